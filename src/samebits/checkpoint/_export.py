@@ -88,6 +88,24 @@ def export(
 ) -> Path:
     """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
 
+    .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as contiguous, with equal
+    values) and ties (each name has its own copy): a module that loads it has both already.
+    .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's state_dict: strides, ties and
+    every bit are those of the commit.
+    No suffix: a new folder, which `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
+
+    Args:
+        run_dir: path or URL of a `Run`.
+        path: of the new file or folder.
+        object: the object to export; None: all of them, the model for .safetensors.
+        step: of the commit; None: the newest valid one.
+
+    Raises:
+        InvalidArgumentError: there is no such commit, object or folder; a folder for DCP is there already; safetensors cannot
+            hold a value.
+        UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
+        Those of `load_commit`; OSError.
+
     Example:
         >>> samebits.set_random_seed(1)
         >>> with samebits.Run("run", model=torch.nn.Linear(2, 1)) as run:
@@ -97,115 +115,59 @@ def export(
         >>> samebits.checkpoint.load_weights(torch.nn.Linear(2, 1), path)
         <All keys matched successfully>
     """
-    suffix = Path(path).suffix
-    if suffix == TENSORS_ONLY:
-        return export_safetensors(run_dir, path, object=MODEL if object is None else object, step=step)
-    if suffix in PICKLED:
-        return export_torch(run_dir, path, object=object, step=step)
-    if suffix:
+    suffix, where = Path(path).suffix, Path(path)
+    if suffix and suffix != TENSORS_ONLY and suffix not in PICKLED:
         raise InvalidArgumentError(
             f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; without an ending "
             "it is a folder for torch.distributed.checkpoint."
         )
-    return export_dcp(run_dir, path, object=object, step=step)
-
-
-def export_safetensors(
-    run_dir: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    object: str = MODEL,
-    step: int | None = None,
-) -> Path:
-    """Writes the tensors of one object's state_dict as a safetensors file, bit for bit; returns its path.
-
-    The format keeps neither strides (channels_last is restored as contiguous, with equal values) nor ties (each name gets
-    its own copy): a module that loads it has both already.
-
-    Raises:
-        InvalidArgumentError: there is no such commit, object or folder, or it holds more than tensors.
-        Those of `load_commit`; OSError.
-    """
-    _check_folder("export_safetensors", Path(path))
-    save_safetensors(object_state(read_commit(run_dir, step), object, run_dir), Path(path))
-    return Path(path)
-
-
-def export_torch(
-    run_dir: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    object: str | None = None,
-    step: int | None = None,
-) -> Path:
-    """Writes the result of `load_commit`, or one object's state_dict, as a file for `torch.load(weights_only=True)`.
-
-    The file is read and compared before it gets its name: strides, ties and every bit are those of the commit.
-
-    Raises:
-        InvalidArgumentError: there is no such commit, object or folder.
-        UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
-        Those of `load_commit`; OSError.
-    """
-    _check_folder("export_torch", Path(path))
+    folder = where.absolute().parent
+    if not folder.is_dir():
+        why = "is a file" if folder.exists() else "is not there"
+        raise InvalidArgumentError(
+            f"export to {where}: the folder {folder} {why}. Make it, or choose another path."
+        )
+    if not suffix and where.exists():
+        raise InvalidArgumentError(f"export to {where}: it is there already. Choose another folder.")
+    name = MODEL if suffix == TENSORS_ONLY and object is None else object
     state: Any = read_commit(run_dir, step)
-    state = state if object is None else object_state(state, object, run_dir)
-    whole, proof = Path(path), Path(path).with_name(f".{Path(path).name}.proof")
+    if name is not None:
+        state = object_state(state, name, run_dir)
+    if suffix == TENSORS_ONLY:
+        save_safetensors(state, where)
+    elif suffix:
+        _export_pickled(state, where)
+    else:
+        _export_dcp(state.get("objects", state) if name is None else {name: state}, where)
+    return where
+
+
+def _export_pickled(state: Any, path: Path) -> None:
+    """Writes a file for `torch.load(weights_only=True)`, which is read and compared before it gets its name."""
+    proof = path.with_name(f".{path.name}.proof")
     try:
         save_pickled(state, proof)
-        _check_round_trip(state, proof, whole)
-        proof.replace(whole)
-        sync_folder(whole.parent)
+        _check_round_trip(state, proof, path)
+        proof.replace(path)
+        sync_folder(path.parent)
     finally:
         proof.unlink(missing_ok=True)
-    return whole
 
 
-def export_dcp(
-    run_dir: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    object: str | None = None,
-    step: int | None = None,
-) -> Path:
-    """Writes the objects' state_dicts by name as a new folder for `torch.distributed.checkpoint` (one rank); returns it.
-
-    `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads it.
-
-    Raises:
-        InvalidArgumentError: `path` is there already, or there is no such commit, object or folder.
-        Those of `load_commit`; OSError.
-    """
+def _export_dcp(objects: Mapping[str, Any], target: Path) -> None:
+    """Writes a new folder for `torch.distributed.checkpoint` (one rank), with the objects' state_dicts by name."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
 
-    target = Path(path)
-    _check_folder("export_dcp", target)
-    if target.exists():
-        raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
-    state = read_commit(run_dir, step)
-    objects = (
-        state.get("objects", state) if object is None else {object: object_state(state, object, run_dir)}
-    )
     fresh = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True disables it
-            dcp.save(objects, storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
+            dcp.save(dict(objects), storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
         fresh.rename(target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     sync_folder(target.parent)
-    return target
-
-
-def _check_folder(call: str, path: Path) -> None:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        why = "is a file" if folder.exists() else "is not there"
-        raise InvalidArgumentError(
-            f"{call} to {path}: the folder {folder} {why}. Make it, or choose another path."
-        )
 
 
 def _check_round_trip(state: Any, file: Path, path: Path) -> None:
@@ -214,8 +176,8 @@ def _check_round_trip(state: Any, file: Path, path: Path) -> None:
     except Exception as error:
         # Torch advises to execute it
         raise UnsavableStateError(
-            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {refusal_reason(error)}. "
+            f"export to {path}: torch.load(weights_only=True) would refuse the file: {refusal_reason(error)}. "
             "Export one object (object=...), or as safetensors."
         ) from None
     if digest.of_value(found) != digest.of_value(state):
-        raise UnsavableStateError(f"export_torch to {path}: the file is not restored bit for bit.")
+        raise UnsavableStateError(f"export to {path}: the file is not restored bit for bit.")

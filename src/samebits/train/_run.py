@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from samebits._arguments import require_int
-from samebits._context import Position, Words, notify, process
+from samebits._context import Words, notify, process
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.checkpoint._store import resolve
 from samebits.data._loader_state import Resumable
@@ -159,10 +158,10 @@ class Run:
             self._state,
             self._loops,
             grace,
-            partial(_notify, self),
+            lambda event, position: notify(event, self, position),
         )
         self.preemption = self._saving.preemption
-        self._stop = self._entered = self._over = False
+        self._stop_requested = self._entered = self._over = False
         self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
@@ -244,7 +243,9 @@ class Run:
         self._over = True
         self.preemption.idle = False
         try:
-            if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
+            if (
+                clean and self._stop_requested and self._loops.current is not None
+            ):  # run.stop() and then break
                 self._saving.on_stop(self._loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
@@ -465,7 +466,7 @@ class Run:
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
-        self._stop = True
+        self._stop_requested = True
 
     def _open(self) -> None:
         saving, where = self._saving, str(self.run_dir)
@@ -496,16 +497,7 @@ class Run:
     def _end_loop(self, loop: str) -> None:
         """Ends a loop: the code after it draws from the same generators, whether the loop ran or had finished before."""
         draw_counts.begin(int_keys.fold(self.key, loop, "end"))
-        self._end_inner_loop()
-
-    def _end_inner_loop(self) -> None:
-        """Ends an inner loop, for which `stop()` was called."""
-        self._stop = False
-
-    @property
-    def _stop_requested(self) -> bool:
-        """True if `stop()` was called in this loop."""
-        return self._stop
+        self._stop_requested = False
 
 
 _ATTRIBUTES = frozenset({"run_dir", "resumed", "objects", "preemption", "key", "state"})
@@ -521,8 +513,3 @@ def _check_thread() -> None:
                 "and Python, which a run sets at each step, belong to the process: both would end with other bits. Train one "
                 "after the other, or in processes of their own."
             )
-
-
-def _notify(run: Run, event: str, position: Position) -> None:
-    """Notifies the observers of the run."""
-    notify(event, run, position)

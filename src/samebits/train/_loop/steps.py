@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from samebits.random._process.preserve_rng_state import preserve_rng_state
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
-from samebits.train._loop.preemption import Interrupted, Preemption
+from samebits.train._loop.preemption import Preemption
 from samebits.train._saving.boundary_commits import CommitPolicy
 from samebits.train._state.object_states import RunState, Stateful, check_adapters
 from samebits.train._state.resume import ResumeState
@@ -53,6 +54,8 @@ class RunView(Protocol):
     _saving: CommitPolicy
     _resuming: ResumeState
     _completeness: Completeness
+    _stop_requested: bool
+    """True if the loop under way should end."""
 
     @property
     def state(self) -> RunState:
@@ -63,17 +66,8 @@ class RunView(Protocol):
         """Raises `InvalidArgumentError` outside the `with` block."""
         ...
 
-    @property
-    def _stop_requested(self) -> bool:
-        """True if the loop under way should end."""
-        ...
-
     def _end_loop(self, loop: str) -> None:
         """Ends the loop."""
-        ...
-
-    def _end_inner_loop(self) -> None:
-        """Ends a loop inside the body of another's step."""
         ...
 
 
@@ -178,17 +172,10 @@ class Steps(Iterator[tuple[Step, Any]]):
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()
-        try:
-            try:
-                preemption.wait()
-                batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
-            finally:
-                preemption.end_wait()  # a signal may still interrupt here
-        except (Exception, Interrupted):
-            if preemption.requested is None or not preemption.single_process:
-                raise
-            # A loader raises, too, when its workers were signalled
-            self._run._saving.on_interrupt(position, outermost=outermost)
+        batch, self._loop.ends_epoch = preemption.fetch(
+            partial(source.next, position.epoch, position.batch_index),
+            partial(self._run._saving.on_interrupt, position, outermost=outermost),
+        )
         source.release()
         return batch
 
@@ -202,7 +189,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         else:
             loops.under_way.remove(loop)
             loops.step -= 1  # the body around it continues
-            run._end_inner_loop()
+            run._stop_requested = False
             assert loop.restore_body is not None
             loop.restore_body()
 
