@@ -217,10 +217,6 @@ class Loops:
         self._names.add((whole, step, kind))
         return whole
 
-    def enter(self, loop: Loop) -> None:
-        """Begins `loop`."""
-        self.under_way.append(loop)
-
     def next_step(self, loop: Loop) -> None:
         """Ends the body of a step of `loop`, and the loops in it that were left unfinished.
 

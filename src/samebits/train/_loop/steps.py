@@ -224,7 +224,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         )
         if loop.name in loops.done:
             run._saving.aliases.begin(run.state)
-            self._resume_finished(loops.done[loop.name])
+            end = loops.done[loop.name]
+            self._over = resume_finished(run, loop, end, self._epochs, "Run.steps")
+            self._source.load(end["loader"], 0)
             return
         saved = begin_outermost(run, loop, f"Run.steps(name={loop.name!r})", by_epoch=False)
         if saved is None:
@@ -236,12 +238,6 @@ class Steps(Iterator[tuple[Step, Any]]):
 
     def _set_key(self, key: Words) -> None:
         self._key, self._step_key = key, int_keys.fold(key, "step")
-
-    def _resume_finished(self, end: dict[str, Any]) -> None:
-        """Handles a loop that was over in the commit: it yields nothing, or continues when more epochs are requested."""
-        assert self._source is not None
-        self._over = resume_finished(self._run, self._loop, end, self._epochs, "Run.steps")
-        self._source.load(end["loader"], 0)
 
     def _ended(self) -> bool:
         run = self._run

@@ -80,21 +80,6 @@ def gather_validation(
     return {"at": at, "state": state.gather(objects), "run_state": dict(run_state)}
 
 
-def belongs_to(saved: Mapping[str, Any], first: Position) -> bool:
-    """Returns True if `saved` was taken in the validation that begins at `first`."""
-    at = saved["at"]
-    return (at["loop"], at["step"], at["name"]) == (first.loop, first.step, first.name)
-
-
-def restore_inside(
-    saved: Mapping[str, Any], objects: Mapping[str, Any], run_state: state.RunState, where: str
-) -> int:
-    """Restores the state of the validation; returns the number of its next batch."""
-    state.restore_changed(objects, saved["state"], where)
-    run_state.refill(copy.deepcopy(saved["run_state"]))
-    return saved["at"]["batch"]
-
-
 def print_restart(name: str, changes: list[str]) -> None:
     """Prints why a kill restarts this validation from its first batch."""
     print(
@@ -223,7 +208,10 @@ class ResumeState:
 
     def enter_validation(self, first: Position) -> int:
         """Returns the batch at which this validation begins: 0, or that of a commit inside it, whose state is restored."""
-        if self._inside is None or not belongs_to(self._inside, first):
+        saved, here = self._inside, {"loop": first.loop, "step": first.step, "name": first.name}
+        if saved is None or not here.items() <= saved["at"].items():
             return 0
-        saved, self._inside = self._inside, None
-        return restore_inside(saved, self._objects, self._run_state, self._where)
+        self._inside = None
+        state.restore_changed(self._objects, saved["state"], self._where)
+        self._run_state.refill(copy.deepcopy(saved["run_state"]))
+        return saved["at"]["batch"]
