@@ -18,17 +18,10 @@ import torch
 import xxhash
 from torch.utils.weak import WeakTensorKeyDictionary
 
-ALGORITHM = "xxh3-128"
+from samebits._byte_digest import of_bytes
+
 _LARGE = 1 << 24
 """Bytes of a state from which on threads pay off."""
-
-
-def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
-    """Returns the digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        hasher.update(part)  # type: ignore[arg-type] (arrays are buffers)
-    return f"{ALGORITHM}:{hasher.hexdigest()}"
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

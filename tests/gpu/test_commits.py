@@ -11,9 +11,9 @@ from torch import nn
 
 from agreement import expected, same
 from samebits import _digest as digest
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
-from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer
+from samebits.checkpoint._prepared_commit import CommitPreparer
+from samebits.checkpoint._store import CommitStore
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.train import Run
@@ -124,16 +124,16 @@ PINNED = {"pinned": True, "copies": BITS, "originals": BITS, "a kernel behind th
 def pinned(target):
     """Copies into memory that grows, for states that change."""
     slot, preparer = SnapshotMemory(), CommitPreparer()
-    metadata = CommitMetadata(1, {}, finished=False, program={}, environment={})
+    facts = {"step": 1, "position": {}, "finished": False, "program": {}, "environment": {}}
     copies, originals, unit = [], [], 10 if target.small else 10**6
     for count in (unit, unit + 1, 100 * unit):
         numbers = torch.arange(count, device=target.device)
         state = {"x": numbers, "y": torch.ones(count, 2, device=target.device).t()}
-        prepared = preparer.prepare(state, metadata)
+        prepared = preparer.prepare(state, **facts)
         for _ in range(3):
             state["x"] += 1
             began = time.perf_counter()
-            slot.copy(preparer.prepare(state, metadata))
+            slot.copy(preparer.prepare(state, **facts))
             target.figures["GB/s"] = count * 16 / (time.perf_counter() - began) / 1e9
         memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)
         names, spans = prepared.layout.names, prepared.layout.spans

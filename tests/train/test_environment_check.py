@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.determinism._environment import LIBRARY_VARIABLES, _cpu_model
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train._state.environment_check import KNOWN, Environment

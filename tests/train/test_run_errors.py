@@ -15,7 +15,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CommitError,
     CorruptCommitError,

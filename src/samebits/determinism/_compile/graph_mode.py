@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch.compiler.config
 
+from samebits._byte_digest import of_bytes
 from samebits._context import Across
-from samebits._digest import of_bytes
 from samebits._inspect.patching import Patches
 from samebits.determinism._compile import inductor, torchscript, triton_autotuning, unseeded_draws
 

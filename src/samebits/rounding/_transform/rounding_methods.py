@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits._inspect.user_code import text_of_node
 from samebits.errors import InvalidArgumentError, RoundingMethodError
 from samebits.replica._analysis.control_flow_ops import HANDLERS
@@ -42,7 +43,7 @@ def digest_of(step: CapturedStep) -> str:
                 parts.append(_constant(layout.constant(node), numbers))
             if node in step.groups or node in step.by_rank:
                 parts.append(f"{step.groups.get(node)} {step.by_rank.get(node)}")
-    return digest.of_bytes("\n".join(parts).encode())
+    return of_bytes("\n".join(parts).encode())
 
 
 def _arguments(node: Node) -> str:

@@ -1,11 +1,11 @@
-"""The times of commits. The bits are the same for any cadence."""
+"""The cadence of commits: when one is due. The bits are the same for any."""
 
 from __future__ import annotations
 
 import re
 import time
 
-from samebits.errors import InvalidArgumentError
+from samebits._arguments import require
 
 _FIRST_GUESS = 0.03
 """Cost of a commit in seconds, assumed before one was measured."""
@@ -18,7 +18,7 @@ Save = str | int
 
 
 class Cadence:
-    """The times at which a commit is due, by `Run(save=...)`.
+    """The cadence of commits, by `Run(save=...)`.
 
     "3%": when its cost, as measured last, is at most that share of the time since the last one: what the training thread
     pays, and the processor time of the writer process. An int: the number of steps from one to the next. "30s": after so much time.
@@ -37,11 +37,12 @@ class Cadence:
             self._share = float(found[1]) / 100
         elif isinstance(save, str) and (found := _SECONDS.fullmatch(save)) and float(found[1]) > 0:
             self._seconds = float(found[1])
-        elif save != "explicit":
-            raise InvalidArgumentError(
-                f"Run(save={save!r}): give a share of the time ('3%', above 0%, at most 100%), a number of steps (100), "
-                "seconds ('30s'), or 'explicit' for run.commit() and loop ends only."
+        else:
+            forms = (
+                "a share of the time ('3%', above 0%, at most 100%), a number of steps (100), seconds ('30s')"
             )
+            loop_ends = "or 'explicit' for run.commit() and loop ends only"
+            require(save == "explicit", "Run", f"give {forms}, {loop_ends}", save=save)
         self._cost = _FIRST_GUESS
         self._ended = time.perf_counter()
 

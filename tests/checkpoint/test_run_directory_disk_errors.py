@@ -9,7 +9,7 @@ import tempfile
 import pytest
 import torch
 
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CommitError, RunDirectoryError
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
@@ -75,7 +75,7 @@ def test_a_read_only_file_system_is_named(volume):
 
 FORBIDDEN = """
 import os, sys
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import RunDirectoryError
 os.setuid(65534) if os.getuid() == 0 else None
 for folder in sys.argv[1:]:
@@ -105,7 +105,7 @@ def test_a_folder_without_permission_is_named():
 
 LIMITED = """
 import json, resource, sys, torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CommitError
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 said = []

@@ -12,8 +12,8 @@ import torch
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
-from samebits.checkpoint._remote.remote_store import UploadingStore
 from samebits.checkpoint._remote.writer_claim import WRITER
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CommitError
 from url_storages import DyingFileSystem, break_connection, commit, get, names, newest, state_at, steps
 
@@ -158,7 +158,7 @@ def test_a_kill_at_any_call_of_an_upload_leaves_whole_commits(forked, machine, t
     there = set()
 
     def killed(url, calls):
-        with UploadingStore(url, keep=1) as store:
+        with CommitStore(url, keep=1) as store:
             commit(store, 1)
             DyingFileSystem.left = calls
             commit(store, 2)
@@ -176,7 +176,7 @@ def test_a_kill_at_any_call_of_an_upload_leaves_whole_commits(forked, machine, t
         assert digest.of_value(state) == digest.of_value(state_at(step))
         there.add(step)
         machine(f"{other}{calls}")
-        with UploadingStore(url, keep=1) as store:
+        with CommitStore(url, keep=1) as store:
             assert store.newest()[0].step == (2 if other == "a" else step)
             commit(store, 3)
         assert names(url) == [(3, "valid")]
@@ -185,7 +185,7 @@ def test_a_kill_at_any_call_of_an_upload_leaves_whole_commits(forked, machine, t
 
 def committing(url, report):
     """Commits step after step and reports each when commit() has returned."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         found = store.newest()
         for step in range(found[0].step + 1 if found else 0, 10**6):
             commit(store, step)

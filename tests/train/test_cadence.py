@@ -13,10 +13,10 @@ from torch import nn
 import samebits
 from samebits._context import CheckOverrides, process
 from samebits.checkpoint import load_commit
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train._saving import digest_chain
-from samebits.train._saving.commit_due import Cadence
+from samebits.train._saving.cadence import Cadence
 
 
 def run_of(run_dir, *, steps=12, body=lambda run, step: None, loader=None, epochs=1, **options):

@@ -13,8 +13,8 @@ import torch
 
 from samebits.checkpoint import _manifest as manifests
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
 
 FACTS = {"position": {"epoch": 1}, "program": {"seed": [1, 2]}, "environment": {"torch": "2"}}

@@ -14,10 +14,9 @@ from samebits import _digest as digest
 from samebits._context import CheckOverrides, process, resolve_run_dir
 from samebits.checkpoint import list_commits, load_commit
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._prepared_commit import CommitMetadata
-from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
+from samebits.checkpoint._remote.remote_commits import staging_folder
 from samebits.checkpoint._remote.writer_claim import WRITER
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CommitError,
     CorruptCommitError,
@@ -45,13 +44,13 @@ pytestmark = pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("keep", [0, 100])
 def test_a_file_that_is_half_written_is_skipped(url, machine, name, keep):
     """A storage that writes in place, killed in the middle: another machine reads the commit before; a commit of the same bits mends it."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         for step in (1, 2):
             commit(store, step)
     path = f"commits/{list_commits(url)[0].folder.name}/{name}"
     put(url, path, get(url, path)[:keep])
     machine("b")
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         manifest, state = store.newest()
         assert (manifest.step, len(store.skipped)) == (1, 1)
         assert digest.of_value(state) == digest.of_value(state_at(1))
@@ -62,12 +61,12 @@ def test_a_file_that_is_half_written_is_skipped(url, machine, name, keep):
 
 def test_the_machine_that_has_a_commit_whole_mends_its_half_written_manifest(url):
     """The newest manifest is half-written at the URL, and whole in the staging folder: it is read there, and uploaded again."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         for step in (1, 2):
             commit(store, step)
     path = f"commits/{list_commits(url)[0].folder.name}/manifest.json"
     put(url, path, get(url, path)[:100])
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         assert store.newest()[0].step == 2
         store.publish(wait=True)
     assert names(url) == [(2, "valid"), (1, "valid")]
@@ -76,7 +75,7 @@ def test_the_machine_that_has_a_commit_whole_mends_its_half_written_manifest(url
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_commits_come_back_bit_for_bit_and_old_ones_go(url, machine, other):
     """Five commits: the last two stay, with values, strides and the chain of parents, on every machine; others' files are not touched."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         assert store.newest() is None
         put(url, "commits/notes.txt", b"mine")
         made = [commit(store, step) for step in range(5)]
@@ -87,7 +86,7 @@ def test_commits_come_back_bit_for_bit_and_old_ones_go(url, machine, other):
     assert steps(url) == [4, 3]
     assert "commits/notes.txt" in files(url)
     machine(other)
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         manifest, state = store.newest()
         assert manifest == made[4] == commit(store, 4)
         assert commit(store, 5).parent == made[4].digest
@@ -99,11 +98,11 @@ def test_commits_come_back_bit_for_bit_and_old_ones_go(url, machine, other):
 
 def test_what_has_no_manifest_is_no_commit_and_is_swept(url):
     """Tensors without a manifest are neither read nor reported, and gone after a commit of a later step; later ones may be another's."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
     for step in (2, 9):
         put(url, f"commits/{step:012d}-0123abcd/tensors.safetensors", b"half")
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         assert store.newest()[0].step == 1
         assert store.skipped == []
         commit(store, 3)
@@ -116,22 +115,22 @@ def test_a_place_with_other_things_is_refused_and_nothing_is_written(url):
     """A URL below which other files lie: RunDirectoryError; with our marker beside them (control) it opens."""
     put(url, "thesis.tex", b"x")
     with pytest.raises(RunDirectoryError, match=r"not empty and not a run directory.*'thesis.tex'"):
-        UploadingStore(url).open()
+        CommitStore(url).open()
     assert files(url) == ["thesis.tex"]
     assert not staging_folder(url).exists()
     put(url, "samebits-run.json", b"{}")
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
 
 
 def test_when_all_commits_are_damaged_it_is_an_error(url, machine):
     """Commits, and none valid: CorruptCommitError with each and its reason, never a start from the first step."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
     put(url, f"commits/{list_commits(url)[0].folder.name}/manifest.json", b"{")
     machine("b")
     with (
-        UploadingStore(url) as store,
+        CommitStore(url) as store,
         pytest.raises(
             CorruptCommitError, match=rf"(?s)no commit in {url} is valid:.*000000000001-.*not JSON"
         ),
@@ -142,7 +141,7 @@ def test_when_all_commits_are_damaged_it_is_an_error(url, machine):
 def test_links_behind_a_file_url_are_not_followed(tmp_path):
     """A link or a pipe in place of a file: skipped, as in a folder."""
     url = f"file://{tmp_path}/r"
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         for step in (1, 2):
             commit(store, step)
     path = tmp_path / "r" / "commits" / list_commits(url)[0].folder.name / "manifest.json"
@@ -158,7 +157,7 @@ def test_links_behind_a_file_url_are_not_followed(tmp_path):
     moved = path.parent.rename(tmp_path / "moved")
     path.parent.symlink_to(moved)
     assert newest(url)[0] == 1
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 3)
     assert len(os.listdir(moved)) == 2
 
@@ -166,13 +165,13 @@ def test_links_behind_a_file_url_are_not_followed(tmp_path):
 def test_a_lost_connection_never_looks_like_missing_commits(machine):
     """Whichever call of opening and reading fails: RemoteStorageError with the cure, nothing skipped; with the connection back, it reads."""
     url = "unreliable://runs/a"
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         for step in (1, 2):
             commit(store, step)
     for calls in range(200):
         machine(f"b{calls}")
         UnreliableFileSystem.left = calls
-        store = UploadingStore(url)
+        store = CommitStore(url)
         try:
             store.open()
             assert store.newest()[0].step == 2
@@ -194,7 +193,7 @@ def test_a_connection_lost_in_any_part_of_a_commit_loses_no_commit(machine, othe
     for calls in range(100):
         url = f"unreliable://runs/{calls}"
         machine("a")
-        with UploadingStore(url, keep=1) as store, warnings.catch_warnings():
+        with CommitStore(url, keep=1) as store, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old commits that cannot be deleted
             commit(store, 1)
             UnreliableFileSystem.left = calls
@@ -210,7 +209,7 @@ def test_a_connection_lost_in_any_part_of_a_commit_loses_no_commit(machine, othe
         assert digest.of_value(state) == digest.of_value(state_at(step))
         assert step == 2 if ended == "durable" else step in (1, 2)
         machine(other)
-        with UploadingStore(url) as store:
+        with CommitStore(url) as store:
             assert store.newest()[0].step == (2 if other == "a" else step)
             store.publish(wait=True)
         assert newest(url)[0] == (2 if other == "a" else step)
@@ -222,14 +221,14 @@ def test_a_connection_lost_in_any_part_of_a_commit_loses_no_commit(machine, othe
 def test_of_the_commits_that_wait_the_newest_and_the_best_are_uploaded():
     """Eight commits during a slow upload: what a newer one has replaced is skipped, what keep_best keeps is not; the oldest go then."""
     url = "unreliable://runs/a"
-    with UploadingStore(url, keep=2, keep_best=1) as store:
+    with CommitStore(url, keep=2, keep_best=1) as store:
         commit(store, 0)
         UnreliableFileSystem.gate.clear()
         try:
             for step, value in enumerate((8.0, 7.0, 1.0, 2.0, 3.0, None, 4.0, 5.0), 1):
                 # As the writer process does: without waiting for the upload
-                metadata = CommitMetadata(step, **{**FACTS, "value": value})
-                CommitStore.write(store, store.prepare(state_at(step), metadata))
+                facts = {**FACTS, "value": value}
+                store.write_here(store.prepare(state_at(step), step=step, **facts))
                 store.publish()
                 assert store.durable_step == 0
         finally:
@@ -244,10 +243,10 @@ def test_of_the_commits_that_wait_the_newest_and_the_best_are_uploaded():
 
 def test_two_stores_of_one_process_do_not_write_one_run(url):
     """The second open() raises; after close() (control) it may."""
-    first = UploadingStore(url)
+    first = CommitStore(url)
     with first, pytest.raises(RunDirectoryError, match="already open in this process"):
-        UploadingStore(url).open()
-    with UploadingStore(url) as second:
+        CommitStore(url).open()
+    with CommitStore(url) as second:
         commit(second, 1)
     assert "samebits-upload" not in str(threading.enumerate())
 
@@ -255,7 +254,7 @@ def test_two_stores_of_one_process_do_not_write_one_run(url):
 def test_a_forked_child_neither_commits_nor_releases_the_directory(forked, tmp_path):
     """In a child that was forked from the owner: commit() raises, close() leaves the directory to its owner."""
     url = f"file://{tmp_path}/r"
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
 
         def in_child():
@@ -277,10 +276,10 @@ def test_a_staging_folder_that_cannot_be_used_names_the_url_and_the_variable(tmp
     with pytest.raises(
         RunDirectoryError, match=rf"{url}.*SAMEBITS_CACHE_DIR.*Something in the path is a file"
     ):
-        UploadingStore(url).open()
+        CommitStore(url).open()
     assert not (tmp_path / "r").exists()
     monkeypatch.setenv("SAMEBITS_CACHE_DIR", str(tmp_path / "cache"))
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
 
 

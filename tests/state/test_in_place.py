@@ -14,9 +14,9 @@ import torch
 
 import samebits
 from samebits.errors import UnimplementedError, UnsavableStateError
+from samebits.state import _in_place
+from samebits.state._in_place import StateAliases
 from samebits.testing import assert_resumes_exactly
-from samebits.train._state import aliases
-from samebits.train._state.aliases import StateAliases
 from samebits.train._state.object_states import RunState, _restore_devices
 
 CUT = [0, 3]
@@ -150,10 +150,10 @@ def test_a_copy_that_is_kept_beside_is_found_out() -> None:
 def test_a_forged_note_of_what_was_in_hand_is_refused(in_hand: Any) -> None:
     """What no run writes there is told before anything is filled; what one writes is taken."""
     values = {"a": {"b": 1}}
-    assert not aliases.is_valid(in_hand, values)
-    assert aliases.is_valid(
-        aliases.StateAliases().state({"a": {"b": []}, "c": []}), values
-    ) and aliases.is_valid(None, values)
+    assert not _in_place.is_valid(in_hand, values)
+    assert _in_place.is_valid(
+        _in_place.StateAliases().state({"a": {"b": []}, "c": []}), values
+    ) and _in_place.is_valid(None, values)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
@@ -193,7 +193,7 @@ def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
         return 1 + sum(row[0] for row in state.table.values())
 
     resumes(prepare, use)
-    hand, values = aliases.StateAliases(), {"table": {number: [] for number in range(1000)}}
+    hand, values = _in_place.StateAliases(), {"table": {number: [] for number in range(1000)}}
     hand.begin(values)
     assert hand.state(values) == {"kept": [("table",)], "same": []}
 
@@ -205,10 +205,10 @@ def test_tensors_come_back_on_the_device_where_they_were():
     assert "devices" not in hand.state({"a": torch.ones(1)})
     told = hand.state({"average": elsewhere, "inner": {"of": elsewhere[:1], "here": torch.ones(1)}})
     saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
-    assert aliases.is_valid(told, saved) and not aliases.is_valid(
+    assert _in_place.is_valid(told, saved) and not _in_place.is_valid(
         {**told, "devices": [(("gone",), "meta")]}, saved
     )
-    assert not aliases.is_valid({**told, "devices": [(("average",), "no device")]}, saved)
+    assert not _in_place.is_valid({**told, "devices": [(("average",), "no device")]}, saved)
     state = RunState()
     state.refill(saved, told)
     assert state.average.is_meta and state.inner["of"].is_meta and state.inner["here"].is_cpu

@@ -8,7 +8,7 @@ DRIVER = '''
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 run_dir, side, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -117,7 +117,7 @@ def test_the_same_kills_break_a_store_that_writes_in_place(tmp_path):
 INSIDE = """
 import os, signal, sys
 import torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 with CommitStore(sys.argv[1]) as store:
@@ -128,7 +128,7 @@ with CommitStore(sys.argv[1]) as store:
 
 def test_a_kill_between_tensors_and_manifest_leaves_the_commit_before(tmp_path):
     """SIGKILL at the hook: the tensors of step 2 are on disk, and newest() is step 1."""
-    from samebits.checkpoint._local_store import CommitStore
+    from samebits.checkpoint._store import CommitStore
 
     done = subprocess.run([sys.executable, "-c", INSIDE, tmp_path / "run"], check=False)
     assert done.returncode == -9

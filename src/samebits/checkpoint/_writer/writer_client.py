@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
 import samebits.checkpoint
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._prepared_commit import PreparedCommit
 from samebits.checkpoint._run_directory import lock_for_writer
-from samebits.checkpoint._tensor_layout import FileLayout
-from samebits.checkpoint._writer.messages import END, PACKED, SLOTS, SnapshotMessage
+from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
+from samebits.checkpoint._writer.writer_process import END, PACKED, SLOTS, SnapshotMessage
 
 _CODE = "import sys; sys.path += {path!r}; from samebits.checkpoint._writer.writer_process import main; main(sys.argv[1])"
 _PATH = [str(Path(samebits.checkpoint.__file__).parents[2]), str(Path(xxhash.__file__).parents[1])]
@@ -32,11 +32,8 @@ _TIMEOUT = 120.0
 """Seconds without a report after which a writer is considered dead."""
 
 
-class CommitReport(NamedTuple):
-    """The outcome of a snapshot."""
-
-    number: int
-    fields: Mapping[str, Any]
+Report = Mapping[str, Any]
+"""The outcome of a snapshot: its `number`, and the fields of `writer_process`."""
 
 
 class WriterDiedError(Exception):
@@ -68,7 +65,7 @@ class WriterClient:
         """Snapshots without a report yet, in their order."""
         self._number = 0
         self._line = b""
-        self._unread: list[CommitReport] = []
+        self._unread: list[Report] = []
         """Reports read while looking for a free slot; `poll` returns them."""
         self._request_reader, self._requests = os.pipe()
         self._reports, reports = os.pipe()
@@ -141,14 +138,14 @@ class WriterClient:
             self._withdraw()
         return self._number
 
-    def poll(self, timeout: float = 0) -> list[CommitReport]:
+    def poll(self, timeout: float = 0) -> list[Report]:
         """Returns the writer's new reports, after waiting for at most `timeout` seconds. Raises WriterDiedError."""
         unread, self._unread = self._unread, []
         if timeout and not unread:
             select.select([self._reports], [], [], timeout)
         return unread + self._read_reports()
 
-    def drain(self) -> Iterable[CommitReport]:
+    def drain(self) -> Iterable[Report]:
         """Yields reports until no snapshot is under way. Raises WriterDiedError."""
         last_report = time.monotonic()
         if self._pending:
@@ -176,7 +173,7 @@ class WriterClient:
                 self._process.wait()
         self._close_files()
 
-    def _read_reports(self) -> list[CommitReport]:
+    def _read_reports(self) -> list[Report]:
         """Reads the reports in the pipe. Raises WriterDiedError."""
         try:
             data = os.read(self._reports, 1 << 16)
@@ -185,10 +182,10 @@ class WriterClient:
         if not data:
             raise self._died_error()
         *lines, self._line = (self._line + data).split(b"\n")
-        reports = [json.loads(line) for line in lines]
-        for fields in reports:
-            self._pending.pop(fields["number"], None)
-        return [CommitReport(fields["number"], fields) for fields in reports]
+        reports: list[Report] = [json.loads(line) for line in lines]
+        for report in reports:
+            self._pending.pop(report["number"], None)
+        return reports
 
     def _write_static(self, slot: SnapshotMemory, layout: FileLayout) -> int:
         """Writes the part that all snapshots of a layout share after the image; returns its length."""
