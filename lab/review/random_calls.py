@@ -1,6 +1,6 @@
 """Elementwise ops over real thread counts, as an outsider would try them: which calls change bits, and what the table says.
 
-    PYTHONPATH=. python bench/threads_pointwise.py [--switch on|off] [--part NAME] [--seed 1]
+    python -m lab.review.random_calls [--switch on|off] [--part NAME] [--seed 1]
 
 Each case is one call (functional, in place, out=, foreach, or with its gradient) on random numbers, with scalar arguments
 drawn for it, in one type, shape and layout, at 1, 2, 3, 4 and 7 threads. It shares nothing with the hunt of the tests
