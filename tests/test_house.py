@@ -16,7 +16,7 @@ BUDGET = {
     "checkpoint": 4590,
     "cli": 2410,
     "data": 9230,
-    "determinism": 23700,
+    "determinism": 21400,
     "nn": 1650,
     "random": 5290,
     "replica": 4720,
