@@ -2,7 +2,7 @@
 
     python bench/portable.py [--rounds 9] [--only steps|ops] [--threads 1,2]
 
-In one process torch's default and `machine_invariant=True` take turns, whose kernels `thread_invariant=True` has, too; the
+In one process torch's default and `across="machines"` take turns, whose kernels `across="threads"` has, too; the
 fastest of the rounds counts. Printed are torch's time, and the time of ours over it. "refused" is an op that raises. The kernels of each family by themselves: portable_product.py, portable_functions.py, portable_reductions.py
 and portable_convolution.py.
 """

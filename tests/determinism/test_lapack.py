@@ -94,7 +94,7 @@ def test_one_result_at_any_thread_count(name):
     for dtype in (torch.float32, torch.complex64):
         m = matrices(dtype)
         torchs = results(lambda m=m: CASES[name](m), (1,))
-        with samebits.enable_op_determinism(thread_invariant=True):
+        with samebits.enable_op_determinism(across="threads"):
             ours = results(lambda m=m: CASES[name](m))
         assert len(ours) == 1, dtype
         assert name in WITH_OURS or all(map(torch.equal, ours[0], torchs[0])), dtype
@@ -114,7 +114,7 @@ def test_torchs_own_vary():
 def test_batches(batch, n):
     """LU, solve and inverse of batches have one result; torch's are wrong for n > 150 once set_num_threads was called."""
     m = matrices(torch.float64, batch, n=n)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for case in (
             lambda: linalg.lu_factor(m["a"]),
             lambda: linalg.solve(m["a"], m["b"]),
@@ -139,7 +139,7 @@ def test_gradients():
     def flat_with_grad(result):
         return [result] if torch.is_tensor(result) else list(result)
 
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for function, x in (
             (linalg.cholesky, m["definite"]),
             (linalg.inv, m["a"]),
@@ -168,7 +168,7 @@ def runs_of_lstsq(enough=60):
 def test_lstsq_is_the_same_in_every_run():
     """60 calls of lstsq at 1 and 2 threads, with the global memory fill off, have one result under the switch."""
     torch.manual_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         torch.utils.deterministic.fill_uninitialized_memory = False
         try:
             assert runs_of_lstsq() == 1
@@ -193,7 +193,7 @@ def test_one_thread_is_for_the_op_only():
     """The thread count after the op is what it was, also after an error."""
     torch.set_num_threads(3)
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         linalg.qr(torch.randn(20, 20))
         with pytest.raises(linalg.LinAlgError):
             linalg.cholesky(-torch.eye(3))

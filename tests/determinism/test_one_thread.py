@@ -1,4 +1,4 @@
-"""What no kernel of ours computes runs torch's on one thread under `thread_invariant`."""
+"""What no kernel of ours computes runs torch's on one thread under `across="threads"`."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_what_is_not_ours_has_the_bits_of_one_thread(name):
     """Complex numbers, special functions and sparse or quantized tensors: at any thread count torch's bits at one thread."""
     torch.set_num_threads(1)
     alone = CALLS[name]()
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         seen, value = over_threads(CALLS[name])
     assert len(seen) == 1 and torch.equal(value, alone)
 
@@ -76,7 +76,7 @@ def test_nothing_is_written_before_torchs_kernel_takes_over():
 
     torch.set_num_threads(1)
     alone = step()
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         seen, value = over_threads(step)
     assert len(seen) == 1 and all(map(torch.equal, value, alone))
 
@@ -84,7 +84,7 @@ def test_nothing_is_written_before_torchs_kernel_takes_over():
 def test_one_thread_is_for_the_op_only():
     """After such an op, and after its error, the thread count is the user's; a real product uses all threads before and after."""
     torch.set_num_threads(3)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         CALLS["complex product"]()
         with pytest.raises(RuntimeError, match="must match"):
             U * V[:-1]
@@ -120,7 +120,7 @@ def found():
     return [of_value(call()) for call in calls]
 torch.set_num_threads(1)
 alone = found()[:3]
-with samebits.enable_op_determinism(thread_invariant=True):
+with samebits.enable_op_determinism(across="threads"):
     seen = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)

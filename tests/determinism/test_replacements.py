@@ -1,4 +1,4 @@
-"""Kernels of ours under `thread_invariant`: the same bits at any thread count, and those of `machine_invariant`."""
+"""Kernels of ours under `across="threads"`: the same bits at any thread count, and those of `across="machines"`."""
 
 import math
 
@@ -21,7 +21,7 @@ def seeded():
 
 
 def threads():
-    return samebits.enable_op_determinism(thread_invariant=True)
+    return samebits.enable_op_determinism(across="threads")
 
 
 def with_gradients(function, *tensors):
@@ -401,5 +401,5 @@ def test_threads_and_machines_have_the_same_bits(dtype):
 
     with threads():
         ours = over_threads(compute)[0]
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         assert ours == over_threads(compute)[0]

@@ -1,4 +1,4 @@
-"""Each kernel of `thread_invariant` through torch's public functions, over shapes, dtypes, layouts, and 1 and 3 threads."""
+"""Each kernel of `across="threads"` through torch's public functions, over shapes, dtypes, layouts, and 1 and 3 threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BELOW = {"_cholesky_solve_helper", "_convolution", "_ctc_loss", "_linalg_eigvals
 def _family(name: str, tree: Path) -> Facts:
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(thread_invariant=True)
+    samebits.enable_op_determinism(across="threads")
     for case, run in FAMILIES[name]():
         for threads in THREADS:
             torch.set_num_threads(threads)
@@ -63,7 +63,7 @@ def covered(tree: Path) -> Facts:
     """The repaired ops of torch's that the families call; it fails where one is missing. (Our own: `machines`.)"""
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(thread_invariant=True)
+    samebits.enable_op_determinism(across="threads")
     with _Calls() as calls:
         for family in FAMILIES.values():
             for case, run in family():

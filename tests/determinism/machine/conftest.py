@@ -1,4 +1,4 @@
-"""Kernels of ours, installed without the switch; what they do not cover raises, as under `machine_invariant`."""
+"""Kernels of ours, installed without the switch; what they do not cover raises, as under `across="machines"`."""
 
 from contextlib import contextmanager
 

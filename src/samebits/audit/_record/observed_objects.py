@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from samebits._digest import of_bytes
+from samebits._byte_digest import of_bytes
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record.parameter_hashes import ModelLeaves, OptimizerLeaves
 

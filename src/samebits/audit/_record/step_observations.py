@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
-
+from samebits._byte_digest import of_bytes
 from samebits._context import Position
-from samebits._digest import ALGORITHM
 from samebits._inspect.tree import Leaves
 
 
@@ -53,4 +51,4 @@ class ObservedStep:
 
 def digest_of(hashes: list[bytes]) -> str:
     """Returns one digest of hashes in their order."""
-    return f"{ALGORITHM}:{xxhash.xxh3_128(b''.join(hashes)).hexdigest()}"
+    return of_bytes(*hashes)

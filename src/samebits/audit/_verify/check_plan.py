@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from samebits._context import Across
+
 GROUPS = ("run-again", "busy", "replicas", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
@@ -33,10 +35,10 @@ class BaselineFacts:
     """The script's number of workers for each of its loaders; None: not known."""
     other_loaders: str = ""
     """The packages that make loaders of their own."""
-    thread_invariant: bool = False
-    """True if the switch was on, thread counts included, in every step."""
-    machine_invariant: bool = False
-    """True if the switch was on, the CPU included, in every step."""
+    across: Across | None = None
+    """The least that the switch promised in any step: `enable_op_determinism(across=...)`. None: it was off
+    in one.
+    """
     ranks: int = 1
     """The number of processes of a job."""
     unequal_replicas: str = ""
@@ -118,7 +120,7 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
         found += [_threads(facts, number) for number in THREADS]
-    if "cpu" in groups and (facts.machine_invariant or groups == ("cpu",)):
+    if "cpu" in groups and (facts.across == "machines" or groups == ("cpu",)):
         found.append(_older_cpu(facts))
     return found
 
@@ -263,8 +265,10 @@ def _workers(facts: BaselineFacts, number: int) -> Check:
 
 def _older_cpu(facts: BaselineFacts) -> Check:
     name = "a CPU with AVX2"
-    if not facts.machine_invariant:
-        return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
+    if facts.across != "machines":
+        return Check(
+            "cpu", name, does_not_apply='the script does not call enable_op_determinism(across="machines")'
+        )
     return Check(
         "cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="emulated"
     )
@@ -277,5 +281,5 @@ def _threads(facts: BaselineFacts, number: int) -> Check:
         name,
         "intra-op threads",
         (ProcessVariation(threads=number),),
-        promised=facts.thread_invariant,
+        promised=facts.across in ("threads", "machines"),
     )

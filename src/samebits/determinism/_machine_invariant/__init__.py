@@ -1,6 +1,6 @@
 """The arithmetic of threads and machines: our kernels, the ops that they cover, and the rest: one thread, or refusals.
 
-The switch imports none of it before `thread_invariant` or `machine_invariant` is asked for.
+The switch imports none of it before `across="threads"` or `across="machines"` is asked for.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Torch's kernels on one thread, for `thread_invariant`: what none of ours computes, and what is not known to be equal."""
+"""Torch's kernels on one thread, for `across="threads"`: what none of ours computes, and what is not known to be equal."""
 
 from __future__ import annotations
 

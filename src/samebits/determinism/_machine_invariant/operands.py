@@ -1,4 +1,4 @@
-"""The arguments that the kernels of `machine_invariant` take, and that torch's kernels keep."""
+"""The arguments that the kernels of `across="machines"` take, and that torch's kernels keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.determinism._machine_invariant.coverage import INTEGERS, REAL
 from samebits.determinism._replacement import NotCoveredError
 
 _CURE = (
-    "Use real numbers, or run this part inside `with samebits.enable_op_determinism(thread_invariant=True):`, where the same "
+    'Use real numbers, or run this part inside `with samebits.enable_op_determinism(across="threads"):`, where the same '
     "bits are promised on one model of CPU"
 )
 

@@ -37,7 +37,7 @@ OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
 """The deciding rule where no class rule decides."""
 _NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
-"""Ops that composites call, and not under `thread_invariant`: it turns torch's flag for oneDNN off."""
+"""Ops that composites call, and not under `across="threads"`: it turns torch's flag for oneDNN off."""
 _ON_ONE_THREAD = {"": "on", coverage.REAL: "complex numbers on", coverage.INTEGERS: "all but integers on"}
 
 
@@ -67,7 +67,8 @@ class Entry:
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
     machine: str = ""
-    """The CPU under `machine_invariant`: `exact` (torch's kernel stays), `integers` (for these alone), `ours`, `composed`,
+    """The CPU under `across="machines"`: `exact` (torch's kernel stays), `integers` (for these alone),
+    `ours`, `composed`,
     or `refused` (it raises, at least for one ordinary argument); empty elsewhere."""
 
     @property
@@ -148,17 +149,17 @@ class OpTable:
         return self._new(row, device, verdict, rule.reason, rule.evidence, rule.name)
 
     def _with_one_thread(self, row: OverloadRow) -> Entry:
-        """Returns the entry of torch's kernel in front of which `thread_invariant` puts one thread, for all types or for some."""
+        """Returns the entry of torch's kernel in front of which `across="threads"` puts one thread, for all types or for some."""
         types = self._serial[row.name]
         entry = self._unmeasured(row, "cpu")
-        reason = f"{entry.reason}; with thread_invariant {_ON_ONE_THREAD[types]} one thread"
+        reason = f"{entry.reason}; with across='threads' {_ON_ONE_THREAD[types]} one thread"
         verdict = entry.verdict if types or entry.verdict != DETERMINISTIC else SERIAL
         return self._with_measurement(replace(entry, verdict=verdict, reason=reason), row, "ours")
 
     def serial_kernels(self) -> Iterator[tuple[str, str, str]]:
-        """Yields the kernels of torch's that run on one thread with `thread_invariant`: full name, dispatch key, and types.
+        """Yields the kernels of torch's that run on one thread with `across="threads"`: full name, dispatch key, and types.
 
-        They are those that `machine_invariant` refuses, for all types or (`integers`, `real`) for the others, but for dense
+        They are those that `across="machines"` refuses, for all types or (`integers`, `real`) for the others, but for dense
         ones that are known to have the same bits for any thread count. oneDNN's layout has kernels that torch hands out to nobody.
         """
         for full, key, covered in coverage.refusals(frozenset()):
@@ -348,7 +349,8 @@ def lookup(op: str, device: str) -> Entry:
 
 
 def refused_parts(op: str) -> tuple[str, ...]:
-    """Returns the ops that `machine_invariant` refuses among those that a composite op calls; empty for other ops.
+    """Returns the ops that `across="machines"` refuses among those that a composite op calls; empty for other
+    ops.
 
     Args:
         op: the full name of an overload.
