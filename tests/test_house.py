@@ -16,7 +16,7 @@ BUDGET = {
     "checkpoint": 4360,
     "cli": 2220,
     "data": 9220,
-    "determinism": 23000,
+    "determinism": 20800,
     "nn": 1630,
     "random": 5250,
     "replica": 4680,
