@@ -2,24 +2,134 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import functools
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits._inspect.actions import action_of, thorough_action_of
-from samebits._inspect.attributes import attributes_of, defaults_of, own_names
-from samebits._inspect.leaf_hashes import ENDS, ITEMS, both_ends, numbers, of_array, of_ends, of_tensor
-from samebits._inspect.library_objects import reader_of
-from samebits._inspect.rng_states import of_generator
+from samebits import _digest as digest
+from samebits._inspect.object_parts import attributes_of, defaults_of, own_names, reader_of
+from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
+
+_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
+_ITERATORS = (
+    types.GeneratorType,
+    _BaseDataLoaderIter,
+    *{type(iter(empty)) for empty in ([], (), range(0), {}, {}.values(), {}.items(), set(), "")},
+    enumerate,
+    zip,
+    map,
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def action_of(kind: type) -> str | None:
+    """The method of `Walk` for values of a type; None: they are not looked at."""
+    if issubclass(kind, _SKIPPED):
+        return None
+    for bases, action in _ACTIONS:
+        if issubclass(kind, bases):
+            return action
+    if is_user_type(kind):
+        return "attributes"
+    if issubclass(kind, torch.utils.data.Sampler):
+        return "sampler"
+    if issubclass(kind, Iterator) and kind.__module__.startswith("samebits.data"):
+        return "iterator"
+    if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
+        return None
+    return "stateful" if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def thorough_action_of(kind: type) -> str | None:
+    """The same for a thorough walk."""
+    if issubclass(kind, type):
+        return "user_class"
+    return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
+
+
+_ACTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.Tensor, "tensor"),
+    ((np.ndarray, np.generic), "array"),
+    (GENERATORS, "generator"),
+    (types.FunctionType, "function"),
+    (types.MethodType, "method"),
+    (torch.utils.data.DataLoader, "loader"),
+    (dict, "mapping"),
+    ((list, tuple), "sequence"),
+    (collections.deque, "ends"),
+    ((set, frozenset), "set"),
+    (itertools.count, "counter"),
+    (_ITERATORS, "iterator"),
+    (torch.nn.Module, "module"),
+    ((types.SimpleNamespace, argparse.Namespace), "attributes"),
+)
+
+
+ITEMS = 16
+"""Items of a container that are followed one by one; of longer ones the length and both ends count."""
+ENDS = 128
+_LARGE = 1 << 16
+"""Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
+
+
+def both_ends(value: Any) -> list[Any]:
+    """The items of a sequence; of a long one the first and the last."""
+    return list(value) if len(value) <= 2 * ENDS else [*value[:ENDS], *value[-ENDS:]]
+
+
+def of_ends(value: Any) -> bytes:
+    """Hash of a sequence of plain values."""
+    return plain([len(value), type(value).__name__, *both_ends(value)])
+
+
+def numbers(length: int) -> range | list[int]:
+    """The items of a sequence that are followed."""
+    return range(length) if length <= ITEMS else [*range(ITEMS // 2), *range(length - ITEMS // 2, length)]
+
+
+_VERSIONS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+_HASHED: dict[int, tuple[int, int, bytes]] = {}
+
+
+def of_tensor(value: torch.Tensor) -> bytes:
+    """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
+    if value.numel() * value.element_size() <= _LARGE or value.is_inference():
+        return leaf(value)
+    now = (value._version, value.data_ptr())
+    if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
+        return _HASHED[id(value)][2]
+    hashed = leaf(value)
+    _VERSIONS[id(value)] = value
+    _HASHED[id(value)] = (*now, hashed)
+    return hashed
+
+
+def of_array(value: np.ndarray) -> bytes:
+    """Hash of an array; of a large one of shape, type and 4,096 elements spread over it."""
+    if value.nbytes <= _LARGE:
+        return leaf(value)
+    step = max(1, value.size // 4096)
+    sample: Any = np.ascontiguousarray(
+        value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
+    )
+    if sample.dtype.kind == "O":
+        return plain(value.shape)
+    return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))
+
 
 MAX_LEAVES = 300
 DEPTH = 5

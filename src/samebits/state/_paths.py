@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any, NamedTuple
 
-from samebits._inspect.attributes import attributes_of
+from samebits._inspect.object_parts import attributes_of
 from samebits.errors import InvalidArgumentError
 
 _PART = re.compile(r"\.?([^\W\d]\w*)|\[(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]")

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from samebits._context import Position, Words, notify, process
-from samebits._inspect.wrong_calls import explain_wrong_calls
+from samebits._inspect.user_call import explain_wrong_calls
 from samebits.checkpoint._open_store import resolve
 from samebits.data._loader_state import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError

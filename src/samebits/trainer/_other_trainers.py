@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits._inspect.wrong_calls import WrongCall
+from samebits._inspect.user_call import WrongCall
 
 _PARTS = ("model", "loss_fn", "optimizer")
 _EPOCHS = ("epochs", "max_epochs", "num_train_epochs")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samebits._inspect import structure
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import Leaves, plain
 
@@ -20,16 +20,16 @@ class _Thorough(Walk):
 
 def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
     """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
-    frames = loop_locals.loop_frames(frame)
-    carried, _ = loop_locals.of_frames(frame)
-    held = {**loop_locals.script_globals(frame), **carried, **objects}
+    frames = carried_locals.loop_frames(frame)
+    carried, _ = carried_locals.of_frames(frame)
+    held = {**carried_locals.script_globals(frame), **carried, **objects}
     walk = _Thorough()
     walk.skip(objects)
     for name, value in sorted(held.items()):
         walk.value(name, value, 0)
     if loader is not None:
-        walk.value(loop_locals.name_of(loader, frames), loader, 0)
-    loop_locals.release_locals(frames)
+        walk.value(carried_locals.name_of(loader, frames), loader, 0)
+    carried_locals.release_locals(frames)
     found = walk.leaves().by_name()
     modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
     for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():

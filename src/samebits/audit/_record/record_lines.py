@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samebits._context import Position
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record import memory
@@ -75,7 +75,7 @@ class LineWriter:
 
     def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
         objects, loader = self._subjects.objects(), self._subjects.loader()
-        taken = loop_locals.take(frame, objects, loader, at_exit=at_exit)
+        taken = carried_locals.take(frame, objects, loader, at_exit=at_exit)
         return {**taken, "memory": memory.take(frame, objects, loader)} if self._all_memory else taken
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
-from samebits._inspect.source_text import call_of_frame
+from samebits._inspect.user_call import call_of_frame
 from samebits._inspect.user_code import INSTALLED, owner_of_frame
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from samebits._inspect.source_text import calling_op
+from samebits._inspect.user_call import calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels, overload
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning

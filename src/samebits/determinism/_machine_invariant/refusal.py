@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from samebits._inspect.source_text import calling_function, calling_op
+from samebits._inspect.user_call import calling_function, calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides
 from samebits.determinism._kernels.pointwise import tensors_for_numbers
 from samebits.determinism._machine_invariant import coverage

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._inspect import actions
-from samebits._inspect.installed_objects import may_hold_state
+from samebits._inspect import reachable
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import GENERATORS_ONLY, HeldGenerators, is_known, name_of_known
 
@@ -26,9 +25,9 @@ def action_of(kind: type) -> str | None:
     """Returns the name of the walk's method for values of a type; None if they are not read."""
     if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
         return "optimizer"
-    if kind.__module__.startswith("samebits.") and actions.action_of(kind) == "attributes":
+    if kind.__module__.startswith("samebits.") and reachable.action_of(kind) == "attributes":
         return "holder"
-    action = actions.thorough_action_of(kind)
+    action = reachable.thorough_action_of(kind)
     return "installed" if action is None and may_hold_state(kind) else action
 
 

@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 import torch
 
 from samebits._inspect import rng_states, structure
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits._inspect.attributes import attributes_of, own_names
 from samebits._inspect.generators_in import generators_in
-from samebits._inspect.hooks import hooks_of
-from samebits._inspect.installed_objects import may_hold_state
+from samebits._inspect.object_parts import attributes_of, own_names
 from samebits._inspect.reachable import DEPTH, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
-from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._loader_state import Resumable
 from samebits.train._completeness import committed_memory, kinds_of_state
 
@@ -382,7 +381,7 @@ class StateSnapshot(Walk):
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
             super().iterator(path, value, depth)
         if frame is not None:
-            loop_locals.release_locals([frame])
+            carried_locals.release_locals([frame])
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """Adds one leaf, which changes with the optimizer's state or its learning rates."""
@@ -414,7 +413,7 @@ def take(
     `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into. `known`:
     the generators that an earlier check found; None: they are searched for, which takes most of the time.
     """
-    frames = loop_locals.loop_frames(frame)
+    frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()
     walk._ignored_paths = frozenset(ignored)
     walk.skip(dict(objects))
@@ -429,11 +428,11 @@ def take(
     walk.steps |= {
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
-    carried, _ = loop_locals.of_frames(frame)
+    carried, _ = carried_locals.of_frames(frame)
     outer = _globals(frames[-1], program)
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
-        roots.append(("loader", loop_locals.name_of(loader, frames), loader))
+        roots.append(("loader", carried_locals.name_of(loader, frames), loader))
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
     try:
@@ -444,7 +443,7 @@ def take(
         walk.found = _generators(roots, passed) if known is None else known
         walk.generators(walk.found)
     finally:
-        loop_locals.release_locals(frames)
+        carried_locals.release_locals(frames)
     return walk
 
 
@@ -468,4 +467,4 @@ def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
             found |= {
                 name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
             }
-    return found | loop_locals.script_globals(frame)
+    return found | carried_locals.script_globals(frame)

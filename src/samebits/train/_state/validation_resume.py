@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from samebits._context import Position
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.train._state import object_states as state
 
@@ -43,7 +43,7 @@ class CarriedValues:
         """Returns the values that the `for` statement in `frame` carries; unless `direct`, it iterates over an object of Python's (enumerate)."""
         if not direct:
             return cls(None, {})
-        parts = loop_locals.take(frame, dict(objects), at_exit=True).values()
+        parts = carried_locals.take(frame, dict(objects), at_exit=True).values()
         hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
         own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
         held = {

@@ -1,4 +1,4 @@
-"""The contents of objects of Python's library that no `__dict__` shows: partials, buffers, queues, caches, files, C values."""
+"""The named values of an object: attributes, slots, and the defaults of a function."""
 
 from __future__ import annotations
 
@@ -14,12 +14,56 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
 from samebits._inspect.user_code import is_library
+
+_MODULE_OWN = frozenset(vars(torch.nn.Module()))
+_OPTIMIZER_OWN = frozenset(
+    {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
+)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes of an object, its slots included, as they lie: no property, `__getattr__` or `__getattribute__` runs."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for name, slot in _slots(type(value)).items():
+        with suppress(AttributeError):  # never assigned
+            found[name] = slot.__get__(value)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
+    }
+
+
+@functools.lru_cache(maxsize=4096)
+def own_names(kind: type) -> frozenset[str]:
+    """Attributes of torch's own in instances of a user's subclass."""
+    if issubclass(kind, torch.nn.Module):
+        return _MODULE_OWN
+    return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
+
+
+def defaults_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The parameters of a function that have a default, each with it."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
+
 
 _WHOLE_BYTES = 4096
 """Longer buffers count by a hash of their two ends."""
