@@ -2,8 +2,8 @@
 
 import pytest
 
-from samebits.audit._diff.first_difference import Difference
-from samebits.audit._verify.baseline_comparison import _without_folders
+from samebits.audit._first_difference import Difference
+from samebits.audit._verify.baseline import _without_folders
 from samebits.audit._verify.check_plan import KILL_NAMES, Check, ProcessVariation
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
 from samebits.audit._verify.verify_table import PLAIN_WIDTH, show

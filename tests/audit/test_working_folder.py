@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from samebits.audit._diff.first_difference import Difference
+from samebits.audit._first_difference import Difference
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.child_processes import scratch_folder
-from samebits.audit._verify.folder.copies_and_links import FEW_BYTES, MOST_BYTES, Links, WrittenError
-from samebits.audit._verify.folder.overlay import Overlay
-from samebits.audit._verify.hints import cure_of
+from samebits.audit._verify.verify_report import cure_of
+from samebits.audit._verify.working_folder import FEW_BYTES, MOST_BYTES, Links, Overlay, WrittenError
 from samebits.errors import VerifyError
 
 ALONE = [sys.executable, "-I", "-S"]
@@ -290,7 +289,7 @@ def test_a_mount_below_the_folder_is_seen_and_protected_too(project):
 import os, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from samebits.audit._verify.folder.overlay import Overlay
+from samebits.audit._verify.working_folder import Overlay
 import ctypes, subprocess
 libc = ctypes.CDLL(None)
 assert libc.unshare(0x20000) == 0

@@ -7,14 +7,17 @@ the same in this process, for `samebits run`. It moves no generator, seed or thr
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
+import errno
 import importlib.machinery
 import os
+import shutil
 import signal
 import sys
 import types
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,6 @@ import torch
 
 from samebits import _context as context
 from samebits import audit
-from samebits.audit._child.folder_renames import rename_folders_by_copy
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._switch import WeakerThanAskedError
@@ -31,6 +33,47 @@ from samebits.random import set_random_seed
 
 if TYPE_CHECKING:
     from samebits.audit._record.recorder import Recorder
+
+
+@contextmanager
+def rename_folders_by_copy() -> Iterator[None]:
+    """Makes `os.rename` and `os.replace` copy and remove a folder where the kernel raises "cross-device link" falsely.
+
+    An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
+    filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.
+    """
+    rename, replace = os.rename, os.replace
+    os.rename, os.replace = _copy_on_exdev(rename), _copy_on_exdev(replace)
+    try:
+        yield
+    finally:
+        os.rename, os.replace = rename, replace
+
+
+def _copy_on_exdev(call: Callable[..., None]) -> Callable[..., None]:
+    def renamed(src: Any, dst: Any, **folders: Any) -> None:
+        try:
+            call(src, dst, **folders)
+        except OSError as error:
+            if error.errno != errno.EXDEV or folders or not _one_device(src, dst):
+                raise
+            _move(src, dst)
+
+    return renamed
+
+
+def _move(src: Any, dst: Any) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(dst)  # an empty folder is replaced, another one is an error
+    shutil.copytree(src, dst, symlinks=True)
+    shutil.rmtree(src)
+
+
+def _one_device(src: Any, dst: Any) -> bool:
+    if os.path.islink(src) or not os.path.isdir(src):
+        return False
+    return os.stat(src).st_dev == os.stat(os.path.dirname(os.path.abspath(dst))).st_dev
+
 
 EXIT_USAGE = 2
 _PR_SET_PDEATHSIG = 1
@@ -125,7 +168,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.overlaid:
         stack.enter_context(rename_folders_by_copy())
     if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", "0"))):
-        killer = audit._child.kill.Killer(
+        killer = audit._child.variations.Killer(
             spec.kill["at"],
             spec.kill["step"],
             lambda at, step: _last_words(recorder, at, step),
@@ -135,13 +178,13 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
     if recorder is not None or spec.num_workers is not None:
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
-        stack.enter_context(audit._child.loader_workers.set_loader_workers(spec.num_workers, note, own))
+        stack.enter_context(audit._child.variations.set_loader_workers(spec.num_workers, note, own))
     if spec.slow:
-        slow = audit._child.perturb.SlowMachine()
+        slow = audit._child.variations.SlowMachine()
         stack.enter_context(context.observed(slow))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(slow))
     if spec.listing_seed is not None:
-        stack.enter_context(audit._child.perturb.set_listing_order(spec.listing_seed))
+        stack.enter_context(audit._child.variations.set_listing_order(spec.listing_seed))
     return recorder
 
 

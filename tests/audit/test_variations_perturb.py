@@ -10,8 +10,7 @@ import torch
 import samebits
 from samebits._context import CheckOverrides, process
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
-from samebits.audit._child.loader_workers import set_loader_workers
-from samebits.audit._child.perturb import set_listing_order
+from samebits.audit._child.variations import set_listing_order, set_loader_workers
 from samebits.audit._record.opened_files import lines_outside, record_written_files
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
