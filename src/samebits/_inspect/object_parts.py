@@ -1,4 +1,7 @@
-"""The named values of an object: attributes, slots, and the defaults of a function."""
+"""The parts of an object: attributes, slots, defaults of a function, and the contents that no `__dict__` shows.
+
+Partials, buffers, queues, caches, files and C values of Python's library have a reader each (`reader_of`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text that a user typed for a call that is running: `torch.randn(3)`, and the name of torch's function in it."""
+"""The call that a user typed: its text (`torch.randn(3)`), torch's function in it, and an error where it does not fit."""
 
 from __future__ import annotations
 

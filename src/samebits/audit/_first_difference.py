@@ -1,4 +1,4 @@
-"""The comparison of two records: the first step that differs, and in it the first component that differs."""
+"""The first difference of two records: the first step that differs, in it the first component, and the sentence about it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instr
 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it before it writes it. Paths
 that leave the loop before another body, or by an exception that the loop does not handle itself, do not count: a loop
 variable that is only printed after the loop is written again by the next body.
+
+The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around the loop.
 """
 
 from __future__ import annotations

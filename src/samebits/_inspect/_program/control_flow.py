@@ -1,6 +1,4 @@
-"""The flow of control in a code object around one of its instructions: the successors of instructions, and the loop
-around it.
-"""
+"""The flow of control in a code object: what may run after an instruction, and the loop around it."""
 
 from __future__ import annotations
 

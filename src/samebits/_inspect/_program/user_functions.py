@@ -1,4 +1,4 @@
-"""The user's functions by name, and the global names that they use. Nothing is called."""
+"""The user's functions by name, and the names in them: which draw, read a clock, or remember. Nothing is called."""
 
 from __future__ import annotations
 

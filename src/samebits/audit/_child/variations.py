@@ -1,4 +1,7 @@
-"""Kills the current process (SIGKILL) at a given kill point of a given step."""
+"""What is done to a checked process: killed, slowed, folders listed in another order, other numbers of loader workers.
+
+POSIX promises neither the speed of a machine nor the order of a folder's entries, so a program may not depend on them.
+"""
 
 from __future__ import annotations
 

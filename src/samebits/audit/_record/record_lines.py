@@ -1,4 +1,4 @@
-"""The lines of a record, as digests."""
+"""The lines of a record, as digests, and what is noted of a step until its line is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict of a check from its outcomes: equal, the first difference, or no proof."""
+"""The baseline: the facts of its record on which the plan depends, and the verdict of a check by comparison with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a check: its command and environment, and its outcome."""
+"""One process of a check: its command, environment and surroundings, and its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of `verify`: one row per check, the verdict, and the same as JSON."""
+"""The result of `verify`: one row per check, the cure for a difference, the verdict, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import distributions
 from typing import Any
 
 from samebits.audit._first_difference import Difference
-from samebits.audit._verify.check_plan import GROUPS, KILL_NAMES, KILLED_IN_A_STEP, KILLS, Check
+from samebits.audit._verify.check_plan import GROUPS, Check
 
 _ALWAYS = {
     "initial": "Call samebits.set_random_seed(seed) before the model is built",
@@ -347,8 +347,7 @@ def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:
 
 def _names_of(check: Check) -> tuple[str, ...]:
     """Returns the names by which `--checks` and `--require` select it: its group, and of a kill its own."""
-    kills = {**dict(zip(KILL_NAMES, KILLS, strict=True)), KILLED_IN_A_STEP: KILLS[2]}
-    return (check.group, kills[check.name]) if check.name in kills else (check.group,)
+    return tuple(filter(None, (check.group, check.option)))
 
 
 _TITLES = {

@@ -9,11 +9,10 @@ import torch
 
 from samebits._context import process
 from samebits._inspect import user_code
+from samebits._unseeded import CURE, no_seed
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import RunMismatchError, UnseededError
+from samebits.errors import RunMismatchError
 from samebits.random._process import seeds
-
-_CURE = "Call samebits.set_random_seed(seed) at the top of the program."
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
 
 def _default_seed(recorded: RunSeed | None) -> RunSeed:
     if process.op_determinism:
-        raise UnseededError(f"Run: no seed was set. {_CURE}")
-    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {_CURE}")
+        raise no_seed("Run begins under op determinism")
+    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {CURE}.")
     process.seed = torch.initial_seed() if recorded is None else recorded.seed
     return RunSeed(process.seed, seeded=False)
