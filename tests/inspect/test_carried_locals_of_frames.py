@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from samebits._inspect._program import carried_locals
-from samebits._inspect.reachable import MAX_LEAVES, Walk
+from samebits._inspect.reachable import MAX_LEAVES, LeafWalk
 
 
 class Meter:
@@ -41,7 +41,7 @@ class Data(torch.utils.data.Dataset):
 
 def taken(objects):
     """The leaves of objects that are locals of a loop."""
-    walk = Walk()
+    walk = LeafWalk()
     for name, value in objects.items():
         walk.value(name, value, 0)
     leaves = walk.leaves()

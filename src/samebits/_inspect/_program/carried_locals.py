@@ -22,7 +22,7 @@ from typing import Any
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.control_flow import ControlFlow, Edge
 from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
-from samebits._inspect.reachable import Walk
+from samebits._inspect.reachable import LeafWalk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
 
@@ -251,7 +251,7 @@ def take(
     `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
     """
     carried, after_loop = ({}, {}) if frame is None else of_frames(frame)
-    scalars, others, exits = Walk(), Walk(), Walk()
+    scalars, others, exits = LeafWalk(), LeafWalk(), LeafWalk()
     others.skip(objects)
     for name, value in sorted(carried.items()):
         (scalars if type(value) in PLAIN else others).value(name, value, 0)

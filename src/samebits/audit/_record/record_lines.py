@@ -13,16 +13,14 @@ from samebits._context import Position
 from samebits._digest import ALGORITHM
 from samebits._inspect import structure
 from samebits._inspect._program import carried_locals
-from samebits._inspect.reachable import Walk
+from samebits._inspect.reachable import LeafWalk
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested, plain
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.record_file import RecordFile
 
-
-class _Thorough(Walk):
-    most = 2000
-    thorough = True
+_MOST = 2000
+"""The leaves of a program that `take_memory` reads."""
 
 
 def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
@@ -30,7 +28,7 @@ def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leave
     frames = carried_locals.loop_frames(frame)
     carried, _ = carried_locals.of_frames(frame)
     held = {**carried_locals.script_globals(frame), **carried, **objects}
-    walk = _Thorough()
+    walk = LeafWalk(_MOST, thorough=True)
     walk.skip(objects)
     for name, value in sorted(held.items()):
         walk.value(name, value, 0)

@@ -28,7 +28,20 @@ def action_of(kind: type) -> str | None:
     if kind.__module__.startswith("samebits.") and reachable.action_of(kind) == "attributes":
         return "holder"
     action = reachable.thorough_action_of(kind)
-    return "installed" if action is None and may_hold_state(kind) else action
+    if action is None:
+        return "installed" if may_hold_state(kind) else None
+    return _OF_A_SNAPSHOT.get(action, action)
+
+
+_OF_A_SNAPSHOT = {
+    "attributes": "owned_attributes",
+    "function": "function_and_attributes",
+    "generator": "marked_generator",
+    "iterator": "iterator_of_the_user",
+    "module": "hooked_module",
+    "tensor": "uncommitted_tensor",
+}
+"""The methods of `StateSnapshot` that do more than those of any walk."""
 
 
 class Role(NamedTuple):

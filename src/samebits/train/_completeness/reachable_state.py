@@ -72,16 +72,15 @@ class NotedObject(NamedTuple):
     way: tuple[int, ...]
 
 
+_MOST, _MOST_INSTALLED = 600, 400
+"""The leaves of a snapshot, and those in objects of installed packages, so that these crowd out nothing of the user's."""
+
+
 class StateSnapshot(Walk):
     """A walk that keeps its leaves by path. Afterwards it holds none of the user's objects."""
 
-    most = 600
-    most_installed = 400
-    """Leaves in objects of installed packages: a number of their own, so that they crowd out nothing of the user's."""
-    thorough = True
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_MOST, thorough=True)
         self.leaves_by_path: dict[str, Leaf] = {}
         self.kinds: set[type] = set()
         """Classes of the user's objects, and of the parts of the loader."""
@@ -153,13 +152,13 @@ class StateSnapshot(Walk):
         self._places.append(place)
         self._note(name, value)
         if kind in {"local", "global"} and self.roots[name].group in {"object", "library", "class"}:
-            self._add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
+            self.add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
 
-    def skip(self, objects: dict[str, Any]) -> None:
+    def give(self, objects: dict[str, Any]) -> None:
         """Skips the objects of the run as any walk does, and keeps their names: a variable may later hold another object."""
-        super().skip(objects)
+        self.skip(objects)
         self._names_given = {id(thing): name for name, thing in objects.items()}
         self._positions = {id(thing._live) for thing in objects.values() if isinstance(thing, Resumable)}
 
@@ -207,14 +206,14 @@ class StateSnapshot(Walk):
             if place.kind not in {"item", "stream"}:
                 self._holds.setdefault(place.name, set()).add(id(value))
         self._way.append(id(value))
-        if depth > DEPTH and self.action(type(value)) == "attributes" and id(value) not in self._seen:
+        if depth > DEPTH and self.action(type(value)) == "owned_attributes" and id(value) not in self._seen:
             self._seen.add(id(value))
             self.installed(path, value, depth)
         else:
-            super().value(path, value, depth)
+            self.read(path, value, depth)
         self._way.pop()
 
-    def _add(self, path: str, hashed: bytes) -> None:
+    def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
         places = tuple(self._places)
         self.leaves_by_path[path] = Leaf(
@@ -247,10 +246,10 @@ class StateSnapshot(Walk):
         """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
         return kinds_of_state.action_of(kind)
 
-    def attributes(self, path: str, value: Any, depth: int) -> None:
+    def owned_attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the attributes of a user's object."""
         self._owner = type(value)
-        super().attributes(path, value, depth)
+        self.attributes(path, value, depth)
         self._owner = None
         if isinstance(value, torch.optim.Optimizer):
             self.optimizer(path, value, depth)
@@ -274,7 +273,7 @@ class StateSnapshot(Walk):
 
     def noted_objects(self) -> None:
         """Walks the attributes of the noted objects, the nearest first, and of those inside them."""
-        self.most += self.most_installed
+        self.most += _MOST_INSTALLED
         while self._deferred and len(self.names) < self.most:
             path, value, self._root, places, owners, way = self._deferred.popleft()
             self._places, self._owners, self._way = list(places), list(owners), list(way)
@@ -309,15 +308,17 @@ class StateSnapshot(Walk):
                     generator=True,
                 )
 
-    def generator(self, path: str, value: Any, depth: int) -> None:
+    def marked_generator(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf: the state of a random generator."""
-        super().generator(path, value, depth)
+        self.generator(path, value, depth)
         if path in self.leaves_by_path:
             self.leaves_by_path[path] = self.leaves_by_path[path]._replace(generator=True)
 
-    def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
+    def hooked_module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Walks a module's attributes, and those of its parameters; its hooks come last."""
-        super().module(path, value, depth)
+        self._owner = type(value) if is_user_type(type(value)) else None
+        self.module(path, value, depth)
+        self._owner = None
         if may_hold_state(type(value)):
             self.installed(path, value, depth)
         elif not is_user_type(type(value)):
@@ -341,9 +342,9 @@ class StateSnapshot(Walk):
         self.structure = structure.of_modules(self.modules)
         self.modules.clear()
 
-    def function(self, path: str, value: types.FunctionType, depth: int) -> None:
+    def function_and_attributes(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks the values in a function's cells, and its attributes: `f.calls += 1`."""
-        super().function(path, value, depth)
+        self.function(path, value, depth)
         self._attributes_in(path, value, depth)
 
     def _attributes_in(self, path: str, value: Any, depth: int) -> None:
@@ -363,23 +364,23 @@ class StateSnapshot(Walk):
             if any(kinds_of_state.is_users_own(one) for one in inner):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
-    def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
+    def uncommitted_tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds one leaf, unless the commit holds this memory. Parameters of unknown modules count by torch's count of writes."""
         if committed_memory.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
-            self._add(path, plain((value._version, value.data_ptr())))
+            self.add(path, plain((value._version, value.data_ptr())))
             self._tensors[path] = weakref.ref(value)
         else:
-            super().tensor(path, value, depth)
+            self.tensor(path, value, depth)
 
-    def iterator(self, path: str, value: Any, depth: int) -> None:
+    def iterator_of_the_user(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless it was given to the run, or is the iteration of a loader that was."""
         if id(value) in self._given or id(getattr(value, "position", None)) in self._positions:
             return
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
-            super().iterator(path, value, depth)
+            self.iterator(path, value, depth)
         if frame is not None:
             carried_locals.release_locals([frame])
 
@@ -394,7 +395,7 @@ class StateSnapshot(Walk):
             for item in state.values()
         ]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
-        self._add(f"{path}.state", plain([counts, rates]))
+        self.add(f"{path}.state", plain([counts, rates]))
 
 
 def take(
@@ -416,7 +417,7 @@ def take(
     frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()
     walk._ignored_paths = frozenset(ignored)
-    walk.skip(dict(objects))
+    walk.give(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
     passed += [
