@@ -27,8 +27,6 @@ _FRAMEWORK = ("torch", "triton", "numpy")
 INSTALLED = ("framework", "installed")
 _LIBRARIES = ("framework", "installed", "standard")
 _PASSED_OVER = ("samebits", "framework", "standard")
-_HOLDERS = ("samebits.callbacks", "samebits.trainer._trainer")
-"""Modules of samebits whose objects hold the user's objects."""
 _SITE = re.compile(r".*[/\\](site|dist)-packages(?=[/\\])")
 _BACKWARD = "_engine_run_backward"
 """The one function of torch (torch/autograd/graph.py) that every backward goes through."""
@@ -134,8 +132,12 @@ def is_library(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_user_type(kind: type) -> bool:
-    """Returns True if instances of `kind` are the user's own objects, or samebits' holders of them."""
-    return kind.__module__.startswith(_HOLDERS) or owner_of_module(kind.__module__) == "user"
+    """Returns True if instances of `kind` are the user's own objects, or samebits' holders of them.
+
+    A class of samebits whose objects hold the user's says so by `__holds_user_objects__`.
+    """
+    owner = owner_of_module(kind.__module__)
+    return owner == "user" or (owner == "samebits" and hasattr(kind, "__holds_user_objects__"))
 
 
 def calling_frame() -> FrameType:

@@ -85,6 +85,8 @@ class Trainer:
         [0, 1, 2]
     """
 
+    __holds_user_objects__ = True
+
     @explain_wrong_calls(other_trainers.explain)
     def __init__(
         self,

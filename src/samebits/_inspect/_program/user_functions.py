@@ -15,17 +15,20 @@ from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instruction
 from samebits._inspect.user_code import is_library, is_user_type, may_hold_state
 
 _MAKES = ("__init__", "__new__", "__post_init__")
-_DRIVERS = ("samebits.train.", "samebits.trainer.")
-"""The packages whose loops call the user's functions (`Trainer`): the order of these calls is read from its code."""
 
 
 class UserFunctions:
     """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
 
     Functions are found by name alone: `x.update()` may call any user's function called `update`.
+
+    Args:
+        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of the user's
+            functions is read from that package's code, too.
+        driver: the package below it, whose loops call them.
     """
 
-    def __init__(self, frame: types.FrameType) -> None:
+    def __init__(self, frame: types.FrameType, driver: str) -> None:
         self.functions: dict[str, list[types.CodeType]] = {}
         self.constructors: dict[str, list[types.CodeType]] = {}
         """The functions that a call of a class runs, by the name of the class."""
@@ -34,10 +37,11 @@ class UserFunctions:
         self.modules: list[types.ModuleType] = []
         for name in (frame.f_globals.get("__name__"), "__main__"):
             self._add_module(sys.modules.get(str(name)))
-        if str(frame.f_globals.get("__name__")).startswith(_DRIVERS):
-            for name in sorted(sys.modules):
-                if name.startswith(_DRIVERS):
-                    self._add_members(sys.modules[name])
+        root, *inner = str(frame.f_globals.get("__name__")).split(".")
+        if root == "samebits" and inner:
+            drivers = (f"{root}.{inner[0]}.", f"{driver}.")
+            for name in sorted(one for one in sys.modules if one.startswith(drivers)):
+                self._add_members(sys.modules[name])
         self.add(frame.f_code)
 
     @property

@@ -257,7 +257,7 @@ class Completeness:
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> Judged:
         if self._program is None:
-            self._program = UserFunctions(frame)
+            self._program = UserFunctions(frame, "samebits.train")
         self._looks += 1
         saved = state.gather(objects) | {"run_state": run_state}
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
