@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.object_parts import own_names
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type, owner_of_file
 
@@ -37,7 +38,6 @@ def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
 
 Structure = Mapping[str, Any]
 """What is compared, by name, of one module or of the process: plain values only."""
-_OWN = frozenset(vars(torch.nn.Module()))
 _HOOKS = "hooks"
 _CLASS = "class"
 ENVIRON = "os.environ["
@@ -68,7 +68,7 @@ def _of_module(module: torch.nn.Module) -> Structure:
     found: dict[str, Any] = {_CLASS: _name_of(kind)}
     torchs = kind.__module__.startswith("torch.nn.modules.")
     own = vars(module)
-    for name in own.keys() - _OWN:
+    for name in own.keys() - own_names(torch.nn.Module):
         value = own[name]
         if isinstance(value, _FUNCTIONS):
             found[name] = described(value)
