@@ -7,17 +7,14 @@ the same in this process, for `samebits run`. It moves no generator, seed or thr
 from __future__ import annotations
 
 import builtins
-import contextlib
 import ctypes
-import errno
 import importlib.machinery
 import os
-import shutil
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +23,7 @@ import torch
 from samebits import _context as context
 from samebits import audit
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
+from samebits.audit._verify.mounts import rename_folders_by_copy
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._switch import WeakerThanAskedError
 from samebits.errors import SamebitsError
@@ -33,46 +31,6 @@ from samebits.random import set_random_seed
 
 if TYPE_CHECKING:
     from samebits.audit._record.recorder import Recorder
-
-
-@contextmanager
-def rename_folders_by_copy() -> Iterator[None]:
-    """Makes `os.rename` and `os.replace` copy and remove a folder where the kernel raises "cross-device link" falsely.
-
-    An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
-    filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.
-    """
-    rename, replace = os.rename, os.replace
-    os.rename, os.replace = _copy_on_exdev(rename), _copy_on_exdev(replace)
-    try:
-        yield
-    finally:
-        os.rename, os.replace = rename, replace
-
-
-def _copy_on_exdev(call: Callable[..., None]) -> Callable[..., None]:
-    def renamed(src: Any, dst: Any, **folders: Any) -> None:
-        try:
-            call(src, dst, **folders)
-        except OSError as error:
-            if error.errno != errno.EXDEV or folders or not _one_device(src, dst):
-                raise
-            _move(src, dst)
-
-    return renamed
-
-
-def _move(src: Any, dst: Any) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(dst)  # an empty folder is replaced, another one is an error
-    shutil.copytree(src, dst, symlinks=True)
-    shutil.rmtree(src)
-
-
-def _one_device(src: Any, dst: Any) -> bool:
-    if os.path.islink(src) or not os.path.isdir(src):
-        return False
-    return os.stat(src).st_dev == os.stat(os.path.dirname(os.path.abspath(dst))).st_dev
 
 
 EXIT_USAGE = 2
