@@ -1,4 +1,4 @@
-"""What is done to a checked process: killed, slowed, folders listed in another order, other numbers of loader workers.
+"""Variations of a checked process: a kill, a slower machine, another order of listings, another number of workers.
 
 POSIX promises neither the speed of a machine nor the order of a folder's entries, so a program may not depend on them.
 """

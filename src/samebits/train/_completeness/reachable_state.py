@@ -215,16 +215,9 @@ class StateSnapshot(Walk):
 
     def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
-        places = tuple(self._places)
-        self.leaves_by_path[path] = Leaf(
-            hashed,
-            self._value,
-            self._root,
-            places,
-            tuple(self._owners),
-            tuple(self._way),
-            bool(self._owners) and may_hold_state(self._owners[-1][0]),
-        )
+        held = tuple(self._places), tuple(self._owners), tuple(self._way)
+        installed = bool(self._owners) and may_hold_state(self._owners[-1][0])
+        self.leaves_by_path[path] = Leaf(hashed, self._value, self._root, *held, installed)
 
     def met(self, identity: int) -> bool:
         """Returns True if the object of this identity was walked."""
@@ -297,15 +290,9 @@ class StateSnapshot(Walk):
                 place = StoredPlace("name" if root == "global" else root, name)
                 places = (place, StoredPlace("attr", path.rpartition(".")[2]))
                 self.names.append(path)
+                hashed, way = of_generator(generator), (id(generator),)
                 self.leaves_by_path[path] = Leaf(
-                    of_generator(generator),
-                    None,
-                    root,
-                    places,
-                    (),
-                    (id(generator),),
-                    installed=True,
-                    generator=True,
+                    hashed, None, root, places, (), way, installed=True, generator=True
                 )
 
     def marked_generator(self, path: str, value: Any, depth: int) -> None:
