@@ -63,8 +63,10 @@ _FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
 @functools.lru_cache(maxsize=65_536)  # more than a large program imports; each miss asks the disk
 def owner_of_file(file: str) -> Owner:
     """Returns the owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
+    if file.startswith("<eval_with_key>"):  # the code of torch's graphs
+        return "framework"
     if file.startswith("<"):
-        return "standard" if file.startswith("<frozen") else _of_generated(file)
+        return "standard" if file.startswith("<frozen") else "user"
     path = _real_path(file)
     owner: Owner = next((owner for owner, folders in _FOLDERS if path.startswith(folders)), "user")
     return "installed" if owner == "user" and _is_in_another_site(path, os.path.abspath(file)) else owner
@@ -92,11 +94,6 @@ def _is_in_another_site(path: str, name: str) -> bool:
     sites = [site[0] for site in (_SITE.match(path), _SITE.match(name)) if site]
     is_below_one = _SITE.match(path) is not None
     return is_below_one and not {*sys.path, *map(os.path.realpath, sys.path)}.isdisjoint(sites)
-
-
-def _of_generated(file: str) -> Owner:
-    """Returns the owner of generated code: torch calls the code of its graphs `<eval_with_key>.3`."""
-    return "framework" if file.startswith("<eval_with_key>") else "user"
 
 
 def owner_of_module(name: str) -> Owner | None:

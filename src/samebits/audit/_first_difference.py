@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from samebits.audit._record.record_file import Record, RecordLine
-
-_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,15 @@ def _name_leaves(component: str, paths: tuple[str, ...]) -> str:
     if component == "locals":
         plain = [path for path in paths if path.isidentifier()] == list(paths)
         title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
-        return f"{title} {_join_words([f'`{path}`' for path in paths])}"
+        return f"{title} {shortened([f'`{path}`' for path in paths])}"
     title = _TITLES.get(component, component)
     shown = [path for path in paths if path]
-    return f"{title} ({_join_words(shown)})" if shown else title
+    return f"{title} ({shortened(shown)})" if shown else title
 
 
-def _join_words(items: list[str]) -> str:
-    more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f", ... {more} more" if more > 0 else "")
+def shortened(items: Sequence[str], shown: int = 2) -> str:
+    """Returns the first items and the number of the others: "a, b, ... 3 more"."""
+    return ", ".join(items[:shown]) + (f", ... {len(items) - shown} more" if len(items) > shown else "")
 
 
 _MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
@@ -250,13 +248,17 @@ def _unused_generators(a: Record, b: Record) -> frozenset[str]:
         {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
         for record in (a, b)
         for began in [record.start.get("generators") or {}]
-        for last in [next((line.leaves.get("generators", {}) for line in _backwards(record)), {})]
+        for last in [
+            next(
+                (
+                    line.leaves.get("generators", {})
+                    for line in (*reversed(record.steps.values()), *record.initial)
+                ),
+                {},
+            )
+        ]
     ]
     return frozenset(unused[0] & unused[1])
-
-
-def _backwards(record: Record) -> list[RecordLine]:
-    return [*reversed(record.steps.values()), *record.initial]
 
 
 def _lasting(

@@ -398,7 +398,9 @@ def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
     """Returns the functions that a function registers as hooks of modules, and the functions written inside them."""
     items, found = instructions(code), []
     for at, item in enumerate(items):
-        if not item.opname.startswith(ATTRIBUTES) or not _registers(str(item.argval)):
+        name = str(item.argval)
+        registers = name.startswith("register_") and name.endswith("hook")
+        if not item.opname.startswith(ATTRIBUTES) or not registers:
             continue
         for later in items[at + 1 : at + 8]:
             own = (
@@ -408,7 +410,3 @@ def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
             )
             found += [code for one in own for code in (one, *inner(one))]
     return found
-
-
-def _registers(name: str) -> bool:
-    return name.startswith("register_") and name.endswith("hook")

@@ -14,6 +14,7 @@ from samebits.audit._first_difference import (
     Difference,
     first_difference_of_segments,
     harmless,
+    shortened,
     steps_compared,
     unstable,
 )
@@ -103,7 +104,7 @@ class BaselineComparison:
         unequal = {path: None for other in others for path in unequal_leaves(first, other)}
         legal = {path: kind for kind in reversed(_LEGAL) for path in facts[kind]}
         remark = "; ".join(
-            f"{_shown(paths)} may differ between two steps: {why}"
+            f"{shortened(paths)} may differ between two steps: {why}"
             for kind, why in _LEGAL.items()
             if (paths := [path for path in unequal if legal.get(path) == kind])
         )
@@ -129,10 +130,6 @@ def _when(difference: Difference) -> float:
 
 def _segments(runs: Sequence[Records], rank: int) -> list[Record]:
     return [record for records in runs if (record := records[rank]) is not None]
-
-
-def _shown(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:2]) + (f", ... {len(paths) - 2} more" if len(paths) > 2 else "")
 
 
 def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:

@@ -176,12 +176,9 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
     half = facts.steps[len(facts.steps) // 2]
     late = [pair for pair in pairs if pair[0] >= half] or pairs
     commit, step = draw.choice(sorted([pair for pair in late if pair[0] % 2] or late))
-    kill = Kill(draw.choice(("body", "optimizer")), step, _draw_rank(facts, draw))
+    place = draw.choice(("body", "optimizer"))
+    kill = Kill(place, step, draw.randrange(facts.ranks) if facts.ranks > 1 else None)
     return _killed_once(MID_EPOCH, facts, kill, commit)
-
-
-def _draw_rank(facts: BaselineFacts, draw: random.Random) -> int | None:
-    return draw.randrange(facts.ranks) if facts.ranks > 1 else None
 
 
 def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:

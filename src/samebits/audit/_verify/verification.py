@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits._progress import Progress
-from samebits.audit._first_difference import Difference
+from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._record.record_file import Record
 from samebits.audit._verify.baseline import BaselineComparison, facts_of, with_cause
@@ -158,8 +158,8 @@ class _Verification:
         notes = list(dict.fromkeys(note for record in baselines for note in record.notes))
         outside = [note.removeprefix(OUTSIDE) for note in notes if note.startswith(OUTSIDE)]
         if len(outside) > SHOWN_FILES:
-            rest = f"{', '.join(outside[:SHOWN_FILES])}, ... {len(outside) - SHOWN_FILES} more"
-            notes = [note for note in notes if not note.startswith(OUTSIDE)] + [OUTSIDE + rest]
+            notes = [note for note in notes if not note.startswith(OUTSIDE)]
+            notes.append(OUTSIDE + shortened(outside, SHOWN_FILES))
         notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(
