@@ -19,28 +19,6 @@ from samebits._inspect.tree import Leaves, of_nested, plain
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.record_file import RecordFile
 
-_MOST = 2000
-"""The leaves of a program that `take_memory` reads."""
-
-
-def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
-    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
-    frames = carried_locals.loop_frames(frame)
-    carried, _ = carried_locals.of_frames(frame)
-    held = {**carried_locals.script_globals(frame), **carried, **objects}
-    walk = LeafWalk(_MOST, thorough=True)
-    walk.skip(objects)
-    for name, value in sorted(held.items()):
-        walk.value(name, value, 0)
-    if loader is not None:
-        walk.value(carried_locals.name_of(loader, frames), loader, 0)
-    carried_locals.release_locals(frames)
-    found = walk.leaves().by_name()
-    modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
-    for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():
-        found |= {f"{path}.{name}".lstrip("."): plain(repr(value)) for name, value in parts.items()}
-    return Leaves(tuple(found), b"".join(found.values()))
-
 
 @dataclass
 class ObservedStep:
@@ -157,3 +135,26 @@ def _loss(value: Any) -> str:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return float(value).hex() if isinstance(value, float | int) else of_nested(value).digest()
+
+
+_MOST = 2000
+"""The leaves of a program that `take_memory` reads."""
+
+
+def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
+    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
+    frames = carried_locals.loop_frames(frame)
+    carried, _ = carried_locals.of_frames(frame)
+    held = {**carried_locals.script_globals(frame), **carried, **objects}
+    walk = LeafWalk(_MOST, thorough=True)
+    walk.skip(objects)
+    for name, value in sorted(held.items()):
+        walk.value(name, value, 0)
+    if loader is not None:
+        walk.value(carried_locals.name_of(loader, frames), loader, 0)
+    carried_locals.release_locals(frames)
+    found = walk.leaves().by_name()
+    modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
+    for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():
+        found |= {f"{path}.{name}".lstrip("."): plain(repr(value)) for name, value in parts.items()}
+    return Leaves(tuple(found), b"".join(found.values()))
