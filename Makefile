@@ -46,8 +46,8 @@ bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $(filter bench/%,$^)
 	@touch $@
 
-gpu:  ## on a GPU, with the Python whose torch sees it: every part of samebits selfcheck (ARGS="--part training"); 9 minutes, the next call goes on
-	@PYTHON=$(if $(filter file,$(origin PYTHON)),,$(PYTHON)) tools/gpu $(ARGS)
+gpu:  ## on a GPU, with a Python whose torch sees it: the tests of tests/gpu (ARGS="tests/gpu/test_random.py -k normal"), MINUTES=9 for each file; the next call continues
+	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
 matrix:  ## the quick tests, verify and the op review with the oldest, the pinned and the newest torch, or TORCH="2.12.0 newest" (half an hour to an hour for each; 6 GB)
 	$(PYTHON) tools/matrix.py $(TORCH)

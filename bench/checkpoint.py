@@ -30,7 +30,7 @@ import torch
 from checkpoint_peers import BATCH, PEERS, WARM, Task, clocks, missing, row
 
 import samebits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 SIZES = {"small": 128, "big": 1024}
 ROWS: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "budget 3%": "3%"}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import samebits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 LAYER = 4096 * 4096 * 4
 """Bytes of one layer."""

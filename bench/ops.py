@@ -4,8 +4,8 @@
 
 Everything in one process, with the modes taking turns in each round; the fastest of the rounds counts, and ratios are to
 torch's default in the same run. Modes: torch's default; `torch.use_deterministic_algorithms(True)` as it comes (memory
-fill included); `enable_op_determinism()`; the same with `thread_invariant=True`, and with `machine_invariant=True`. A whole
-step is forward, loss, backward and Adam on fixed data. "refused" is an op that the mode raises at.
+fill included); `enable_op_determinism()`; the same with `across="threads"`, and with `across="machines"`. A
+whole step is forward, loss, backward and Adam on fixed data. "refused" is an op that the mode raises at.
 """
 
 import argparse
@@ -38,10 +38,12 @@ def mode(name: str) -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(False)
     elif name.startswith("samebits"):
-        machines = name.endswith("machines too")
-        with samebits.enable_op_determinism(
-            thread_invariant=name.endswith("too"), machine_invariant=machines
-        ):
+        across = {
+            "samebits": "runs",
+            "samebits, threads too": "threads",
+            "samebits, machines too": "machines",
+        }
+        with samebits.enable_op_determinism(across=across[name]):
             yield
     else:
         yield

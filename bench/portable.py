@@ -2,10 +2,10 @@
 
     python bench/portable.py [--rounds 9] [--only steps|ops] [--threads 1,2]
 
-In one process torch's default, `thread_invariant=True` and `machine_invariant=True` take turns; the fastest of the rounds
-counts. Printed are torch's time, the time of machine invariance over it, and over that of thread invariance. "refused" is an
-op that raises. The kernels of each family by themselves: portable_product.py, portable_functions.py, portable_reductions.py
-and portable_convolution.py.
+In one process torch's default, `across="threads"` and `across="machines"` take turns; the fastest of the
+rounds counts. Printed are torch's time, the time of machine invariance over it, and over that of thread
+invariance. "refused" is an op that raises. The kernels of each family by themselves: portable_product.py,
+portable_functions.py, portable_reductions.py and portable_convolution.py.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The error of `machine_invariant` against float64, over that of torch's default: root mean squares over seeds.
+"""The error of `across="machines"` against float64, over that of torch's default: root mean squares over
+seeds.
 
     python bench/portable_accuracy.py [--seeds 20] [--only TEXT]
 
@@ -106,7 +107,7 @@ def main() -> None:
                 generator = torch.Generator().manual_seed(seed)
                 inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
                 squares[0].append(error(op, inputs))
-                with samebits.enable_op_determinism(machine_invariant=True):
+                with samebits.enable_op_determinism(across="machines"):
                     squares[1].append(error(op, inputs))
             theirs, ours = (torch.tensor(one).mean(0).sqrt() for one in squares)
             ratios = ", ".join(f"{r:.2f}" for r in (ours / theirs.clamp_min(1e-300)).tolist())

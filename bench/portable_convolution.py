@@ -1,4 +1,5 @@
-"""Convolutions of `machine_invariant`: their time over that of torch's default, and that of thread invariance over the same.
+"""Convolutions of `across="machines"`: their time over that of torch's default, and that of thread invariance
+over the same.
 
 Calls are interleaved, and the medians compared. With one thread it is CPU time, which a busy machine disturbs less. The steps have torch's own
 kernels for all but convolutions. Usage: OMP_WAIT_POLICY=PASSIVE python bench/portable_convolution.py [--threads 2] [--steps] [--only NAME] [--seconds 1]

@@ -1,4 +1,5 @@
-"""Reductions of `machine_invariant` against torch's default: the ratio of medians, interleaved, in one process.
+"""Reductions of `across="machines"` against torch's default: the ratio of medians, interleaved, in one
+process.
 
 python bench/portable_reductions.py [part of a case's name]
 """

@@ -1,6 +1,6 @@
 """Do torch's products follow the address of what they multiply? Of how many shapes, at 16 places of the first factor.
 
-    python bench/product_addresses.py [--machine-invariant]
+    python bench/product_addresses.py [--across machines]
     MKL_CBWR= python bench/product_addresses.py          # as MKL chooses, without samebits
 
 A shape counts if its product has other bits where the first factor begins some elements later in memory.
@@ -32,12 +32,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--machine-invariant", action="store_true")
+    parser.add_argument("--across", choices=("runs", "threads", "machines"))
     asked = parser.parse_args()
     samebits.set_random_seed(0)
     torch.set_num_threads(1)
     shapes = list(itertools.product(ROWS, INNER, COLUMNS))
-    with samebits.enable_op_determinism(asked.machine_invariant, machine_invariant=asked.machine_invariant):
+    with samebits.enable_op_determinism(asked.across is not None, across=asked.across or "runs"):
         following = [shape for shape in shapes if follows_address(*shape)]
     print(f"{len(following)} of {len(shapes)} products follow the address of their first factor")
     for m, k, n in following[:5]:

@@ -27,7 +27,7 @@ STOP = "            import time as _t; print('DONE', _t.process_time(), flush=Tr
 PLAIN = (
     ("\nimport samebits\n", "\n"),
     ("samebits.set_random_seed(1)", "torch.manual_seed(1)"),
-    ("    samebits.enable_op_determinism(machine_invariant=True)\n", ""),
+    ('    samebits.enable_op_determinism(across="machines")\n', ""),
     ("samebits.data.DataLoader", "torch.utils.data.DataLoader"),
     (
         "with samebits.Run(args.run_dir, model=model, optimizer=optimizer, scheduler=scheduler) as run:",

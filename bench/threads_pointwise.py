@@ -24,8 +24,8 @@ from torch import Tensor
 
 import samebits
 from lab.catalogue.case import ReviewCase, with_gradients
-from lab.review.evidence import disagreements
 from lab.review.measure import measure
+from lab.review.rows import disagreements
 
 COUNTS = (1, 2, 3, 4, 7)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -229,7 +229,7 @@ def main() -> int:
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(asked.switch == "on", thread_invariant=True)
+    samebits.enable_op_determinism(asked.switch == "on", across="threads")
     total = 0
     for part in [asked.part] if asked.part else PARTS:
         count: collections.Counter[str] = collections.Counter()

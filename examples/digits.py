@@ -83,7 +83,7 @@ def main():
     args = parser.parse_args()
 
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(machine_invariant=True)
+    samebits.enable_op_determinism(across="machines")
 
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8)

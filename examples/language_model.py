@@ -100,7 +100,7 @@ def main():
     args = parser.parse_args()
 
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(machine_invariant=True)
+    samebits.enable_op_determinism(across="machines")
 
     text = read_text(args.text)
     if len(text) < 20 * CONTEXT:

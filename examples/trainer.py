@@ -49,7 +49,7 @@ def main():
     args = parser.parse_args()
 
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(machine_invariant=True)
+    samebits.enable_op_determinism(across="machines")
 
     images, labels = load_digits(return_X_y=True)
     images = torch.as_tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_sparse_tensors_are_digested_by_content():
 
 def test_the_algorithm_is_named():
     """A digest reads `algorithm:hex`."""
-    assert digest.of_bytes(b"").startswith("xxh3-128:")
+    assert of_bytes(b"").startswith("xxh3-128:")
 
 
 values = st.recursive(
@@ -86,3 +89,21 @@ def test_a_walk_gives_containers_before_their_parts_and_stops_at_its_depth():
     seen = [(path, parts is None) for path, _, parts in digest.walk(state)]
     assert seen == [("", False), ("a", False), ("a.0", True), ("a.1", False), ("a.1.b", True), ("c", False)]
     assert [path for path, _, parts in digest.walk(state, levels=1) if parts is None] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64]
+)
+def test_elements_differ_where_their_bits_do(dtype):
+    """A mask of the shape: signed zeros differ, two NaN do not, whatever the strides; equal tensors have no element in it."""
+    one = torch.arange(6.0).to(dtype).reshape(2, 3)
+    other = one.t().contiguous().t()
+    assert not digest.differing_elements(one, other).any()
+    other[1, 2] += 1
+    expected = [[False] * 3, [False, False, True]]
+    if dtype.is_floating_point:
+        one[0, 1] = math.nan
+        other[0, 1] = -one[0, 1]
+        other[0, 0] = -0.0
+        expected[0][0] = True
+    assert digest.differing_elements(one, other).tolist() == expected

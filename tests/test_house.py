@@ -8,24 +8,23 @@ import pytest
 
 FULLEST = 15
 BUDGET = {
-    ".": 1070,
-    "_inspect": 4540,
+    ".": 1115,
+    "_inspect": 4530,
     "_native": 1070,
-    "audit": 5250,
-    "callbacks": 1260,
-    "checkpoint": 4590,
-    "cli": 2410,
-    "data": 9230,
-    "determinism": 23700,
-    "nn": 1650,
-    "random": 5290,
-    "replica": 4720,
-    "rounding": 2630,
-    "selfcheck": 4980,
-    "state": 830,
+    "audit": 5240,
+    "callbacks": 1250,
+    "checkpoint": 4360,
+    "cli": 2220,
+    "data": 9220,
+    "determinism": 23000,
+    "nn": 1630,
+    "random": 5250,
+    "replica": 4680,
+    "rounding": 2590,
+    "state": 930,
     "testing": 900,
-    "train": 6760,
-    "trainer": 1570,
+    "train": 6420,
+    "trainer": 1550,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
 INVENTED = {
@@ -126,7 +125,7 @@ def orphans(package, tests):
     known["."] |= {package.name, "docs", "house", "names", "public", "readme"}
     return [
         file.relative_to(tests).as_posix() for file in sorted(tests.rglob("test_*.py"))
-        if file.parent.name != "tools" and not any(
+        if file.parent.name not in {"tools", "gpu"} and not any(
             f"{file.stem}_".startswith(f"test_{name}_") for name in known[(file.parent.relative_to(tests).parts or (".",))[0]]
         )
     ]  # fmt: skip
@@ -186,7 +185,7 @@ def test_a_test_file_names_what_it_tests(package, root):
 
 def test_the_rules_of_the_house_see_what_breaks_them(untidy):
     """Negative control: a package that breaks each rule once is named once by each."""
-    assert over_budget(untidy, {"_loop": 3, ".": 1070}) == {"_loop": 4}
+    assert over_budget(untidy, {"_loop": 3, ".": 1115}) == {"_loop": 4}
     assert full_folders(untidy) == {"_loop": FULLEST + 1}
     assert classes_of_one_name(untidy) == {"Plan": ["_loop/part0.py", "_loop/part1.py"]}
     assert riddles(untidy) == ["told.py: Whether it is."]

@@ -14,7 +14,7 @@ import samebits
 from samebits._lazy_imports import attach, when_imported
 
 HEAVY = {"torch", "numpy", "numba", "llvmlite", "rich", "safetensors", "cloudpickle", "scipy", "asyncio"}
-COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica", "selfcheck")
+COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica")
 COMMAND = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
@@ -71,7 +71,7 @@ def test_run_starts_again_before_it_imports_torch(tmp_path):
         for line in done.stderr.splitlines()
         if line.startswith("import time:")
     ]
-    assert names.count("samebits.cli._start") == 2  # negative control: both processes print what they import
+    assert names.count("samebits.cli") == 2  # negative control: both processes print what they import
     assert names.count("torch") == names.count("typer") == 1
 
 
@@ -80,9 +80,7 @@ def test_run_says_that_the_hash_seed_cannot_be_fixed(tmp_path, option, code):
     """Under -I and -E Python reads no PYTHONHASHSEED: one line, and the script is not started; -s leaves it (control)."""
     (tmp_path / "hashes.py").write_text("print(hash('a'))")
     found = f"import sys; sys.path.insert(0, {str(Path(samebits.__file__).parent.parent)!r}); "
-    called = (
-        "sys.argv = ['samebits', 'run', 'hashes.py']; from samebits.cli import _start as start; start.main()"
-    )
+    called = "sys.argv = ['samebits', 'run', 'hashes.py']; from samebits.cli import main; main()"
     command = [sys.executable, option, "-c", found + called]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -271,7 +269,7 @@ before = set(sys.modules)
 import samebits
 samebits.Run, samebits.data.DataLoader, samebits.nn.Dropout
 samebits.set_random_seed(1)
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 new = set(sys.modules) - before
 print(*sorted({name.partition(".")[0] for name in new} - sys.stdlib_module_names))
 print(*sorted(name for name in new if name.startswith("torch.")))

@@ -116,8 +116,8 @@ def costs(root):
         "enable_op_determinism()": f"{between(column(benchmarks, steps, 'switch'))} of torch's time",
         "samebits.Run": f"aims at 3% (measured: {between(budget)} of the time)",
         "samebits.data.DataLoader": f"{min(loader):.2f} (slower) to {max(loader):.2f} times the speed of torch's loader",
-        "enable_op_determinism(thread_invariant=True)": f"{between(threads)} of torch's time",
-        "enable_op_determinism(machine_invariant=True)": f"{min(machine):.2f} (faster) to {max(machine):.2f} of torch's time",
+        'enable_op_determinism(across="threads")': f"{between(threads)} of torch's time",
+        'enable_op_determinism(across="machines")': f"{min(machine):.2f} (faster) to {max(machine):.2f} of torch's time",
     }
 
 

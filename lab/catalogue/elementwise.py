@@ -4,6 +4,8 @@ An element has the same bits on any number of threads if both round it alike: f(
 is called on a matrix, all of it whole vectors, and on columns of it, each row of which ends in a tail; where bits
 differ, the element is telling, and a large tensor made of telling elements shows on real threads whether ours holds.
 Scalar arguments are no powers of two (1 hides a fused multiply-add), and operands lie in many layouts.
+
+`tail_cases` are single ops that could differ over threads, on such tensors.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.review.outcome import differ
+from lab.catalogue.case import ReviewCase, Run
+from samebits import _digest as digest
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._overload_facts import OverloadRow, reviewed
@@ -121,7 +124,7 @@ class ElementwiseSample:
             for one, other in zip(whole, self.call(part), strict=True):
                 if one.shape == mask.shape:
                     columns = slice(first, first + count)
-                    mask[:, columns] |= differ(one[:, columns], other)
+                    mask[:, columns] |= digest.differing_elements(one[:, columns], other)
         return mask
 
     def large(self) -> list[Tensor]:
@@ -261,3 +264,57 @@ def _indices(mask: Tensor, layout: str, shape: tuple[int, int]) -> tuple[Tensor,
         columns = torch.stack([of_row[r][torch.arange(shape[1]) % len(of_row[r])] for r in rows.tolist()])
         rows = rows[:, None].expand(shape)
     return rows, columns
+
+
+_TRIED = 40
+"""Samples of one op that are tried, at most."""
+_TELLING, _OTHERS = 9, 4
+"""Samples that are kept: of those that could differ, and of the others."""
+
+
+@cache
+def tail_cases() -> tuple[ReviewCase, ...]:
+    """One case for each elementwise overload, with its in-place and out forms."""
+    return tuple(
+        ReviewCase("tails", name, partial(_tail_runs, name), repeats=2, source="tails") for name in names()
+    )
+
+
+def _tail_runs(name: str) -> Iterator[Run]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found: dict[bool, list[ElementwiseSample]] = {True: [], False: []}
+    every = samples(name)
+    for sample in every[:: -(-len(every) // _TRIED) or 1]:
+        found[bool(sample.telling()[1].any())].append(sample)
+    chosen = [*_evenly(found[True], _TELLING), *_evenly(found[False], _OTHERS)]
+    torch.set_num_threads(before)
+    for number, sample in enumerate(chosen):
+        operands = sample.large()
+        yield partial(sample.call, operands)
+        if number == 0:
+            yield from _forms(sample, operands)
+
+
+def _evenly(found: list[ElementwiseSample], most: int) -> list[ElementwiseSample]:
+    return found[:: -(-len(found) // most)] if found else []
+
+
+def _forms(sample: ElementwiseSample, operands: list[Tensor]) -> Iterator[Run]:
+    """The sample in place and into a tensor, where the op has these forms and they take it."""
+    for row in reviewed().rows.values():
+        if row.form_of == sample.name and row.name != sample.name and {"inplace", "out"} & {*row.traits}:
+            run = partial(_written, overload(f"aten::{row.name}"), sample, operands)
+            try:
+                run()
+            except (RuntimeError, TypeError):
+                continue
+            yield run
+
+
+def _written(op: Any, sample: ElementwiseSample, operands: list[Tensor]) -> Any:
+    given = sample.given(operands)
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    for name, one in zip(written, sample.call(operands), strict=True):
+        given[name] = given[name].clone() if name in given else torch.empty_like(one)
+    return op(**given)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from lab.catalogue import opinfo, tails
+from lab.catalogue import elementwise, opinfo
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.case import ReviewCase
 from samebits.errors import InvalidArgumentError
 
 _MADE: dict[str, Callable[[], tuple[ReviewCase, ...]]] = {
     "battery": lambda: BATTERY,
-    "tails": tails.tail_cases,
+    "tails": elementwise.tail_cases,
     "sweep": opinfo.sweep_cases,
     "opinfo": opinfo.sample_cases,
 }

@@ -23,7 +23,7 @@ def main() -> int:
     )
     parser.add_argument("--off", action="store_true", help="without the switch")
     parser.add_argument(
-        "--no-thread-invariance", action="store_true", help="the switch without thread invariance"
+        "--across", default="threads", choices=("runs", "threads"), help="of the switch [default: threads]"
     )
     parser.add_argument("--jobs", type=int, help="worker processes at the same time")
     parser.add_argument(
@@ -34,7 +34,7 @@ def main() -> int:
     try:
         result = review(
             switch=not asked.off,
-            thread_invariant=not asked.no_thread_invariance,
+            across=asked.across,
             only=asked.only,
             sources=asked.source or SOURCES,
             jobs=asked.jobs,

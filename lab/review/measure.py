@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from lab.catalogue.case import ReviewCase, Run
-from lab.review.outcome import REPEATED_AT, SampleDigests, disturb, run_at
-from lab.review.row import RUNS, THREADS, ReviewRow
-from lab.review.trace import Names, OpTrace, at_fault
+from lab.review.outcome import REPEATED_AT, Names, OpTrace, SampleDigests, at_fault, disturb, run_at
+from lab.review.rows import RUNS, THREADS, ReviewRow
 from samebits.errors import UnimplementedError
 
 MOST_SAMPLES, MOST_SECONDS = 15, 5.0

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.review.evidence import disagreements, evidence
-from lab.review.row import ReviewRow
+from lab.review.rows import ReviewRow, disagreements, evidence
 
 SCHEMA = "samebits.review/1"
 AS_PROMISED, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
@@ -45,7 +44,7 @@ class Review:
     def disagreements(self) -> list[str]:
         """Where this machine does what the op table says it does not. The table speaks of the switch being on."""
         rows = self.rows if self.settings["switch"] else ()
-        if not self.settings["thread_invariant"]:
+        if self.settings["across"] == "runs":
             rows = tuple(row for row in rows if row.threads is not False)
         return disagreements(rows)
 

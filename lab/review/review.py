@@ -14,8 +14,9 @@ from typing import Any
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.sources import SOURCES
 from lab.review.report import Review
-from lab.review.row import ReviewRow
+from lab.review.rows import ReviewRow
 from lab.review.worker import ReviewWorker, WorkerError
+from samebits._context import Across
 from samebits._progress import Progress
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
 from samebits.determinism import environment_fingerprint
@@ -29,7 +30,7 @@ CASE_LIMIT_S = 300.0
 def review(
     *,
     switch: bool = True,
-    thread_invariant: bool = True,
+    across: Across = "threads",
     only: Sequence[str] = (),
     sources: Sequence[str] = SOURCES,
     jobs: int | None = None,
@@ -40,8 +41,8 @@ def review(
     This process measures nothing itself: its threads, generators and switch stay as they are.
 
     Args:
-        switch: the workers call `enable_op_determinism(thread_invariant=thread_invariant)` first.
-        thread_invariant: as in `enable_op_determinism`.
+        switch: the workers call `enable_op_determinism(across=across)` first.
+        across: as in `enable_op_determinism`.
         only: parts of full names as `reductions: sum all [float32]`.
         sources: which of `battery` and `opinfo`.
         jobs: worker processes at the same time; one per core, at most two, when None.
@@ -51,7 +52,7 @@ def review(
         InvalidArgumentError: no case has such a name.
         SignalledError: this process was told to end; the workers have ended.
     """
-    settings = {"switch": switch, "thread_invariant": thread_invariant}
+    settings = {"switch": switch, "across": across}
     with scratch_folder() as scratch, Progress("cases", "cases") as progress:
         work = _Work(settings, scratch, tuple(only), progress, deque(sources), each_line)
         begin = time.monotonic()

@@ -113,7 +113,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     set_random_seed(0)
     if settings["switch"]:
-        enable_op_determinism(thread_invariant=settings["thread_invariant"])
+        enable_op_determinism(across=settings["across"])
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
 

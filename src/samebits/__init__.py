@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from samebits import random as random
     from samebits import replica as replica
     from samebits import rounding as rounding
-    from samebits import selfcheck as selfcheck
     from samebits import state as state
     from samebits import testing as testing
     from samebits import train as train
@@ -63,7 +62,7 @@ __getattr__, __dir__ = attach(
     __name__,
     [
         *("_digest", "_native", "audit", "callbacks", "checkpoint", "cli", "data", "determinism", "errors"),
-        *("nn", "random", "replica", "rounding", "selfcheck", "state", "testing", "train", "trainer"),
+        *("nn", "random", "replica", "rounding", "state", "testing", "train", "trainer"),
     ],
     {
         "Epoch": "samebits.train",

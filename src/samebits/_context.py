@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from types import FrameType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 VERSION = "0.1.0.dev0"
@@ -74,16 +74,17 @@ class CheckOverrides:
 
 
 OnUnimplemented = Literal["raise", "warn"]
+Across = Literal["runs", "threads", "machines"]
+ACROSS: tuple[Across, ...] = get_args(Across)
+"""The steps of `enable_op_determinism(across=...)`. Each includes those before it."""
 
 
 @dataclass(frozen=True)
 class OpDeterminismSettings:
     """The arguments of `enable_op_determinism`."""
 
-    thread_invariant: bool = False
-    """True also with `machine_invariant`, which includes it."""
+    across: Across = "runs"
     on_unimplemented: OnUnimplemented = "raise"
-    machine_invariant: bool = False
 
 
 class Observer:
@@ -128,7 +129,7 @@ class _ProcessState:
     op_determinism: OpDeterminismSettings | None = None
     """The settings of the switch; None while it is off."""
     asked_op_determinism: OpDeterminismSettings | None = None
-    """The settings that the command line asked for (`samebits run --machine-invariant`)."""
+    """The settings that the command line asked for (`samebits run --across machines`)."""
     seed: int | None = None
     position: Position | None = None
     run_key: Words | None = None

@@ -18,17 +18,10 @@ import torch
 import xxhash
 from torch.utils.weak import WeakTensorKeyDictionary
 
-ALGORITHM = "xxh3-128"
+from samebits._byte_digest import of_bytes
+
 _LARGE = 1 << 24
 """Bytes of a state from which on threads pay off."""
-
-
-def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
-    """Returns the digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        hasher.update(part)  # type: ignore[arg-type] (arrays are buffers)
-    return f"{ALGORITHM}:{hasher.hexdigest()}"
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
@@ -86,10 +79,9 @@ def walk(
     """
     parts = parts_of(value) if levels else None
     yield path, value, parts
-    if parts is not None:
-        for key, item in parts:
-            below = path if key is SAME_PATH else f"{path}.{key}" if path else str(key)
-            yield from walk(item, below, parts_of, levels - 1)
+    for key, item in parts or ():
+        below = path if key is SAME_PATH else f"{path}.{key}" if path else str(key)
+        yield from walk(item, below, parts_of, levels - 1)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
@@ -113,18 +105,23 @@ def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:
     shared = [path for path in mine if path in theirs]
     with hash_threads() as pool:
         run = pool.map if sum(map(_nbytes, mine.values())) >= _LARGE else map
-        equal = dict(
-            zip(shared, run(lambda path: _are_equal(mine[path], theirs[path], bits), shared), strict=True)
-        )
+        same = run(lambda path: _are_equal(mine[path], theirs[path], bits), shared)
+        equal = dict(zip(shared, same, strict=True))
     return [path for path in {**theirs, **mine} if not equal.get(path)]
+
+
+def differing_elements(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns where the bits of two dense tensors of one dtype and shape differ, on their device; two NaN are equal."""
+    rows = [torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)) for x in (one, other)]
+    mine, theirs = (row.view(torch.uint8).reshape(*one.shape, one.element_size()) for row in rows)
+    return (mine != theirs).any(-1) & ~(one.isnan() & other.isnan())
 
 
 def _are_equal(a: Any, b: Any, bits: bool) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
-            return False
-        if not bits:
-            return True
+        alike = (a.dtype, a.shape, a.layout) == (b.dtype, b.shape, b.layout)
+        if not (alike and bits):
+            return alike
         if (known := verified.get(b)) is not None:
             return of_bytes(array_of(a).reshape(-1).view(np.uint8)) == known
     return _whole(a) == _whole(b)

@@ -93,7 +93,7 @@ def test_rows_that_do_not_apply_say_why_and_start_nothing():
 def test_thread_rows_are_promised_where_the_switch_makes_them_so():
     """Thread counts decide for a script that has the switch on in every step; for others they are measured."""
     assert [row.promised for row in checks_after(facts([5]), ("threads",), 0)] == [False, False]
-    assert [row.promised for row in checks_after(facts([5], thread_invariant=True), ("threads",), 0)] == [
+    assert [row.promised for row in checks_after(facts([5], across="threads"), ("threads",), 0)] == [
         True,
         True,
     ]
@@ -102,11 +102,11 @@ def test_thread_rows_are_promised_where_the_switch_makes_them_so():
 def test_the_row_of_another_cpu_is_for_those_who_ask_for_every_machine():
     """It is in the table where the mode was on in every step; asked for alone it says that it does not apply; else it is not there."""
     every = ("kill", "workers", "threads", "cpu")
-    names = [check.group for check in checks_after(facts([4, 4], machine_invariant=True), every, 1)]
+    names = [check.group for check in checks_after(facts([4, 4], across="machines"), every, 1)]
     assert names.count("cpu") == 1
     assert "cpu" not in [check.group for check in checks_after(facts([4, 4]), every, 1)]
     (alone,) = checks_after(facts([4, 4]), ("cpu",), 1)
-    assert "does not enable machine_invariant" in alone.does_not_apply
+    assert 'does not call enable_op_determinism(across="machines")' in alone.does_not_apply
 
 
 @property_test
@@ -143,7 +143,7 @@ def test_each_kill_can_be_required_by_its_name(lengths, validates):
 @given(runs, st.integers(1, 200), st.integers(1, 9), st.integers(1, 3))
 def test_what_fits_into_the_time_keeps_the_first_kill_longest(lengths, seconds, each, jobs):
     """`within`: the checks that stay fit, or nothing more can go; those left out come back with more time; the first kill goes last."""
-    checks = checks_after(facts(lengths, machine_invariant=True), GROUPS, 1)
+    checks = checks_after(facts(lengths, across="machines"), GROUPS, 1)
     kept, left_out = within(checks, seconds, each, jobs)
     assert sorted(map(id, [*kept, *left_out])) == sorted(map(id, checks))
     cost = (1 + sum(len(check.processes) for check in kept)) * each / jobs

@@ -142,7 +142,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
         num_workers=2,
         listing_seed=3,
         switch=True,
-        thread_invariant=True,
+        across="threads",
         seed=1,
     )
     (workers_a, threads_a, names_a, on_a), (workers_b, threads_b, names_b, on_b) = (
@@ -155,7 +155,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
     records = [read_record(tmp_path / "record" / name) for name in ("record.jsonl", "record.1.jsonl")]
     assert first_difference(*records) is None
     assert [record.end["threads"] for record in records] == [[1, 1], [2, 2]]
-    assert [record.end["thread_invariant"] for record in records] == [False, True]
+    assert [record.end["across"] for record in records] == [None, "threads"]
 
 
 @pytest.mark.slow
@@ -205,19 +205,25 @@ def _ends(pid, seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--thread-invariant", "--machine-invariant"])
-def test_a_script_that_takes_back_what_the_command_promised_is_refused(tmp_path, option):
+@pytest.mark.parametrize("across", ["threads", "machines"])
+def test_a_script_that_takes_back_what_the_command_promised_is_refused(tmp_path, across):
     """Its own, weaker enable_op_determinism() ends `run` with 2 and its line; one that is as strong runs (control)."""
-    name = option.removeprefix("--").replace("-", "_")
-    command = [sys.executable, "-m", "samebits", "run", option, "script.py"]
-    for call, weaker in (("", True), ("False", True), (f"{name}=True", False)):
+    command = [sys.executable, "-m", "samebits", "run", "--across", across, "script.py"]
+    as_strong = f'across="{across}"'
+    for call, weaker in (
+        ("", True),
+        ("False", True),
+        ('across="threads"', across == "machines"),
+        (as_strong, False),
+    ):
         (tmp_path / "script.py").write_text(
             f"import samebits\nsamebits.enable_op_determinism({call})\nprint('ran')\n"
         )
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == ((2, "") if weaker else (0, "ran\n")), done.stderr
         line = (
-            f"samebits: run: {tmp_path}/script.py:2: enable_op_determinism({call}) takes back {option}, with which the "
-            f"program was started. Write enable_op_determinism({name}=True) there, or remove that call.\n"
+            f"samebits: run: {tmp_path}/script.py:2: enable_op_determinism({call}) takes back --across {across}, "
+            "with which the program was started. "
+            f"Write enable_op_determinism({as_strong}) there, or remove that call.\n"
         )
         assert done.stderr == (line if weaker else "")

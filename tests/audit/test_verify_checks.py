@@ -123,7 +123,7 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     assert "samebits.Run" in report["verdict"]
 
 
-EVERY_MACHINE = SOUND.replace("enable_op_determinism()", "enable_op_determinism(machine_invariant=True)")
+EVERY_MACHINE = SOUND.replace("enable_op_determinism()", "enable_op_determinism(across='machines')")
 # NumPy's tangent has other code with AVX-512, by the CPU's features alone; its product has it by the CPU's vendor, too.
 BY_NUMPY = EVERY_MACHINE.replace(
     "x = torch.randn(40, 6)",
@@ -133,7 +133,9 @@ BY_NUMPY = EVERY_MACHINE.replace(
 
 @pytest.mark.slow
 def test_the_row_of_another_cpu_is_equal_or_names_what_is_not(tmp_path):
-    """A script of machine_invariant passes on a played CPU without AVX-512; with NumPy's tangent in its data, the row names the step."""
+    """A script across machines passes on a played CPU without AVX-512; with NumPy's tangent in its data, the
+    row names the step.
+    """
     options = ("--checks", "threads,cpu", "--steps", "6")
     status, table, _, report = verify(tmp_path, EVERY_MACHINE, *options)
     assert status == 0, report["verdict"]
@@ -214,8 +216,10 @@ def test_training_by_hand_is_verified_step_by_step(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False])
 def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
-    """`--run --thread-invariant`: the rows decide; with `--run` alone they are measured; without `--run` it is an error."""
-    options = ("--run", "--checks", "threads", "--steps", "3", *(["--thread-invariant"] if asked else []))
+    """`--run --across threads`: the rows decide; with `--run` alone they are measured; without `--run` it is
+    an error.
+    """
+    options = ("--run", "--checks", "threads", "--steps", "3", *(["--across", "threads"] if asked else []))
     status, _, _, report = verify(tmp_path, PLAIN, *options)
     assert [found["promised"] for found in report["rows"]] == [True, asked, asked]
     if asked:
@@ -224,12 +228,12 @@ def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
             and "run again and with 1 and 3 threads. Not proven: killed and resumed (left out"
             in report["verdict"]
         ), report
-        assert verify(tmp_path, PLAIN, "--thread-invariant")[0] == 2
+        assert verify(tmp_path, PLAIN, "--across", "threads")[0] == 2
 
 
 SWITCHED = PLAIN.replace(
     "torch.manual_seed(0)",
-    "import samebits\nsamebits.set_random_seed(0)\ntorch.set_num_threads(3)\nsamebits.enable_op_determinism(thread_invariant=True)",
+    "import samebits\nsamebits.set_random_seed(0)\ntorch.set_num_threads(3)\nsamebits.enable_op_determinism(across='threads')",
 )
 
 
@@ -245,7 +249,7 @@ def test_the_environment_is_that_of_the_script(tmp_path, block):
     status, _, _, report = verify(tmp_path, source, "--checks", "run-again", "--steps", "3")
     assert status == 0, report
     found = report["environment"]
-    assert found["op_determinism"] == {"enabled": True, "thread_invariant": True, "on_unimplemented": "raise"}
+    assert found["op_determinism"] == {"enabled": True, "across": "threads", "on_unimplemented": "raise"}
     assert found["threads"] == 3 and found["flags"]["cudnn_deterministic"] is True
     _, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again", "--steps", "3")
     assert report["environment"]["op_determinism"] == {"enabled": False}

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samebits.checkpoint._codec import decode, encode
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import UnsavableStateError
 
 BITS = {"position": {}, "finished": False, "program": {}, "environment": {}}

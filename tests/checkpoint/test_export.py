@@ -19,8 +19,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits.checkpoint import export, load_commit, load_weights
-from samebits.checkpoint._exchange.export import export_dcp, export_safetensors, export_torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CorruptCommitError,
     InvalidArgumentError,
@@ -105,17 +104,17 @@ def test_others_read_what_is_exported(saved, tmp_path):
     """safetensors, torch.load(weights_only=True) and torch.distributed.checkpoint themselves read equal bits."""
     run_dir, model = saved
     state = load_commit(run_dir)
-    found = safetensors.torch.load_file(export_safetensors(run_dir, tmp_path / "a.safetensors"))
+    found = safetensors.torch.load_file(export(run_dir, tmp_path / "a.safetensors"))
     assert digest.of_value(dict(sorted(found.items()))) == digest.of_value(
         dict(sorted(model.state_dict().items()))
     )
-    whole = torch.load(export_torch(run_dir, tmp_path / "a.pt"), weights_only=True)
+    whole = torch.load(export(run_dir, tmp_path / "a.pt"), weights_only=True)
     assert digest.of_value(whole) == digest.of_value(state)
-    one = torch.load(export_torch(run_dir, tmp_path / "b.pt", object="optimizer"), weights_only=True)
+    one = torch.load(export(run_dir, tmp_path / "b.pt", object="optimizer"), weights_only=True)
     assert digest.of_value(one) == digest.of_value(state["objects"]["optimizer"])
     fresh = Odd()
     into = {"model": fresh.state_dict()}
-    dcp.load(into, checkpoint_id=export_dcp(run_dir, tmp_path / "a"), no_dist=True)
+    dcp.load(into, checkpoint_id=export(run_dir, tmp_path / "a"), no_dist=True)
     fresh.load_state_dict(into["model"])
     assert bits(fresh) == bits(model)
 
@@ -154,15 +153,15 @@ def test_what_a_format_cannot_hold_is_an_error_and_leaves_no_file(saved, tmp_pat
         store.commit(1, {"objects": {"model": {"w": torch.ones(1)}}, "run_state": {"a": np.ones(3)}}, **FACTS)
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(InvalidArgumentError, match="safetensors cannot hold"):
-        export_safetensors(run_dir, tmp_path / "o.safetensors", object="optimizer")
+        export(run_dir, tmp_path / "o.safetensors", object="optimizer")
     with pytest.raises(UnsavableStateError, match="Export one object"):
-        export_torch(tmp_path / "arrays", tmp_path / "o.pt")
+        export(tmp_path / "arrays", tmp_path / "o.pt")
     with pytest.raises(InvalidArgumentError, match="must end in"):
         export(run_dir, tmp_path / "o.onnx")
     with pytest.raises(InvalidArgumentError, match="it is there already"):
-        export_dcp(run_dir, run_dir)
+        export(run_dir, run_dir)
     assert sorted(os.listdir(tmp_path)) == before
-    export_torch(tmp_path / "arrays", tmp_path / "o.pt", object="model")  # the cure
+    export(tmp_path / "arrays", tmp_path / "o.pt", object="model")  # the cure
 
 
 def test_what_is_not_there_is_named(saved, tmp_path):
@@ -203,10 +202,10 @@ def bombs(tmp_path, run_dir):
     yield tmp_path / "bare.pt"
     (tmp_path / "bomb.safetensors").write_bytes(pickle.dumps(bomb))
     yield tmp_path / "bomb.safetensors"
-    folder = export_dcp(run_dir, tmp_path / "metadata")
+    folder = export(run_dir, tmp_path / "metadata")
     (folder / ".metadata").write_bytes(pickle.dumps(bomb))
     yield folder
-    folder = export_dcp(run_dir, tmp_path / "part")
+    folder = export(run_dir, tmp_path / "part")
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     buffer = io.BytesIO()
     torch.save(bomb, buffer)
@@ -273,7 +272,7 @@ def test_a_forged_metadata_changes_no_class_of_this_process(saved, tmp_path):
     run_dir, model = saved
     kind = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
     forged = b"\x80\x02" + kind + b"(N}X\x05\x00\x00\x00hello" + b"K\x01stb."
-    folder = export_dcp(run_dir, tmp_path / "dcp")
+    folder = export(run_dir, tmp_path / "dcp")
     (folder / ".metadata").write_bytes(forged)
     with pytest.raises(WeightsFileError):
         load_weights(model, folder)
@@ -326,7 +325,7 @@ FORGED_DCP = {
 def test_a_forged_dcp_folder_is_an_error(saved, tmp_path, change):
     """Parts elsewhere, sizes that are not there, pipes and links: WeightsFileError; unchanged (control) it loads."""
     run_dir, model = saved
-    folder = export_dcp(run_dir, tmp_path / "dcp")
+    folder = export(run_dir, tmp_path / "dcp")
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to(next(folder.glob("*.distcp")))
     changed(folder, change or (lambda metadata: None))
@@ -347,7 +346,7 @@ def test_a_dcp_folder_of_an_older_python_is_read(saved, tmp_path, monkeypatch):
         return getattr, (type(self), self.name)
 
     monkeypatch.setattr(torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
-    folder = export_dcp(run_dir, tmp_path / "dcp")
+    folder = export(run_dir, tmp_path / "dcp")
     assert b"getattr" in (folder / ".metadata").read_bytes()
     loaded = Odd()
     load_weights(loaded, folder)
@@ -365,7 +364,7 @@ def test_a_dcp_folder_of_an_older_python_is_read(saved, tmp_path, monkeypatch):
 def test_damaged_files_are_errors(saved, tmp_path):
     """Cut, compressed (whose size nobody knows before), a pipe, a folder of nothing, a number: WeightsFileError."""
     run_dir, model = saved
-    good = export_torch(run_dir, tmp_path / "good.pt")
+    good = export(run_dir, tmp_path / "good.pt")
     (tmp_path / "cut.pt").write_bytes(good.read_bytes()[:-100])
     with (
         zipfile.ZipFile(good) as old,
@@ -373,7 +372,7 @@ def test_damaged_files_are_errors(saved, tmp_path):
     ):
         for name in old.namelist():
             new.writestr(name, old.read(name))
-    safe = export_safetensors(run_dir, tmp_path / "good.safetensors").read_bytes()
+    safe = export(run_dir, tmp_path / "good.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(safe[:-1])
     (tmp_path / "long.safetensors").write_bytes((2**62).to_bytes(8, "little") + safe[8:])
     os.mkfifo(tmp_path / "pipe.pt")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from samebits import _digest as digest
 from samebits.checkpoint._codec import decode, encode
-from samebits.checkpoint._rank_states import EncodedState, join_states, rank_state
-from samebits.checkpoint._serialize import pack, unpack
+from samebits.checkpoint._rank_states import EncodedState, join_states, pack, rank_state, unpack
 from samebits.errors import CorruptCommitError, RunMismatchError
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits.checkpoint import _manifest as manifests
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CommitError,
     NewerCommitError,
@@ -75,7 +76,7 @@ def forge(run_dir, change=None, text=None, step=2):
         del values["digest"]
         change(values)
         text = manifests.canonical_json(values).encode()
-    own = digest.of_bytes(text)
+    own = of_bytes(text)
     (path / MANIFEST).write_bytes(b'{"digest":"' + own.encode() + b'",' + text[1:])
     return path.rename(path.with_name(f"{path.name[:12]}-{own.split(':')[1][:8]}"))
 
@@ -371,7 +372,7 @@ def test_files_of_two_commits_do_not_mix(run):
 
 MEMORY = """
 import resource, sys, torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (300 << 20),) * 2)
 for run_dir in sys.argv[1:]:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import RunDirectoryError
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 OWNER = """
 import fcntl, os, sys, time
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 store = CommitStore(sys.argv[1])
 store.open()
 flocked = open(sys.argv[1] + "/flocked", "w")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import samebits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CorruptCommitError, RunMismatchError
 from samebits.train._state import object_states
 

@@ -15,16 +15,20 @@ from torch import nn
 
 import samebits
 from samebits._context import Position
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
-from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
 from samebits.checkpoint._codec import encode
-from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import canonical_json
-from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
+from samebits.checkpoint._prepared_commit import (
+    CommitPreparer,
+    LayoutError,
+    PreparedCommit,
+    StateLayout,
+)
+from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.commit_folder import LARGE, write_file, write_image
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.commit_due import Cadence
+from samebits.train._saving.cadence import Cadence
 from samebits.train._state import object_states as states
 
 PLAIN = {
@@ -59,7 +63,7 @@ def facts(step, **more):
         "value": None,
     }
     at = Position("train", 0, step, step)
-    return at, CommitMetadata(step, at.to_dict(), **{**given, **more})
+    return at, {**given, **more}
 
 
 @pytest.fixture
@@ -309,8 +313,13 @@ class OnCuda(PreparedCommit):
 PREPARER = CommitPreparer()
 
 
+def prepared(preparer, state):
+    at, given = facts(1)
+    return preparer.prepare(state, step=1, position=at.to_dict(), **given)
+
+
 def on_cuda(state):
-    return OnCuda(*vars(PREPARER.prepare(state, facts(1)[1])).values())
+    return OnCuda(*vars(prepared(PREPARER, state)).values())
 
 
 def test_memory_is_pinned_once_and_let_go_before_it_moves(monkeypatch):
@@ -373,14 +382,13 @@ def test_the_memory_of_the_first_snapshot_is_there_before_it(tmp_path, megabytes
 
 def test_a_snapshot_waits_for_its_memory_and_a_lack_of_it_is_met_there(monkeypatch):
     """A copy right after `reserve` has all bytes; where `reserve` found no memory, the copy raises."""
-    metadata = facts(1)[1]
-    prepared = CommitPreparer().prepare({"x": torch.arange(1 << 20)}, metadata)
+    commit = prepared(CommitPreparer(), {"x": torch.arange(1 << 20)})
     for _ in range(3):
         memory = SnapshotMemory()
-        memory.reserve(prepared.layout.size)
-        memory.copy(prepared)
-        with mmap.mmap(memory.fd, prepared.layout.size) as image:
-            begin, end = prepared.layout.spans[0]
+        memory.reserve(commit.layout.size)
+        memory.copy(commit)
+        with mmap.mmap(memory.fd, commit.layout.size) as image:
+            begin, end = commit.layout.spans[0]
             assert image[begin:end] == torch.arange(1 << 20).numpy().tobytes()
         memory.close()
 
@@ -389,7 +397,7 @@ def test_a_snapshot_waits_for_its_memory_and_a_lack_of_it_is_met_there(monkeypat
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     memory = SnapshotMemory()
-    memory.reserve(prepared.layout.size)
+    memory.reserve(commit.layout.size)
     with pytest.raises(OSError, match="No space"):
-        memory.copy(prepared)
+        memory.copy(commit)
     memory.close()

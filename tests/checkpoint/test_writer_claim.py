@@ -10,9 +10,10 @@ import pytest
 
 from samebits import _digest as digest
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
+from samebits.checkpoint._remote.remote_commits import staging_folder
 from samebits.checkpoint._remote.writer_claim import WRITER
-from samebits.checkpoint._writer.commit_folder import step_of
+from samebits.checkpoint._retention import step_of
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import CommitError, RemoteStorageError, RunDirectoryError
 from url_storages import UnreliableFileSystem, commit, get, names, newest, put, state_at, steps
 
@@ -58,15 +59,15 @@ def end(child):
 def test_a_live_process_of_this_machine_keeps_others_out(tmp_path, capfd):
     """While another process has the directory open: RunDirectoryError that names it; SIGKILLed (control), it opens at once, without a word."""
     url = f"file://{tmp_path}/r"
-    child = in_child(UploadingStore(url).open)
+    child = in_child(CommitStore(url).open)
     try:
         with pytest.raises(RunDirectoryError, match=rf"{url}.*in use by process {child} on host"):
-            UploadingStore(url).open()
+            CommitStore(url).open()
         with pytest.raises(RunDirectoryError, match="in use by"):
             prune(url, 1)
     finally:
         end(child)
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
     assert capfd.readouterr().err == ""
 
@@ -74,13 +75,13 @@ def test_a_live_process_of_this_machine_keeps_others_out(tmp_path, capfd):
 def test_of_two_machines_the_earlier_is_told_at_its_next_commit(tmp_path, machine, capfd):
     """B opens what A has open: B is told of A, A's next commit is a CommitError that names B, B's commits stand; alone (control) A commits."""
     url = f"file://{tmp_path}/r"
-    with UploadingStore(url) as first:
+    with CommitStore(url) as first:
         commit(first, 1)
         commit(first, 2)
 
         def on_b():
             machine("b")
-            store = UploadingStore(url)
+            store = CommitStore(url)
             store.open()
             assert store.newest()[0].step == 2
             commit(store, 3, program={"of": "b"})
@@ -98,7 +99,7 @@ def test_of_two_machines_the_earlier_is_told_at_its_next_commit(tmp_path, machin
             end(child)
     assert json.loads(get(url, WRITER))["pid"] == child
     machine("b")
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         assert store.newest()[0].program == {"of": "b"}
 
 
@@ -110,20 +111,20 @@ def test_the_claim_of_another_machine_is_taken_over_at_once(url, capfd, text):
     """One that has not ended, or cannot be read: the run begins, and says whose it was, if that is known."""
     put(url, WRITER, text)
     put(url, "samebits-run.json", b"{}")
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
     assert names(url) == [(1, "valid")]
     told = capfd.readouterr().err
     assert ("takes over" in told) == text.startswith(b'{"')
     assert ("process 7 on host 'far' has opened" in told) == (b"far" in text)
     put(url, WRITER, json.dumps({**FAR, "ended": True}).encode())
-    with UploadingStore(url):
+    with CommitStore(url):
         assert capfd.readouterr().err == ""  # the control: it had left
 
 
 def test_a_process_that_was_taken_over_leaves_the_others_claim(url):
     """After another machine opened: CommitError that names it, the newest commit stays, and its claim is not touched."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
         put(url, WRITER, json.dumps(FAR).encode())
         with pytest.raises(
@@ -136,16 +137,16 @@ def test_a_process_that_was_taken_over_leaves_the_others_claim(url):
 
 def test_a_directory_that_was_removed_under_the_run_is_an_error(url):
     """Its writer.json is gone: CommitError that says so, at the next commit."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
-        store._files.remove(WRITER)
+        store._remote.files.remove(WRITER)
         with pytest.raises(CommitError, match=r"was removed \(its writer.json is gone\)"):
             commit(store, 2)
 
 
 def test_prune_waits_for_the_process_of_another_machine(url, machine):
     """What another machine has open is not pruned, with the cure; once that has ended, or runs here no more (control), it is."""
-    with UploadingStore(url, keep=9) as store:
+    with CommitStore(url, keep=9) as store:
         for step in (1, 2, 3):
             commit(store, step)
         own = get(url, WRITER)
@@ -160,7 +161,7 @@ def test_prune_waits_for_the_process_of_another_machine(url, machine):
     put(url, WRITER, own)  # as after SIGKILL
     machine("a")
     assert len(prune(url, 1)[1]) == 1
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         assert store.newest()[0].step == 3
 
 
@@ -168,7 +169,7 @@ def test_prune_waits_for_the_process_of_another_machine(url, machine):
 def stale(machine):
     """Machine A has commits 1 and 2 at the URL, and 3 in its staging folder alone: its connection was lost."""
     url = "unreliable://runs/a"
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
         commit(store, 2)
         UnreliableFileSystem.left = 0
@@ -181,7 +182,7 @@ def stale(machine):
 
 def test_what_only_this_machine_has_is_uploaded_by_the_next_start(stale, capfd):
     """The control of those below: nobody else has opened the directory, so A goes on from 3, and uploads it."""
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0].step == 3
         store.publish(wait=True)
         assert steps(stale) == [3, 2]
@@ -192,20 +193,20 @@ def test_what_only_this_machine_has_is_uploaded_by_the_next_start(stale, capfd):
 def test_a_machine_never_goes_on_from_its_old_commit(stale, machine, capfd, last):
     """A, B, A: B went on from 2 to 3 or 4, so A drops its own 3 with a line, reads B's, and the chain goes on from there."""
     machine("b")
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0].step == 2
         for step in range(3, last + 1):
             made = commit(store, step, program={"of": "b"})
     machine("a")
     capfd.readouterr()
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0] == made
         told = capfd.readouterr().err
         assert "commits that only this machine has are deleted (of step" in told and told.count("\n") == 1
         assert commit(store, 5).parent == made.digest
     assert steps(stale) == [5, last]
     machine("b")
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert digest.of_value(store.newest()[1]) == digest.of_value(state_at(5))
     assert capfd.readouterr().err == ""
 
@@ -213,12 +214,12 @@ def test_a_machine_never_goes_on_from_its_old_commit(stale, machine, capfd, last
 def test_a_kill_in_opening_leaves_the_old_commit_stale(stale, machine):
     """A, B, A, where A's connection breaks at each call of opening in turn: it never goes on from its own 3."""
     machine("b")
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0].step == 2
         made = commit(store, 3, program={"of": "b"})
     machine("a")
     for calls in range(100):
-        store = UploadingStore(stale)
+        store = CommitStore(stale)
         UnreliableFileSystem.left = calls
         try:
             store.open()
@@ -229,17 +230,17 @@ def test_a_kill_in_opening_leaves_the_old_commit_stale(stale, machine):
             store.close()
     assert calls > 5
     UnreliableFileSystem.left = None
-    assert UploadingStore(stale).newest()[0] == made
+    assert CommitStore(stale).newest()[0] == made
     assert staging_commits(stale) == [2]
 
 
 def test_a_machine_that_made_no_commit_drops_none(stale, machine, capfd):
     """A, B, A where B only opened the directory: the newest commit there is still A's, so A goes on from its 3."""
     machine("b")
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0].step == 2
     machine("a")
-    with UploadingStore(stale) as store:
+    with CommitStore(stale) as store:
         assert store.newest()[0].step == 3
         store.publish(wait=True)
     assert steps(stale) == [3, 2] and capfd.readouterr().err == ""
@@ -247,10 +248,10 @@ def test_a_machine_that_made_no_commit_drops_none(stale, machine, capfd):
 
 def test_a_directory_that_was_removed_is_not_filled_again(url, machine, capfd):
     """Everything at the URL is removed: the next start drops what the staging folder has, with a line, and begins at the first step."""
-    with UploadingStore(url) as store:
+    with CommitStore(url) as store:
         commit(store, 1)
-    store._files._files.rm(store._files._root, recursive=True)
-    with UploadingStore(url) as store:
+    store._remote.files._files.rm(store._remote.files._root, recursive=True)
+    with CommitStore(url) as store:
         assert store.newest() is None
         assert "or was removed" in capfd.readouterr().err
         commit(store, 0)
@@ -260,7 +261,7 @@ def test_a_directory_that_was_removed_is_not_filled_again(url, machine, capfd):
 def test_a_staging_folder_may_be_removed_between_two_runs(url):
     """It is a cache: without it, the next start reads the URL."""
     for step in (1, 2):
-        with UploadingStore(url) as store:
+        with CommitStore(url) as store:
             assert (store.newest() is None) == (step == 1)
             commit(store, step)
         shutil.rmtree(staging_folder(url))

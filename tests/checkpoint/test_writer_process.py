@@ -20,8 +20,8 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits._context import Observer, process
-from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._writer.messages import PACKED, SnapshotMessage
+from samebits.checkpoint._store import CommitStore
+from samebits.checkpoint._writer.writer_process import PACKED, SnapshotMessage
 from samebits.errors import CommitError
 from samebits.train._saving import async_commits
 

@@ -10,11 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits.checkpoint import _manifest as manifests
 from samebits.checkpoint import list_commits, load_commit
-from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._remote.remote_store import UploadingStore
+from samebits.checkpoint._store import CommitStore
 from samebits.cli import main
 
 FACTS = {
@@ -220,7 +219,7 @@ def test_a_commit_of_a_later_samebits_is_listed_and_kept(run, command):
     values = json.loads((path / "manifest.json").read_bytes())
     del values["digest"]
     text = manifests.canonical_json({**values, "schema": 99}).encode()
-    own = digest.of_bytes(text)
+    own = of_bytes(text)
     (path / "manifest.json").write_bytes(b'{"digest":"' + own.encode() + b'",' + text[1:])
     code, out, _ = command(run, "--prune", "--keep", "1")
     assert code == 1
@@ -270,7 +269,7 @@ def test_urls_are_listed_and_pruned_too(command, tmp_path, monkeypatch):
     """The same for a URL: list, verify, prune."""
     monkeypatch.setenv("SAMEBITS_CACHE_DIR", str(tmp_path / "cache"))
     url = f"file://{tmp_path}/r"
-    with UploadingStore(url, keep=9) as store:
+    with CommitStore(url, keep=9) as store:
         for step in (1, 2, 3):
             commit(store, step)
     assert command(url, "--verify")[0] == 0

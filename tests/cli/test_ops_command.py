@@ -105,7 +105,7 @@ def test_an_op_that_is_ours_is_not_shown_as_refused(capsys):
 
 
 def test_rows_are_grouped_by_what_they_promise_on_any_cpu(capsys):
-    """Ops with one reason and two kinds under machine_invariant have two rows."""
+    """Ops with one reason and two kinds under across='machines' have two rows."""
     ops(verdict=["has an alternative here"], device="cpu")
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cpu ")]
     kinds = {

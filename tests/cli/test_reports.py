@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from samebits.checkpoint import list_commits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 DIGEST = "c3e11f52749e9fafc9b78d26bb751abf"
 TABLE = f"""

@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebits.determinism import _reviewed_schemas as reviewed_schemas
-from samebits.determinism._cuda_decompositions import REPLACEMENTS
-from samebits.determinism._dispatcher import overload
-from samebits.determinism._kernels.indexing.put import write_in_order
-from samebits.selfcheck.parts.switch.check import (
+from formulation_check import (
     call,
     disable_determinism,
     error,
@@ -18,7 +14,11 @@ from samebits.selfcheck.parts.switch.check import (
     runs_on,
     same_bits,
 )
-from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
+from formulation_samples import SAMPLES, Maker
+from samebits.determinism import _reviewed_schemas as reviewed_schemas
+from samebits.determinism._cuda_decompositions import REPLACEMENTS
+from samebits.determinism._dispatcher import overload
+from samebits.determinism._kernels.indexing.put import write_in_order
 
 BY_OP = {r.op: r for r in REPLACEMENTS}
 ON_CPU = [s for s in SAMPLES if runs_on(s, "cpu")]
@@ -136,8 +136,8 @@ def test_a_formulation_that_calls_a_refused_op_is_caught():
 
 def test_a_formulation_that_varies_or_is_wrong_fails_the_check():
     """Negative control: noise in the bits and a wrong factor are both found by the check that records a GPU."""
+    import formulation_check as check
     from samebits.determinism._replacement import Replacement
-    from samebits.selfcheck.parts.switch import check
 
     sample = next(s for s in ON_CPU if s.name == "reflection_pad2d_backward")
     good = BY_OP[sample.call].make(refuse)

@@ -178,7 +178,7 @@ def test_torchs_own_namespaces_are_known(python):
     out = python(
         "import torch, torch._dynamo, torch._inductor.compile_fx, torch.distributed.optim, torch.export, torch.onnx\n"
         "import torch.ao.quantization, torch.distributed.fsdp, torch.distributed.tensor, torch.nn.attention.flex_attention\n"
-        "import samebits.random._torch_ops.op_definitions\n"
+        "import samebits.random._torch_ops\n"
         "from samebits.determinism._guards.custom_ops import TORCH_NAMESPACES\n"
         "print({n.partition('::')[0] for n in torch._C._dispatch_get_all_op_names()} - TORCH_NAMESPACES)\n"
     ).stdout

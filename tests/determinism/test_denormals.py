@@ -14,7 +14,7 @@ torch.exp(x)
 if sys.argv[1] == "before":
     torch.set_flush_denormal(True)
 if sys.argv[1] != "off":
-    samebits.enable_op_determinism(machine_invariant=sys.argv[1] == "machine")
+    samebits.enable_op_determinism(across="runs" if sys.argv[1] == "before" else sys.argv[1])
 torch.set_flush_denormal(True)
 found = [results()]
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ print([len(one) == 1 and (one[0] > 0) == kept for one, kept in zip(found, (False
 """
 
 
-@pytest.mark.parametrize("mode", ["plain", "machine", "before"])
+@pytest.mark.parametrize("mode", ["runs", "machines", "before"])
 def test_every_thread_follows(python, mode):
     """After worker threads exist, after a call on one thread, and where it was set before the switch: all threads as asked."""
     assert python(PROGRAM, mode).stdout == "[True, True, True]\n"

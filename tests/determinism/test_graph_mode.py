@@ -62,14 +62,14 @@ def one(compiled):
 EVERY = (
     THREADS
     + """
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 compiled, seen = torch.compile(step), {}
 for threads in (1, 2, 3, 4, 8):
     torch.set_num_threads(threads)
     for again in range(2):
         for name, value in one(compiled).items(): seen.setdefault(name, set()).add(bits(value))
 def few(odd, tall): return (odd * 1.5).sum(), odd.norm(), (tall + 1).sum(0), odd.var()
-samebits.enable_op_determinism(thread_invariant=False)
+samebits.enable_op_determinism(across="runs")
 compiled, varying = torch.compile(few), []
 for threads in (1, 3):
     torch.set_num_threads(threads)
@@ -83,7 +83,7 @@ tell([{name: len(results) for name, results in seen.items()}, varying])
 def test_compiled_code_has_the_same_bits_at_any_thread_count(told):
     """Compiled sums, norms, softmax, losses, scatter, index_put, gradients: one result at 1, 2, 3, 4 and 8 threads.
 
-    Negative control: with `thread_invariant=False`, compiled sums, norms and variances differ at 1 and 3 threads.
+    Negative control: with `across="runs"`, compiled sums, norms and variances differ at 1 and 3 threads.
     """
     counts, (one, three) = told(EVERY)
     assert len(counts) > 20
@@ -106,7 +106,7 @@ held(x)
 meta_path, cache_tag = list(sys.meta_path), torch.compiler.config.cache_key_tag  # setuptools, which Inductor imports, has changed it
 
 from samebits.determinism._compile import graph_mode as mode
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 under = bits(compiled(x))
 torch._dynamo.reset()
 fresh = bits(torch.compile(total)(x))
@@ -136,7 +136,7 @@ samebits.enable_op_determinism(False)
 torch.set_num_threads(2)
 off = bits(compiled(x))
 mode._forget_compiled = lambda: None  # negative control: nothing is dropped
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 messages.append(refused(lambda: compiled(x)))
 samebits.enable_op_determinism(False)
 restored = sys.meta_path == meta_path and torch.compiler.config.cache_key_tag == cache_tag
@@ -182,13 +182,13 @@ def hits():
 if sys.argv[1] == "plain":
     tell([hits(), hits()])
 else:
-    with samebits.enable_op_determinism(thread_invariant=True): under = [hits(), hits()]
+    with samebits.enable_op_determinism(across="threads"): under = [hits(), hits()]
     plain = hits()
     from samebits._inspect.patching import Patches
     from samebits.determinism._compile import inductor
     Patches.force = lambda *args: None
     inductor._with_threads = lambda init, threads: init  # in torch 2.11 it sets keys apart, too
-    with samebits.enable_op_determinism(thread_invariant=True): untagged = hits()
+    with samebits.enable_op_determinism(across="threads"): untagged = hits()
     tell([*under, plain, untagged])
 """
 
@@ -247,7 +247,7 @@ def pass_over(order):
     seen = {n: bits(compiled(inputs[n])) for n in order}
     return [seen[n] for n in sizes]
 off = [pass_over(sizes), pass_over(sizes[::-1])]
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 tell([off, [pass_over(sizes), pass_over(sizes[::-1])]])
 """
 

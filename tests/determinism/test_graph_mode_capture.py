@@ -22,7 +22,7 @@ def loaded(module):
 def calls(f): return [digest.of_value(f(a, b)) for _ in range(4)]
 every = [torch.jit.script(products), torch.jit.script(Module()), torch.jit.trace(others, (a, b)), loaded(Module())]
 before = [calls(f) for f in every]
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 every.append(torch.jit.script(more))
 under = [calls(f) for f in every]
 eager = calls(products)
@@ -48,7 +48,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from samebits.errors import UnseededError
 x = torch.ones(64)
 def drop(x): return torch.nn.functional.dropout(x, 0.5)
-if sys.argv[1] == "on": samebits.enable_op_determinism(thread_invariant=True)
+if sys.argv[1] == "on": samebits.enable_op_determinism(across="threads")
 assert not any(name.startswith("torch._inductor") for name in sys.modules)
 def run(make):
     try: make()(x)

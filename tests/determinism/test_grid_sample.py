@@ -40,7 +40,7 @@ from torch.nn import functional as F
 samebits.set_random_seed(0)
 mode = sys.argv[1]
 if mode != "off":
-    samebits.enable_op_determinism(machine_invariant=mode == "machine")
+    samebits.enable_op_determinism(across=mode)
 dtypes = torch.float32, torch.float64, torch.bfloat16, torch.float16
 for dtype, d, kind, padding, step in itertools.product(
     dtypes, (2, 3), ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (1, 2)
@@ -57,7 +57,7 @@ for dtype, d, kind, padding, step in itertools.product(
 """
 
 
-@pytest.mark.parametrize("mode", ["plain", "machine"])
+@pytest.mark.parametrize("mode", ["runs", "machines"])
 def test_a_grid_of_nan_and_infinity_never_ends_the_process(python, mode):
     """All modes, paddings and types, 2-D and 3-D; the gradient belongs to the pixels that the result was taken from."""
     python(EXTREMES, mode)
@@ -84,7 +84,9 @@ def test_nan_in_a_grid_is_minus_one():
 
 
 def test_the_layout_of_the_grid_moves_no_bit():
-    """Under machine_invariant result and gradients are those of a grid without gaps; without the mode they differ."""
+    """Under across='machines' result and gradients are those of a grid without gaps; without the mode they
+    differ.
+    """
     x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
     grid = torch.rand(2, 9, 9, 2, generator=torch.Generator().manual_seed(2)) * 2.4 - 1.2
     layouts = grid, torch.stack([grid, grid], -1)[..., 0], grid.transpose(1, 2).contiguous().transpose(1, 2)
@@ -98,6 +100,6 @@ def test_the_layout_of_the_grid_moves_no_bit():
         return [all(map(torch.equal, found[0], other)) for other in found[1:]]
 
     assert False in results(torch.float32)
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             assert results(dtype) == [True, True]

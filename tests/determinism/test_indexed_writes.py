@@ -122,7 +122,7 @@ WRITES = {
 def test_one_result_under_the_switch(name):
     """200,000 writes to 500 places have one result at 1, 2, 3, 4 and 8 threads and in each run."""
     d = data()
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert results(lambda: WRITES[name](d)) == 1
 
 
@@ -147,7 +147,7 @@ def test_max_unpool_is_not_refused(dims):
     pool, unpool = getattr(F, f"max_pool{dims}d"), getattr(F, f"max_unpool{dims}d")
     y, places = pool(x, 2, return_indices=True)
     expected = unpool(y, places, 2)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert torch.equal(unpool(y, places, 2), expected)
         assert results(lambda: gradient(lambda t: unpool(t, places, 2), y)) == 1
 
@@ -159,7 +159,7 @@ def test_the_last_write_wins():
     last[d["index"].unique()] = torch.stack(
         [d["values"][(d["index"] == i).nonzero()[-1, 0]] for i in d["index"].unique()]
     )
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert torch.equal(d["line"].clone().put_(d["index"], d["values"]), last)
         wide = torch.stack([d["line"], d["line"]], 1)[:, 0]
         assert torch.equal(wide.put_(d["index"] - PLACES, d["values"]), last)  # places counted from the end
@@ -218,7 +218,7 @@ def test_histogram_of_several_dimensions_is_torchs():
         {"bins": [torch.linspace(-1, 1, 5), torch.linspace(-2, 3, 8)]},
     )
     expected = [torch.histogramdd(x, weight=weight, **way).hist for way in ways]
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for way, hist in zip(ways, expected):
             torch.testing.assert_close(torch.histogramdd(x, weight=weight, **way).hist, hist)
         outs = torch.empty(0), torch.empty(0)
@@ -233,6 +233,6 @@ def test_weighted_sums_are_at_least_as_accurate():
     x, weight = torch.rand(1_000_000), torch.rand(1_000_000)
     exact = torch.histogram(x.double(), 8, range=(0.0, 1.0), weight=weight.double()).hist
     torchs = (torch.histogram(x, 8, range=(0.0, 1.0), weight=weight).hist - exact).abs().max()
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         ours = (torch.histogram(x, 8, range=(0.0, 1.0), weight=weight).hist - exact).abs().max()
     assert ours <= torchs

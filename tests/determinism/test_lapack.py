@@ -138,7 +138,7 @@ def test_gradients():
     def flat_with_grad(result):
         return [result] if torch.is_tensor(result) else list(result)
 
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for function, x in (
             (linalg.cholesky, m["definite"]),
             (linalg.inv, m["a"]),
@@ -167,7 +167,7 @@ def runs_of_lstsq(enough=60):
 def test_lstsq_is_the_same_in_every_run():
     """60 calls of lstsq at 1 and 2 threads, with the global memory fill off, have one result under the switch."""
     torch.manual_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         torch.utils.deterministic.fill_uninitialized_memory = False
         try:
             assert runs_of_lstsq() == 1

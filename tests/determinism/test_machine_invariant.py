@@ -1,4 +1,6 @@
-"""`machine_invariant` denies by default: every overload of the CPU is covered for a stated reason, or raises with the way out."""
+"""`across="machines"` denies by default: every overload of the CPU is covered for a stated reason, or raises
+with the way out.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,7 @@ OURS = frozenset((it.op, it.device) for it in REPLACEMENTS)
 def mode():
     """The mode, and a seed."""
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         yield
 
 
@@ -93,10 +95,10 @@ def test_every_overload_is_covered_or_raises(mode):
 
 def test_without_the_mode_they_run():
     """The same overloads are not refused with thread invariance alone: the refusals are the mode's (the control)."""
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert torch.linalg.inv(torch.eye(3)).sum() == 3
     with (
-        samebits.enable_op_determinism(machine_invariant=True),
+        samebits.enable_op_determinism(across="machines"),
         pytest.raises(UnimplementedError, match="linalg_inv_ex"),
     ):
         torch.linalg.inv(torch.eye(3))
@@ -197,7 +199,7 @@ def test_torchscript_raises_and_comes_back():
         warnings.simplefilter("ignore")
         function = torch.jit.script(torch.nn.functional.relu6)
         module = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         for code, x in ((function, torch.ones(2)), (module, torch.ones(1, 2))):
             with pytest.raises(UnimplementedError, match="TorchScript"):
                 code(x)
@@ -207,24 +209,23 @@ def test_torchscript_raises_and_comes_back():
 
 def test_with_warn_it_runs_and_says_so():
     """on_unimplemented='warn' runs torch's kernel, after a warning that names the op."""
-    with samebits.enable_op_determinism(machine_invariant=True, on_unimplemented="warn"):
+    with samebits.enable_op_determinism(across="machines", on_unimplemented="warn"):
         with pytest.warns(UnimplementedWarning, match="aten::linalg_inv_ex"):
             assert torch.linalg.inv(torch.eye(3)).sum() == 3
 
 
-def test_it_includes_thread_invariance_and_is_in_the_fingerprint(mode):
-    """The fingerprint has both; without the mode it has neither the entry nor another form than before it existed."""
-    settings = samebits.determinism.environment_fingerprint()["op_determinism"]
-    assert settings["machine_invariant"] is settings["thread_invariant"] is True
+def test_it_is_in_the_fingerprint(mode):
+    """The fingerprint names the mode; with the plain switch (the control) it does not."""
+    assert samebits.determinism.environment_fingerprint()["op_determinism"]["across"] == "machines"
     with samebits.enable_op_determinism():
-        assert "machine_invariant" not in samebits.determinism.environment_fingerprint()["op_determinism"]
+        assert samebits.determinism.environment_fingerprint()["op_determinism"]["across"] == "runs"
 
 
 def test_a_machine_without_the_vectors_is_refused():
     """Where torch uses its plain C++ kernels, whose normal numbers are others, the mode raises and nothing is changed."""
     code = (
         "import samebits\n"
-        "try: samebits.enable_op_determinism(machine_invariant=True)\n"
+        "try: samebits.enable_op_determinism(across='machines')\n"
         "except samebits.errors.ConflictError as error: print(error, samebits.op_determinism_enabled())"
     )
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}

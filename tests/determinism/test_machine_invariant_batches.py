@@ -98,7 +98,7 @@ QUICK = ("linear", "softmax")
 def test_a_row_does_not_know_its_neighbours(name, dtype):
     """Each kind of layer, and a whole network in eval mode, gives the anchor's row the same bytes at every place of small batches."""
     make, shape = LAYERS[name]
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         assert differing(make, shape, dtype, FEW) == []
 
 
@@ -112,7 +112,7 @@ def test_nor_in_large_batches(name, dtype):
     try:
         for number in (1, 3):
             torch.set_num_threads(number)
-            with samebits.enable_op_determinism(machine_invariant=True):
+            with samebits.enable_op_determinism(across="machines"):
                 assert differing(make, shape, dtype, ALL) == []
     finally:
         torch.set_num_threads(threads)
@@ -122,7 +122,7 @@ def test_without_the_mode_it_does():
     """Negative control: torch's own product, and that of thread invariance, give the anchor other bytes in other batches."""
     make, shape = LAYERS["linear without bias"]
     assert differing(make, shape, torch.float32, ALL)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert differing(make, shape, torch.float32, ALL)
 
 
@@ -154,7 +154,7 @@ def rows_of_products():
 def test_distances_and_chains_of_products_do_not_know_how_many_rows_there_are():
     """cdist of every norm with its gradient, multi_dot and chain_matmul; without the mode both follow the number."""
     assert not rows_of_distances(2.0) and not rows_of_products()
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         assert all(map(rows_of_distances, (0.0, 1.0, 2.0, 3.0, float("inf"))))
         assert rows_of_products()
         x, y = (torch.randn(*shape, 4, dtype=torch.float64).requires_grad_() for shape in ((30,), (2, 5)))
@@ -175,7 +175,7 @@ def test_the_layout_of_vectors_moves_no_bit():
 
     dtypes = torch.float32, torch.bfloat16, torch.float16, torch.float64
     assert max(map(most, dtypes)) > 1
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         assert [*map(most, dtypes)] == [1] * 4
 
 

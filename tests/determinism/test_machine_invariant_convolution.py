@@ -1,4 +1,6 @@
-"""Convolutions of `machine_invariant`: the definition, bit for bit, over CPUs, threads, batches and memory formats."""
+"""Convolutions of `across="machines"`: the definition, bit for bit, over CPUs, threads, batches and memory
+formats.
+"""
 
 import os
 import subprocess

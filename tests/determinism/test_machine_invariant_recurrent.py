@@ -1,4 +1,6 @@
-"""Recurrent layers under `machine_invariant`: composed of covered ops, the same bits over threads and batches."""
+"""Recurrent layers under `across="machines"`: composed of covered ops, the same bits over threads and
+batches.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def mode():
     """The mode, and the number of threads as it was."""
     threads = torch.get_num_threads()
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         yield
     torch.set_num_threads(threads)
 
@@ -82,7 +84,7 @@ def test_no_kernel_of_onednn_is_called_and_the_flag_is_restored():
         model(x)
     assert any("mkldnn" in name for name in before.names)
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(machine_invariant=True), Calls() as calls:
+    with samebits.enable_op_determinism(across="machines"), Calls() as calls:
         model(x)
     assert not any("mkldnn" in name for name in calls.names)
     assert torch.backends.mkldnn.enabled

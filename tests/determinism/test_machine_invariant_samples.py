@@ -1,4 +1,4 @@
-"""The samples that torch tests its own ops with, under `machine_invariant`: on this CPU, and as on another."""
+"""The samples that torch tests its own ops with, under `across="machines"`: on this CPU, and as on another."""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""No arithmetic of a vendor runs under `machine_invariant`: MKL and oneDNN say of each call of theirs that it was made."""
+"""No arithmetic of a vendor runs under `across="machines"`: MKL and oneDNN say of each call of theirs that it
+was made.
+"""
 
 import pytest
 
@@ -46,7 +48,7 @@ def everything():
 
 with torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON), torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
     if mode:
-        with samebits.enable_op_determinism(machine_invariant=True):
+        with samebits.enable_op_determinism(across="machines"):
             everything()
     else:
         everything()

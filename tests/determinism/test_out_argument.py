@@ -87,11 +87,11 @@ def outcomes():
     }
 
 
-@pytest.mark.parametrize("mode", ["thread_invariant", "machine_invariant"])
+@pytest.mark.parametrize("mode", ["threads", "machines"])
 def test_what_is_asked_for_is_given_or_refused_as_in_torch(mode):
     """32 calls, 7 types, 3 shapes of `out`: torch's values (to rounding), shape or kind of error; complex ones may be refused."""
     expected = outcomes()
-    with samebits.enable_op_determinism(**{mode: True}):
+    with samebits.enable_op_determinism(across=mode):
         found = outcomes()
     assert len(found) == 32 * 7 * 3
     for case, torchs in expected.items():

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
+from formulation_check import assume_verified
 from samebits._context import process
 from samebits._inspect.user_code import calling_line
 from samebits.determinism import _all_replacements as replacements
@@ -16,7 +17,6 @@ from samebits.determinism import _warn_once as warn_once
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError, UnimplementedWarning
-from samebits.selfcheck.parts.switch.check import assume_verified
 
 X, INDEX, VALUES = torch.zeros(4), torch.tensor([1, 1]), torch.tensor([2.0, 3.0])
 PLANE, PLACES = torch.ones(1, 1, 2, 2), torch.tensor([[[[0, 3], [8, 11]]]])
@@ -83,12 +83,12 @@ def test_torch_itself_names_neither_line_nor_cure():
 def test_an_unverified_formulation_stays_refused_and_is_named():
     """What no GPU has verified is not installed; the error of a (fake) CUDA tensor says that it is there and how to test it."""
     with assume_verified(()), samebits.enable_op_determinism():
-        with pytest.raises(UnimplementedError, match="selfcheck --part switch.*selfcheck --install"):
+        with pytest.raises(UnimplementedError, match="make gpu.*gpu_evidence"):
             with FakeTensorMode():
                 torch.ones(4, device="cuda").histc()
         with pytest.raises(UnimplementedError) as caught:
             put()  # negative control: of a CPU op there is none that waits
-    assert "selfcheck" not in str(caught.value)
+    assert "make gpu" not in str(caught.value)
 
 
 def test_a_sparse_matrix_times_a_dense_one_is_refused_where_torch_does_not_alert(monkeypatch):

@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits
+from refused_calls import ARGUMENTS, with_outs
 from samebits._context import process
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError, UnimplementedWarning
-from samebits.selfcheck.parts.switch.refused import ARGUMENTS, with_outs
 
 ALERTING = {"aten::histc", "aten::histc.out", "aten::max_unpool2d", "aten::max_unpool2d.out", "aten::max_unpool3d",
             "aten::max_unpool3d.out", "aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim",
@@ -88,7 +88,7 @@ def test_a_fake_cuda_tensor_gets_our_error_where_torch_alerts(op):
             and f" calls {op} on CUDA, which has no deterministic implementation" in text
             and f"Use {refused_ops.cure_of(op, 'CUDA')}." in text
         )
-        assert "samebits selfcheck --install" in text  # each of them has a formulation that waits for a GPU
+        assert "gpu_evidence.py" in text  # each of them has a formulation that waits for a GPU
     else:
         assert (
             found == "ran"

@@ -182,7 +182,7 @@ def tables():
     return {name: torch._C._dispatch_dump_table(name) for name in names}
 def changed():
     before = tables()
-    samebits.enable_op_determinism(thread_invariant=True)
+    samebits.enable_op_determinism(across="threads")
     after = tables()
     samebits.enable_op_determinism(False)
     return {name for name in before if before[name] != after[name]}

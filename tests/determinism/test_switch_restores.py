@@ -70,7 +70,7 @@ def test_off_leaves_no_kernel_and_no_attribute_behind(python):
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "from test_switch_restores import *\n"
         "before, were = dispatch_tables(), attributes()\n"
-        "for arguments in ({}, {'thread_invariant': True}, {'on_unimplemented': 'warn'}):  # the first: unseeded\n"
+        "for arguments in ({}, {'across': 'threads'}, {'on_unimplemented': 'warn'}):  # the first: unseeded\n"
         "    samebits.enable_op_determinism(**arguments)\n"
         "    changed, moved = leftovers(before, dispatch_tables()), not same(were, attributes())\n"
         "    samebits.enable_op_determinism(False)\n"
@@ -103,7 +103,7 @@ def test_an_error_on_the_way_on_undoes_everything(monkeypatch):
     before, were, variables = dispatch_tables(), attributes(), dict(os.environ)
     monkeypatch.setattr(replacements, "REPLACEMENTS", (*replacements.REPLACEMENTS, broken))
     with pytest.raises(RuntimeError, match="cannot make it"):
-        samebits.enable_op_determinism(thread_invariant=True)
+        samebits.enable_op_determinism(across="threads")
     assert leftovers(before, dispatch_tables()) == [] and same(were, attributes())
     assert dict(os.environ) == variables
     assert not torch.are_deterministic_algorithms_enabled() and not samebits.op_determinism_enabled()
@@ -114,11 +114,11 @@ def test_a_change_that_fails_keeps_the_settings_before_it(monkeypatch):
     samebits.set_random_seed(0)
     broken = Replacement("aten::sin", cannot, "cannot be made", only_threads=True)
     monkeypatch.setattr(replacements, "REPLACEMENTS", (broken,))
-    samebits.enable_op_determinism(thread_invariant=False)
+    samebits.enable_op_determinism(across="runs")
     settings = told()
     with pytest.raises(RuntimeError, match="cannot make it"):
-        samebits.enable_op_determinism(thread_invariant=True)
-    assert told() == settings and settings["thread_invariant"] is False
+        samebits.enable_op_determinism(across="threads")
+    assert told() == settings and settings["across"] == "runs"
 
 
 def told():
@@ -128,11 +128,11 @@ def told():
 def test_nested_blocks_with_other_arguments():
     """Inside a block its own arguments hold, behind it those of the block around it; the fingerprint tells them."""
     samebits.set_random_seed(0)
-    strict = {"enabled": True, "thread_invariant": True, "on_unimplemented": "raise"}
-    with samebits.enable_op_determinism(thread_invariant=True):
+    strict = {"enabled": True, "across": "threads", "on_unimplemented": "raise"}
+    with samebits.enable_op_determinism(across="threads"):
         assert told() == strict
-        with samebits.enable_op_determinism(thread_invariant=False, on_unimplemented="warn"):
-            assert told() == {"enabled": True, "thread_invariant": False, "on_unimplemented": "warn"}
+        with samebits.enable_op_determinism(across="runs", on_unimplemented="warn"):
+            assert told() == {"enabled": True, "across": "runs", "on_unimplemented": "warn"}
             with samebits.enable_op_determinism(False):
                 assert told() == {"enabled": False}
             assert told()["on_unimplemented"] == "warn"

@@ -131,7 +131,7 @@ def test_value_and_gradients_repeat(kind, dtype):
             pytest.skip("torch has no bfloat16 kernel for it")
         inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for trial, count in enumerate(THREADS):
             torch.set_num_threads(1)
             first = of_value(value_and_gradients(run, inputs, trial))
@@ -161,5 +161,5 @@ def test_every_output_of_ctc_loss_is_written():
         return of_value(torch.ops.aten._ctc_loss(likelihoods, targets, [50, 40, 10, 5], [30, 20, 3, 2])[1])
 
     assert len({table(turn) for turn in range(20)}) > 1
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         assert len({table(turn) for turn in range(20)}) == 1

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lab.catalogue.battery import BATTERY
-from lab.catalogue.elementwise import functional_form, names
-from lab.catalogue.tails import tail_cases
+from lab.catalogue.elementwise import functional_form, names, tail_cases
 from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import table

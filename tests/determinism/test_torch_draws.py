@@ -93,12 +93,14 @@ def test_the_tables_here_name_every_op_that_draws_on_the_cpu():
 
 
 def test_kernels_of_the_switch_are_no_drawing_ops_of_torch():
-    """An unseeded program whose first mode is `machine_invariant` guards the same ops as any other, and runs an LSTM in inference mode."""
+    """An unseeded program whose first mode is `across="machines"` guards the same ops as any other, and runs
+    an LSTM in inference mode.
+    """
     program = """
 import torch, samebits
 from samebits.determinism._guards import torch_draws
 model, x = torch.nn.LSTM(3, 4), torch.ones(2, 1, 3)
-with samebits.enable_op_determinism(machine_invariant=True), torch.inference_mode():
+with samebits.enable_op_determinism(across="machines"), torch.inference_mode():
     model(x)
 print("aten::lstm.input" in torch_draws._drawing_ops("CPU"), len(torch_draws._drawing_ops("CPU")) > 20)
 """

@@ -52,13 +52,15 @@ samebits.set_random_seed(0)
 warnings.simplefilter("ignore")
 run = sys.argv[1] == "run"
 calls = [(name, call, samples_of(op) if run else []) for name, call, op in named_calls()]
-with samebits.enable_op_determinism(machine_invariant=True):
+with samebits.enable_op_determinism(across="machines"):
     for name, call, samples in calls:
         found[name] += outcomes(call, samples)
 print(json.dumps(found))
 """
 """Prints, for each name by which torch's own tests call an op, and for each of its first samples (none without "run"), True
-if it raises under machine_invariant. A process of its own: that module of torch changes settings of the process."""
+if it raises under across='machines'. A process of its own: that module of torch changes settings of the
+process.
+"""
 
 
 def torchs_names(*words):

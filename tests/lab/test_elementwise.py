@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import samebits
 from lab.catalogue import elementwise
-from lab.catalogue.elementwise import differ, names, samples
-from lab.review.evidence import promises_threads
+from lab.catalogue.elementwise import names, samples
+from lab.review.rows import promises_threads
+from samebits import _digest as digest
 from samebits._digest import of_value
 from samebits.determinism import table
 from samebits.determinism._kernels import pointwise
@@ -35,7 +36,7 @@ def _quiet():
 @pytest.fixture
 def switched_on():
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         yield
 
 
@@ -52,7 +53,11 @@ def varies(sample):
     for threads in THREADS:
         torch.set_num_threads(threads)
         results.append(sample.call(operands))
-    return any(differ(a, b).any() for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    return any(
+        digest.differing_elements(a, b).any()
+        for other in results[1:]
+        for a, b in zip(results[0], other, strict=True)
+    )
 
 
 def hunt(dtypes, every, places=elementwise.PLACES, only=None):
@@ -165,7 +170,7 @@ SEEN = {
 def test_gaps_that_were_found(name):
     """Each has several results over 1 to 8 threads in torch or where ours once cut it, and one with ours."""
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         results = set()
         for threads in (*range(1, 9),):
             torch.set_num_threads(threads)
@@ -187,7 +192,7 @@ def test_layouts_and_types_are_torchs():
 
     expected = shapes()
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for threads in (1, 3):
             torch.set_num_threads(threads)
             assert shapes() == expected

@@ -5,11 +5,10 @@ import torch
 
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.case import ReviewCase, backward, cancelling, forward, normal
-from lab.review.evidence import disagreements, evidence
 from lab.review.measure import measure
+from lab.review.outcome import OpCall, at_fault
 from lab.review.report import Review
-from lab.review.row import ReviewRow
-from lab.review.trace import OpCall, at_fault
+from lab.review.rows import ReviewRow, disagreements, evidence
 
 
 @torch.library.custom_op("samebits_review::threads", mutates_args=())
@@ -130,8 +129,8 @@ def row(**facts):
     return ReviewRow("g", "n", **{"runs": True, "threads": True, "samples": 1, **facts})
 
 
-def review(*rows, switch=True, thread_invariant=True):
-    return Review(rows, {"switch": switch, "thread_invariant": thread_invariant}, 1.0, {})
+def review(*rows, switch=True, across="threads"):
+    return Review(rows, {"switch": switch, "across": across}, 1.0, {})
 
 
 def test_evidence_is_what_the_op_table_reads():
@@ -177,7 +176,7 @@ def test_the_exit_status_follows_the_promise():
     assert review(row(runs=None, threads=None, failed="crashed")).exit == 2
     unpromised = row(threads=False, classes="1 | 2")
     assert review(unpromised).exit == 1
-    assert review(unpromised, thread_invariant=False).exit == 0
+    assert review(unpromised, across="runs").exit == 0
     assert review(unpromised, switch=False).exit == 0
 
 

@@ -54,7 +54,7 @@ def tensors(draw):
 def equal(run, count):
     count("calls of ops, each repeated and over 1, 2, 3, 4 and 8 threads")
     samebits.set_random_seed(0)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         row = measure(ReviewCase("soak", "case", lambda: iter([run])))
     assert row.equal or row.failed, row.result()
 

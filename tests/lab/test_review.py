@@ -22,7 +22,7 @@ KNOWN = {
     "lstsq": "linalg: lstsq, default driver",
 }
 """What torch varies in from run to run on a CPU with two threads."""
-SETTINGS = {"switch": False, "thread_invariant": False}
+SETTINGS = {"switch": False, "across": "runs"}
 
 
 @pytest.fixture(scope="module")

@@ -109,8 +109,8 @@ def test_the_schemes_are_torchs():
 
 def test_the_numbers_are_those_of_torchs_generator_filled_from_the_name():
     """One parameter's weights are torch.nn.init on a generator filled from (key, name, number of the draw)."""
-    from samebits.nn import _keyed_initialisation as keyed_initialisation
     from samebits.nn import _reset_parameters as initialisation
+    from samebits.nn import _reset_parameters as keyed_initialisation
     from samebits.random import _int_keys as int_keys
     from samebits.random._process import generator_states
 

@@ -54,7 +54,7 @@ def flat(result):
 def products_of_our_own():
     """MKL's products follow the address of what they multiply on some CPUs, and each way has the parts of a sequence elsewhere."""
     set_random_seed(0)
-    with enable_op_determinism(machine_invariant=True):
+    with enable_op_determinism(across="machines"):
         yield
 
 

@@ -12,8 +12,8 @@ import samebits
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._draws import uniform_normal
-from samebits.random._torch_ops.is_traced import is_traced
-from samebits.random._torch_ops.op_definitions import LIBRARY
+from samebits.random._keys import is_traced
+from samebits.random._torch_ops import LIBRARY
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 

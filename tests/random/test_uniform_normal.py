@@ -14,7 +14,7 @@ import samebits.random as sr
 from samebits._native import kernel
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._cpu import bernoulli_masks, philox, tiles
-from samebits.random._cpu import float16 as _halves
+from samebits.random._cpu import elementary as _halves
 from samebits.random._draws import uniform_normal
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

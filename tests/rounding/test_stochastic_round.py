@@ -11,8 +11,7 @@ import samebits.random as sr
 from rounding_reference import CODES, DTYPES, chances, codes, expected, inputs, magnitudes, numbers_of
 from samebits._native import kernel
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random._cpu.float16 import to_bfloat16
-from samebits.random._cpu.log_sin_cos import from_bits_32
+from samebits.random._cpu.elementary import from_bits_32, to_bfloat16
 from samebits.rounding import stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
 
@@ -255,7 +254,7 @@ def test_refusals_of_out():
 
 def test_other_devices():
     """A device without kernels is refused; where nothing is computed, as on the meta device, the shape is known."""
-    from samebits.rounding._device_kernels import kernels
+    from samebits.rounding._stochastic_round import kernels
 
     key = torch.empty(2, dtype=torch.uint64, device="meta")
     with pytest.raises(UnimplementedError, match="key.cpu"):

@@ -1,4 +1,5 @@
-"""Calls of elementwise ops of which torch's kernel stays under `machine_invariant`, by overload, and their digests.
+"""Calls of elementwise ops of which torch's kernel stays under `across="machines"`, by overload, and their
+digests.
 
 `python exact_calls.py` prints the digests as JSON, for the vector width that ATEN_CPU_CAPABILITY says.
 """

@@ -1,4 +1,5 @@
-"""Calls of torch's own kernels that `machine_invariant` keeps, or might: as a program, prints a digest of each.
+"""Calls of torch's own kernels that `across="machines"` keeps, or might: as a program, prints a digest of
+each.
 
 Run with ATEN_CPU_CAPABILITY=avx2 and without, it shows which of torch's kernels follow the width of vectors.
 """

@@ -13,15 +13,13 @@ import triton
 import triton.language as tl
 
 import samebits.random as sr
+from agreement import equal
+from random_draws import DRAWS, KEYS, key_of
 from samebits._native import kernel
 from samebits.random import _device_kernels as device_kernels
-from samebits.random._cpu import log_sin_cos as cpu
+from samebits.random._cpu import elementary as cpu
 from samebits.random._triton import launchers
-from samebits.random._triton.kernels.arithmetic import fma, rounded
-from samebits.random._triton.kernels.elementary import cos_sin, log
-from samebits.random._triton.kernels.philox import block, lanes
-from samebits.selfcheck.case import equal
-from samebits.selfcheck.draws import DRAWS, KEYS, key_of
+from samebits.random._triton.elementary import block, cos_sin, fma, lanes, log, rounded
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 

@@ -7,12 +7,10 @@ import torch
 import triton
 
 import samebits.random as sr
-from rounding_reference import DTYPES, inputs
-from samebits.rounding import _device_kernels as device_kernels
-from samebits.rounding import stochastic_round
-from samebits.rounding._triton import rounding_launchers
-from samebits.selfcheck.case import equal
-from samebits.selfcheck.parts.rounding.numbers import special
+from agreement import equal
+from rounding_reference import DTYPES, inputs, special
+from samebits.rounding import _stochastic_round as device_kernels
+from samebits.rounding import _triton, stochastic_round
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 
@@ -23,7 +21,7 @@ def test_the_kernels_round_to_the_bits_of_the_cpu(dtype, monkeypatch):
     x = torch.cat([inputs(dtype, 2_000), special()])
     key = torch.tensor([2**64 - 1, 2**64 - 100], dtype=torch.uint64)  # its offset wraps
     ours = stochastic_round(x, dtype, key)
-    monkeypatch.setattr(device_kernels, "_CPU", rounding_launchers)
+    monkeypatch.setattr(device_kernels, "_CPU", _triton)
     theirs = stochastic_round(x, dtype, key)
     assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
     other = stochastic_round(x, dtype, sr.key(3))  # control: another key

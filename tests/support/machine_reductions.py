@@ -1,4 +1,6 @@
-"""Every reduction of `machine_invariant` at many sizes, layouts and types: digests, also as a program for played machines."""
+"""Every reduction of `across="machines"` at many sizes, layouts and types: digests, also as a program for
+played machines.
+"""
 
 import json
 import sys

@@ -56,11 +56,7 @@ def calls(dtype: torch.dtype, mode: str) -> dict[str, tuple[str, str]]:
         differentiated = op.supports_autograd and dtype.is_floating_point
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiated))[:MOST]
         samebits.set_random_seed(1)
-        on = (
-            samebits.enable_op_determinism(machine_invariant=True)
-            if mode == "on"
-            else contextlib.nullcontext()
-        )
+        on = samebits.enable_op_determinism(across="machines") if mode == "on" else contextlib.nullcontext()
         with on:
             for number, sample in enumerate(samples):
                 given = digest(tensors((sample.input, sample.args, sample.kwargs)))

@@ -4,12 +4,31 @@ import numpy as np
 import torch
 
 import samebits.random as sr
-from samebits.selfcheck.parts.rounding.numbers import inputs  # noqa: F401 (for those who import it from here)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 CODES = {1: torch.uint8, 2: torch.uint16}
 DIGITS = {torch.bfloat16: 16}
 """Digits of the random number of an element, where they are not 32."""
+
+
+def inputs(dtype, count=20_000):
+    """float32 of every size and both signs: any bits, and around the subnormal numbers and the largest of a dtype."""
+    generator = torch.Generator().manual_seed(1)
+    anything = sr.bits(sr.key(11), count).view(torch.float32)
+    info = torch.finfo(dtype)
+    normal = torch.randn(count, generator=generator)
+    small = normal[: count // 4] * info.smallest_normal
+    tiny = normal[: count // 4] * info.smallest_normal * info.eps
+    large = (1 + torch.rand(count // 4, generator=generator) / 4) * info.max * normal[: count // 4].sign()
+    x = torch.cat([anything, normal, small, tiny, large])
+    return torch.where(x.isnan(), 1.5, x)
+
+
+def special():
+    """Infinities, NaNs with payloads, zeros and subnormal numbers of float32."""
+    words = [0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FA50000, 0, 1, 0x7FFFFF, 0x33000001]
+    words = torch.tensor(words, dtype=torch.int32)
+    return torch.cat([words, words | -0x80000000]).view(torch.float32)
 
 
 def codes(x):

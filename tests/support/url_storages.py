@@ -10,8 +10,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from samebits.checkpoint import list_commits
-from samebits.checkpoint._open_store import commit_folders
 from samebits.checkpoint._reading import newest_valid
+from samebits.checkpoint._store import commit_folders
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 

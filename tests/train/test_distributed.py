@@ -22,7 +22,7 @@ import samebits
 from samebits import _digest as digest
 from samebits import errors
 from samebits._context import CheckOverrides, Observer, process
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.train._distributed import rank_agreement as joined
 
 torch.optim.SGD(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 SCRIPT = """
 import os, signal, sys, time

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.determinism._environment import LIBRARY_VARIABLES, _cpu_model
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train._state.environment_check import KNOWN, Environment
@@ -113,8 +113,8 @@ def test_all_changes_are_listed_at_once(committed):
 
 def test_under_machine_invariance_the_cpu_may_change(tmp_path):
     """A commit of the mode resumes on another CPU of the same platform; one of thread invariance does not (the control)."""
-    for setting, message in (("machine_invariant", None), ("thread_invariant", "cpu: Z80 then")):
-        with samebits.enable_op_determinism(**{setting: True}):
+    for setting, message in (("machines", None), ("threads", "cpu: Z80 then")):
+        with samebits.enable_op_determinism(across=setting):
             train(tmp_path / setting, epochs=1)
             before = pretend(tmp_path / setting, ("cpu",), "Z80")
             before.environment["cpu_capability"] = "AVX2"
@@ -126,7 +126,7 @@ def test_under_machine_invariance_the_cpu_may_change(tmp_path):
                 Environment.current({}, 1).check(before, "the run", frozenset({"cpu"}))
     with pytest.raises(RunMismatchError, match="cpu: Z80 then"):  # here the mode is off
         Environment.current({}, 1).check(
-            pretend(tmp_path / "machine_invariant", ("cpu",), "Z80"), "the run", frozenset()
+            pretend(tmp_path / "machines", ("cpu",), "Z80"), "the run", frozenset()
         )
 
 
@@ -174,13 +174,13 @@ def test_threads_are_put_back_unless_allowed(committed, forked, capfd):
 
 
 def test_threads_that_cannot_be_put_back_stop_the_run(monkeypatch, committed):
-    """Where the number cannot be had and bits depend on it, the run stops; thread-invariant, it goes on."""
+    """Where the number cannot be had and bits depend on it, the run stops; across threads it goes on."""
     before = pretend(committed, ("threads",), 7)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # as where a process may not have more
-    with pytest.raises(RunMismatchError, match="7 intra-op threads.*thread_invariant.*'threads'"):
+    with pytest.raises(RunMismatchError, match="7 intra-op threads.*across.*'threads'"):
         Environment.current({}, 1).resume(before, "the run", frozenset())
     Environment.current({}, 1).resume(before, "the run", {"threads"})
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         Environment.current({}, 1).resume(before, "the run", {"flags"})
 
 
@@ -282,7 +282,7 @@ samebits.set_random_seed(1)
 torch.set_flush_denormal("flush" in sys.argv)
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-with samebits.enable_op_determinism("machine" in sys.argv, machine_invariant="machine" in sys.argv):
+with samebits.enable_op_determinism("machines" in sys.argv, across="machines"):
     with samebits.Run("r", model=model, optimizer=optimizer) as run:
         for step, x in run.steps([torch.ones(3, 64)] * 2, epochs=int(sys.argv[1])):
             optimizer.zero_grad()
@@ -299,7 +299,7 @@ with samebits.enable_op_determinism("machine" in sys.argv, machine_invariant="ma
         ({"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "", "MKL_ENABLE_INSTRUCTIONS: None then, AVX2 now"),
         ({"OMP_DYNAMIC": "TRUE"}, "", "OMP_DYNAMIC: None then, TRUE now"),
         ({}, "flush", "flags.flush_denormal: None then, True now"),
-        ({"MKL_CBWR": "COMPATIBLE"}, "machine", None),
+        ({"MKL_CBWR": "COMPATIBLE"}, "machines", None),
         ({"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2"}, "", None),
     ],
 )

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from samebits import _digest as digest
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 
 class Digits:

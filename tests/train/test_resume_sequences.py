@@ -22,7 +22,7 @@ import samebits
 from samebits import _context as context
 from samebits import _digest as digest
 from samebits._context import process
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 
 EPOCHS = 3
 FEW = settings(

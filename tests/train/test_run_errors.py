@@ -15,7 +15,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CommitError,
     CorruptCommitError,
@@ -147,18 +147,18 @@ def test_under_the_switch_another_number_of_threads_is_kept(tmp_path, forked, ca
 
     def straight():
         samebits.set_random_seed(1)
-        with samebits.enable_op_determinism(thread_invariant=True):
+        with samebits.enable_op_determinism(across="threads"):
             return train(None)
 
     def killed():
         samebits.set_random_seed(1)
-        with samebits.enable_op_determinism(thread_invariant=True):
+        with samebits.enable_op_determinism(across="threads"):
             train(tmp_path / "r", body=kill_at(4))
 
     def resumed():
         torch.set_num_threads(3)
         samebits.set_random_seed(1)
-        with samebits.enable_op_determinism(thread_invariant=True):
+        with samebits.enable_op_determinism(across="threads"):
             return train(tmp_path / "r"), torch.get_num_threads()
 
     expected = forked(straight).value

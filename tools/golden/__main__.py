@@ -40,7 +40,7 @@ MACHINES = (
     *("machine_convolutions", "machine_normalizations", "machine_attention", "machine_recurrent"),
     *("machine_indexing", "machine_losses"),
 )
-"""Sections that `machine_invariant` promises to be the same on every CPU."""
+"""Sections that `across="machines"` promises to be the same on every CPU."""
 ANYWHERE = ("draws", "seeds", "pipelines", "loaders", *MACHINES)
 """Sections that are promised to be the same on every CPU."""
 SECTIONS = (

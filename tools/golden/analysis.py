@@ -165,7 +165,7 @@ def _optimized(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> list[A
 
 
 def _lowered() -> Facts:
-    samebits.enable_op_determinism(thread_invariant=True)
+    samebits.enable_op_determinism(across="threads")
     for seeded in (True, False):
         samebits.set_random_seed(6)
         model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)).to(

@@ -1,4 +1,5 @@
-"""What `machine_invariant=True` promises for every CPU: the kernels of all families, short lengths, and trained weights.
+"""What `across="machines"` promises for every CPU: the kernels of all families, short lengths, and trained
+weights.
 
 A case that the mode refuses has the fact that it is refused. Under another CPU's instructions (an emulator, or the variables of
 `verify`'s row "a CPU with AVX2") `python tools/golden/section.py machine_pointwise .` must print the same.
@@ -28,7 +29,7 @@ LENGTHS = (*range(1, 101), 4099)
 def _enable() -> None:
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(machine_invariant=True)
+    samebits.enable_op_determinism(across="machines")
 
 
 def _family(name: str, tree: Path) -> Facts:

@@ -198,7 +198,7 @@ def layers(tree: Path) -> Facts:
         raise SystemExit(
             f"golden: no fact for samebits.nn.{', '.join(sorted(missing))}: add one to randomness.py"
         )
-    samebits.enable_op_determinism(thread_invariant=True)
+    samebits.enable_op_determinism(across="threads")
     for name, (make, shape) in LAYERS.items():
         samebits.set_random_seed(1)
         layer = make()

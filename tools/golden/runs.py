@@ -41,7 +41,7 @@ import sys, torch, samebits
 from samebits import random
 from torch import nn
 kind = sys.argv[1]
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 samebits.set_random_seed(1)
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 3))
 model = samebits.nn.own_randomness(model)
@@ -129,7 +129,8 @@ def record(tree: Path) -> Facts:
             options = [
                 "--seed",
                 "3",
-                "--thread-invariant",
+                "--across",
+                "threads",
                 "--record",
                 f"{name}-{level}",
                 "--record-level",

@@ -168,7 +168,7 @@ def main(file: str, part: str = "") -> None:
     torch.manual_seed(0)
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
-    enable_op_determinism(thread_invariant=True)
+    enable_op_determinism(across="threads")
     found = sweep(part)
     Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
     print(

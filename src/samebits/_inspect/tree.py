@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _DEPTH = 6
@@ -25,7 +26,7 @@ class Leaves(NamedTuple):
 
     def digest(self) -> str:
         """Returns one digest of names and hashes."""
-        return digest.of_bytes("\n".join(self.names).encode(), self.hashes)
+        return of_bytes("\n".join(self.names).encode(), self.hashes)
 
     def by_name(self) -> dict[str, bytes]:
         """Returns each name's hash."""

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
 
-from samebits.errors import InvalidArgumentError
+from samebits._arguments import is_fraction, is_int, is_number, require
 
 
 def check(call: str, **arguments: Any) -> None:
     """Raises `InvalidArgumentError` for an invalid argument, by its name."""
     for name, value in arguments.items():
         fits, wanted = _WANTED[name]
-        if not fits(value):
-            raise InvalidArgumentError(f"{call}({name}={value!r:.60}): {wanted}.")
-
-
-def _number(value: Any, least: float = -math.inf) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= least  # false of NaN
+        require(fits(value), call, wanted, **{name: value})
 
 
 def _number_or_none(value: Any) -> bool:
-    return value is None or _number(value)
+    return value is None or is_number(value)
 
 
 def _from_zero(value: Any) -> bool:
-    return _number(value, 0)
+    return is_number(value, 0)
 
 
 def _path(value: Any) -> bool:
@@ -49,17 +42,17 @@ _EPOCHS = (_from_zero, "a number of epochs, which must be at least 0")
 _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "baseline": (_number_or_none, "a number, or None"),
     "cooldown": _EPOCHS,
-    "factor": (lambda value: _number(value) and 0 < value < 1, "a number, which must be between 0 and 1"),
+    "factor": (is_fraction, "a number, which must be between 0 and 1"),
     "file": (lambda value: value is None or hasattr(value, "write"), "an open file, or None for stderr"),
     "filename": _PATH,
     "filepath": _PATH,
     "initial_value_threshold": (_number_or_none, "a number, or None"),
     "keep_best": (
-        lambda value: value is None or (type(value) is int and value >= 1),
+        lambda value: value is None or is_int(value),
         "how many files, an int, or None; at least one must be kept",
     ),
     "log_dir": _PATH,
-    "min_delta": (_number, "a number, in the metric's unit"),
+    "min_delta": (is_number, "a number, in the metric's unit"),
     "min_lr": (_from_zero, "a number, which must be at least 0"),
     "mode": _one_of("auto", "min", "max"),
     "monitor": (

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from samebits.checkpoint._disk_error_messages import CURES
+from samebits.checkpoint._run_directory import CURES
 from samebits.errors import RecordError
 
 

@@ -6,11 +6,10 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.checkpoint import _listing as _listing
-    from samebits.checkpoint._exchange.export import export as export
-    from samebits.checkpoint._exchange.load import load_commit as load_commit
-    from samebits.checkpoint._exchange.load import load_weights as load_weights
+    from samebits.checkpoint._export import export
     from samebits.checkpoint._listing import list_commits as list_commits
     from samebits.checkpoint._listing import prune as prune
+    from samebits.checkpoint._load import load_commit, load_weights
 
 __all__ = ["export", "list_commits", "load_commit", "load_weights", "prune"]
 
@@ -18,10 +17,10 @@ __getattr__, __dir__ = attach(
     __name__,
     ["_listing"],
     names={
-        "export": "samebits.checkpoint._exchange.export",
+        "export": "samebits.checkpoint._export",
         "list_commits": "samebits.checkpoint._listing",
-        "load_commit": "samebits.checkpoint._exchange.load",
-        "load_weights": "samebits.checkpoint._exchange.load",
+        "load_commit": "samebits.checkpoint._load",
+        "load_weights": "samebits.checkpoint._load",
         "prune": "samebits.checkpoint._listing",
     },
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._open_store import commit_folders, lock_run_directory
 from samebits.checkpoint._reading import (
     Folder,
     check_sizes,
@@ -17,7 +16,8 @@ from samebits.checkpoint._reading import (
     read_state,
     sort_key,
 )
-from samebits.checkpoint._writer.commit_folder import best, step_of
+from samebits.checkpoint._retention import Retention, step_of
+from samebits.checkpoint._store import commit_folders, lock_run_directory
 from samebits.errors import CorruptCommitError, InvalidArgumentError, NewerCommitError
 
 VALID, WHOLE, NEWER, DAMAGED = "valid", "whole", "newer", "damaged"
@@ -145,28 +145,28 @@ def prune(
         raise InvalidArgumentError(f"prune(keep={keep}): at least the newest valid commit must stay.")
     with lock_run_directory(run_dir):
         listed = _newest_first([inspect_commit(folder, verify=False) for folder in commit_folders(run_dir)])
-        best_names = best(
-            {c.folder.name: c.manifest.value for c in listed if c.manifest is not None}, keep_best
-        )
-        kept, doomed = _split(listed, keep, best_names)
+        kept, doomed = _split(listed, Retention(keep, keep_best))
         for commit in doomed:
             commit.folder.delete()
     return kept, doomed
 
 
-def _split(
-    listed: Sequence[CommitInfo], keep: int, best_names: Collection[str]
-) -> tuple[list[CommitInfo], list[CommitInfo]]:
+def _split(listed: Sequence[CommitInfo], retention: Retention) -> tuple[list[CommitInfo], list[CommitInfo]]:
+    """Returns the commits that stay, verified, and the others."""
+    found = {commit.folder.name: commit for commit in listed}
+    while unverified := [name for name in _staying(found, retention) if found[name].status == WHOLE]:
+        found |= {name: inspect_commit(found[name].folder, verify=True) for name in unverified}
     kept: list[CommitInfo] = []
     doomed: list[CommitInfo] = []
-    valid = 0
-    for commit in listed:
-        if commit.usable and (valid < keep or commit.folder.name in best_names):
-            commit = inspect_commit(commit.folder, verify=True)  # noqa: PLW2901 - with its digests verified
-        stays = commit.status in (VALID, NEWER) or valid == 0
-        (kept if stays else doomed).append(commit)
-        valid += commit.status == VALID
+    for commit in found.values():
+        before_all_valid = not any(c.status == VALID for c in kept)
+        (kept if commit.status in (VALID, NEWER) or before_all_valid else doomed).append(commit)
     return kept, doomed
+
+
+def _staying(found: Mapping[str, CommitInfo], retention: Retention) -> set[str]:
+    usable = {name: c.manifest.value for name, c in found.items() if c.usable and c.manifest is not None}
+    return retention.staying([*usable], usable)
 
 
 def _newest_first(listed: Sequence[CommitInfo]) -> list[CommitInfo]:

@@ -3,35 +3,223 @@
 from __future__ import annotations
 
 import operator
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 
+from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
-from samebits.checkpoint._codec import encode
+from samebits.checkpoint._codec import SMALL, TENSORS, Encoder, encode, unsavable
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
-from samebits.checkpoint._tensor_layout import FileLayout
-from samebits.checkpoint._unsavable import unsavable
-from samebits.checkpoint._writer.commit_folder import LARGE
-from samebits.checkpoint._writer.manifest_template import ManifestTemplate, digest
+from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
+
+_NUMBERS = {int, float, bool, NoneType}
+_MUTABLE = {list, set, deque, bytearray, defaultdict, Counter}
+_Path = tuple[Any, ...]
 
 
-class CommitMetadata(NamedTuple):
-    """The content of a manifest besides the state; mappings are plain JSON: string keys, lists, finite numbers."""
+class LayoutError(Exception):
+    """Raised for a state with tensors where a layout cannot hold them."""
 
-    step: int
-    position: Mapping[str, Any]
-    finished: bool
-    program: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    rolling: str | None = None
-    value: float | None = None
+
+class StateLayout:
+    """The layout of one state: the positions of its tensors, its plain values, and the text between them.
+
+    The state's values are in one flat list: each container's after those of the containers before it.
+
+    Raises:
+        UnsavableStateError: the state holds something that cannot be saved.
+        LayoutError: it can be saved, but not by a layout.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        values, paths, self._containers = _flatten(state)
+        self._types = list(map(type, values))
+        leaves = {path: number for number, path in enumerate(paths)}
+        for number, _, _ in self._containers:
+            del leaves[paths[number]]
+        encoder = _Template(leaves)
+        pieces = re.split(f'"{encoder.token}([0-9]+)"', canonical_json(encoder.node(state)))
+        self._text = pieces
+        self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
+        self._known: list[Any] = [_UNSET] * len(self._plain)
+        self._tensors = [number for number, kind in enumerate(self._types) if kind in TENSORS]
+        self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
+        self._tensor_kinds = _tensor_kinds([values[number] for number in self._tensors])
+        self._array_kinds = _array_kinds([values[number] for number in self._arrays])
+        self._memory = _addresses([values[number] for number in self._tensors])
+        """Addresses of the tensors of the state that was read last."""
+        self._ties = _partition(self._memory)
+        self.file_layout = FileLayout(
+            {name: safetensors_file.describe(tensor) for name, tensor in encoder.tensors.items()}
+        )
+        named: dict[str, int] = {}
+        for number in (*self._tensors, *self._arrays):
+            named.setdefault(encoder.names_by_path[paths[number]], number)
+        if len(named) != len(self.file_layout.names):
+            raise LayoutError
+        self.sources = [named[name] for name in self.file_layout.names]
+        """Flat numbers of the tensors of the file, in its order."""
+
+    def read(self, state: dict[str, Any]) -> list[Any] | None:
+        """Returns the flat values of a state with this structure; None for any other."""
+        values: list[Any] = [state]
+        for number, kind, keys in self._containers:
+            value = values[number]
+            if type(value) is not kind:
+                return None
+            if kind is dict or kind is OrderedDict:
+                if tuple(value) != keys:
+                    return None
+                values += value.values()
+                if kind is OrderedDict:
+                    values.append(vars(value))
+            else:
+                if len(value) != keys:
+                    return None
+                values += value
+        if list(map(type, values)) != self._types:
+            return None
+        return values if self._same_tensors(values) else None
+
+    def text(self, values: list[Any]) -> str | None:
+        """Returns the tree of the state as canonical JSON; None when a plain list now holds a structure."""
+        text, known = self._text, self._known
+        for index, (place, number) in enumerate(self._plain):
+            value = values[number]
+            if value is known[index] and type(value) not in _MUTABLE:
+                continue
+            written = _plain_json(value)
+            if written is None:
+                return None
+            text[place], known[index] = written, value
+        return "".join(text)
+
+    def _same_tensors(self, values: list[Any]) -> bool:
+        tensors = [values[number] for number in self._tensors]
+        try:
+            if _tensor_kinds(tensors) != self._tensor_kinds:
+                return False
+            memory = _addresses(tensors)
+        except (RuntimeError, NotImplementedError):  # sparse by now, or nested
+            return False
+        if memory != self._memory:
+            self._memory = memory
+            if _partition(memory) != self._ties:
+                return False
+        return (
+            not self._arrays or _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
+        )
+
+
+class _Unset:
+    """The class of a value that no state holds."""
+
+
+_UNSET = _Unset()
+
+
+class _Template(Encoder):
+    """An encoder that puts a mark in place of each plain leaf."""
+
+    def __init__(self, leaves: dict[_Path, int]) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.token = f"samebits-{uuid4().hex}-"
+
+    def child(self, key: Any, value: Any) -> Any:
+        number = self.leaves.get((*self.path, key))
+        node = super().child(key, value)
+        if number is None or type(value) in TENSORS or type(value) is np.ndarray:
+            return node
+        if _plain_json(value) is None:
+            raise LayoutError
+        return f"{self.token}{number}"
+
+
+def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int, type, Any]]]:
+    """Returns the values, the path to each, and (number, type, keys or length) of the containers."""
+    values: list[Any] = [state]
+    paths: list[_Path] = [()]
+    containers: list[tuple[int, type, Any]] = []
+    for number, value in enumerate(values):  # it grows meanwhile
+        kind, path = type(value), paths[number]
+        if kind is dict or kind is OrderedDict:
+            containers.append((number, kind, tuple(value)))
+            values += value.values()
+            paths += [(*path, key) for key in value]
+            if kind is OrderedDict:
+                values.append(vars(value))
+                paths.append((*path, "__dict__"))
+        elif (kind is list or kind is tuple) and not set(map(type, value)) <= _NUMBERS:
+            containers.append((number, kind, len(value)))
+            values += value
+            paths += [(*path, index) for index in range(len(value))]
+        if len(path) > _MAX_DEPTH:
+            raise LayoutError
+    return values, paths, containers
+
+
+_MAX_DEPTH = 100
+
+
+def _tensor_kinds(tensors: list[torch.Tensor]) -> list[Any]:
+    return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
+
+
+def _array_kinds(arrays: list[np.ndarray]) -> list[Any]:
+    return [(array.dtype, array.shape, array.flags.fnc) for array in arrays]
+
+
+def _addresses(tensors: list[torch.Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _partition(memory: list[int]) -> list[int]:
+    """Returns for each address the place of its first occurrence: equal numbers mean the same memory."""
+    first: dict[int, int] = {}
+    return [first.setdefault(address, place) for place, address in enumerate(memory)]
+
+
+def _plain_json(value: Any) -> str | None:
+    """Returns the canonical JSON of a value without tensors; None for one with tensors."""
+    kind = type(value)
+    if kind is int and -SMALL <= value < SMALL:
+        return repr(value)
+    if kind is float and value - value == 0:
+        return repr(value)
+    if (kind is list or kind is tuple) and not _plain_numbers(value):
+        return None if any(type(item) not in _NUMBERS for item in value) else _encode_json(value)
+    if kind is list or kind is tuple:
+        try:
+            text = canonical_json(value)
+        except ValueError:  # NaN or infinite
+            return _encode_json(value)
+        return text if kind is list else f'{{"tuple":{text}}}'
+    return _encode_json(value)
+
+
+def _plain_numbers(values: Any) -> bool:
+    kinds = set(map(type, values))
+    if not kinds <= _NUMBERS:
+        return False
+    return int not in kinds or all(-SMALL <= value < SMALL for value in values if type(value) is int)
+
+
+def _encode_json(value: Any) -> str | None:
+    encoder = Encoder()
+    text = canonical_json(encoder.node(value))
+    return None if encoder.tensors else text
 
 
 @dataclass(frozen=True)
@@ -58,7 +246,7 @@ class PreparedCommit:
         """Returns the digest of each tensor, of a large state by several threads."""
         with hash_threads() as pool:
             run = pool.map if self.layout.size >= LARGE else map
-            return list(run(digest, self.tensors))
+            return list(run(of_bytes, self.tensors))
 
     @property
     def nbytes(self) -> int:
@@ -74,14 +262,25 @@ class CommitPreparer:
         self._layouts_fit = True
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
-    def prepare(self, state: Mapping[str, Any], metadata: CommitMetadata) -> PreparedCommit:
-        """Returns the commit of `state`. Raises UnsavableStateError: the state holds something that cannot be saved."""
-        check_plain(metadata.position, ("position",))
+    def prepare(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
+    ) -> PreparedCommit:
+        """Returns the commit of `state`, with the fields of a `Manifest`. Raises UnsavableStateError: it cannot be saved."""
+        check_plain(position, ("position",))
         layout, sources, tree = self._flatten(dict(state))
         template = manifest_template(
-            layout, step=operator.index(metadata.step), finished=bool(metadata.finished), tree=tree,
-            position=canonical_json(metadata.position), program=self._text("program", metadata.program),
-            environment=self._text("environment", metadata.environment), rolling=metadata.rolling, value=metadata.value,
+            layout, step=operator.index(step), finished=bool(finished), tree=tree, position=canonical_json(position),
+            program=self._text("program", program), environment=self._text("environment", environment),
+            rolling=rolling, value=value,
         )  # fmt: skip
         return PreparedCommit(template, layout, sources)
 

@@ -1,10 +1,12 @@
 """The states of several ranks in one commit: the whole state of rank 0, and the differences of each other rank.
 
-Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one.
+Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one. They are
+sent between the processes of a run without pickle; digests reveal damage.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any
 import torch
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
+from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import Tensors, decode, encode
 from samebits.errors import CorruptCommitError, RunMismatchError
 
@@ -110,3 +114,28 @@ def _replace_node(tree: Any, path: Sequence[int | str], node: Any) -> Any:
         owner = owner[part]
     owner[path[-1]] = node
     return tree
+
+
+def pack(value: Any) -> bytes:
+    """Returns `value` as bytes, from which `unpack` restores equal bits, types and strides.
+
+    Raises `UnsavableStateError` as `encode` does.
+    """
+    tree, tensors = encode(value)
+    data = {name: safetensors_file.raw(tensor) for name, tensor in tensors.items()}
+    infos = {
+        name: {**safetensors_file.describe(tensor), "digest": of_bytes(data[name])}
+        for name, tensor in tensors.items()
+    }
+    head, order = safetensors_file.header(infos)
+    text = json.dumps([tree, infos], separators=(",", ":")).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, head, *(data[name].data for name in order)])
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Returns the value that `pack` encoded, tensors on the CPU. Raises `CorruptCommitError` where bytes were damaged."""
+    view = memoryview(data)
+    begin = 8 + int.from_bytes(view[:8], "little")
+    tree, infos = json.loads(bytes(view[8:begin]))
+    body = view[begin:]
+    return decode(tree, safetensors_file.read(io.BytesIO(body), body.nbytes, infos, "a state that was sent"))

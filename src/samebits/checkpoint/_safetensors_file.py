@@ -13,12 +13,14 @@ import math
 import mmap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from itertools import count
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from samebits import _digest as digests
+from samebits._byte_digest import of_bytes
 from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 
@@ -154,7 +156,7 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
 
 
 def _check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
-    if digests.of_bytes(data) != info["digest"]:
+    if of_bytes(data) != info["digest"]:
         raise CorruptCommitError(f"{where} does not have the digest it was written with")
 
 
@@ -183,3 +185,35 @@ def _dtype(info: Mapping[str, Any]) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise CorruptCommitError(f"this torch {torch.__version__} has no dtype {info['dtype']!r}")
     return dtype
+
+
+class FileLayout:
+    """The layout of the file for tensors with `infos` (see `describe`; without digests), and their entries in the manifest."""
+
+    def __init__(self, infos: Infos) -> None:
+        self.head, self.names = header(infos)
+        """The head of the file, and the tensors in the order of their data."""
+        self.spans: list[tuple[int, int]] = []
+        """First byte of each tensor in the file, and the first byte after it."""
+        end = len(self.head)
+        for name in self.names:
+            begin, end = end, end + nbytes(infos[name])
+            self.spans.append((begin, end))
+        self.size = end
+        places = {name: place for place, name in enumerate(self.names)}
+        self.order = [places[name] for name in sorted(infos)]
+        self.pieces = _pieces(infos)
+        self.number = next(_numbers)
+        """Unique among the layouts of this process."""
+
+
+_numbers = count(1)
+
+
+def _pieces(infos: Infos) -> list[str]:
+    """Returns the canonical JSON of infos with digests, cut where the digests belong ("digest" sorts before all other keys)."""
+    texts = [
+        f'{json.dumps(name)}:{{"digest":"\n",{json.dumps(infos[name], sort_keys=True, separators=(",", ":"))[1:]}'
+        for name in sorted(infos)
+    ]
+    return ("{" + ",".join(texts) + "}").split("\n")

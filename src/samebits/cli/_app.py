@@ -8,20 +8,16 @@ from typing import Annotated
 import typer
 
 import samebits
-from samebits.cli._command_classes import HELP_OPTIONS, CommandsInGroups, HelpfulCommand
+from samebits.cli._command_classes import HELP_OPTIONS, CommandsInGroups, HelpfulCommand, OptionsThenScript
 from samebits.cli._commands.commits_command import commits
 from samebits.cli._commands.diff_command import diff
 from samebits.cli._commands.env_command import env
-from samebits.cli._commands.help_command import help_of
 from samebits.cli._commands.ops_command import ops
 from samebits.cli._commands.replica_command import replica
 from samebits.cli._commands.run_command import run
-from samebits.cli._commands.selfcheck_command import selfcheck
 from samebits.cli._commands.verify_command import verify
+from samebits.cli._error_messages import UsageError, printable, sentence_of
 from samebits.cli._help_pages import PROGRAM
-from samebits.cli._printable import printable
-from samebits.cli._script_arguments import OptionsThenScript
-from samebits.cli._usage_errors import UsageError, sentence_of
 from samebits.errors import SamebitsError
 
 INTERRUPTED = 130
@@ -33,6 +29,40 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": HELP_OPTIONS},
 )
+
+
+def _names(context: typer.Context) -> list[str]:
+    """Returns the names that complete COMMAND in a shell."""
+    return list(context.find_root().command.commands)  # type: ignore[attr-defined]
+
+
+def help_of(
+    context: typer.Context,
+    command: Annotated[
+        str | None,
+        typer.Argument(metavar="COMMAND", help="A command; without one: all of them.", autocompletion=_names),
+    ] = None,
+) -> None:
+    """Show the help of samebits, or of one command.
+
+    Exit status: 0; 2 where there is no such command.
+
+    Examples:
+        samebits help
+        samebits help verify
+
+    Read more: docs/start.md
+    """
+    program = context.parent
+    assert program is not None
+    if command is None:
+        print(program.get_help())
+        return
+    found = program.command.get_command(program, command)  # type: ignore[attr-defined]
+    with found.context_class(found, info_name=command, parent=program) as its_own:
+        print(found.get_help(its_own))
+
+
 CHECK, LOOK_AT, LOOK_UP = "Check a script", "Look at a run", "Look something up"
 app.command(cls=OptionsThenScript, rich_help_panel=CHECK)(verify)
 app.command(cls=OptionsThenScript, rich_help_panel=CHECK)(run)
@@ -42,7 +72,6 @@ app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(ops)
 app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(env)
 app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP, name="help")(help_of)
 app.command(cls=HelpfulCommand, rich_help_panel="Several processes")(replica)
-app.command(cls=HelpfulCommand, rich_help_panel="GPU")(selfcheck)
 
 
 def _print_version(requested: bool) -> None:

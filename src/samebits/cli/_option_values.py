@@ -1,11 +1,14 @@
-"""The values of options: read by the command, so that an error says in plain words what the option takes."""
+"""The values of options and of SCRIPT: read by the command, so that an error says in plain words what is taken."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 
 import typer
+
+from samebits.errors import InvalidArgumentError
 
 
 def whole_number(example: int, *, least: int | None = None) -> Callable[[str], int]:
@@ -61,3 +64,17 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return choice
+
+
+def check_script(script: str) -> None:
+    """Checks SCRIPT before anything is started.
+
+    Raises:
+        InvalidArgumentError: it is a folder, or there is no such file.
+    """
+    if os.path.isdir(script):
+        raise InvalidArgumentError(
+            f"{script} is a folder. Name the script in it, such as {os.path.join(script, 'train.py')}."
+        )
+    if not os.path.isfile(script):
+        raise InvalidArgumentError(f"there is no file {script}. Give the path of a Python script.")

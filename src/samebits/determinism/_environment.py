@@ -51,10 +51,10 @@ def environment_fingerprint() -> dict[str, Any]:
     """Returns plain values that name the software and hardware of this process, for a person and for comparison.
 
     Example:
-        >>> with samebits.enable_op_determinism(thread_invariant=True):
+        >>> with samebits.enable_op_determinism(across="threads"):
         ...     here = samebits.determinism.environment_fingerprint()
         >>> here["op_determinism"]
-        {'enabled': True, 'thread_invariant': True, 'on_unimplemented': 'raise'}
+        {'enabled': True, 'across': 'threads', 'on_unimplemented': 'raise'}
         >>> sorted(here["packages"])
         ['llvmlite', 'numba', 'numpy', 'samebits', 'torch']
     """
@@ -117,11 +117,7 @@ def _op_determinism() -> dict[str, Any]:
     """Returns the flag of torch, and the settings of the switch."""
     settings = process.op_determinism
     enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
-    if settings is None:
-        return enabled
-    found = {**enabled, **asdict(settings)}
-    # Without it where it is off: commits from before the mode do not have it.
-    return {name: value for name, value in found.items() if value or name != "machine_invariant"}
+    return enabled if settings is None else {**enabled, **asdict(settings)}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:

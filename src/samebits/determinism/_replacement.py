@@ -22,9 +22,13 @@ class Replacement:
     device: str = "CPU"
     """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own, and is the CPU's in inference mode."""
     only_threads: bool = False
-    """Torch's kernel is equal from run to run, but not over thread counts: installed with `thread_invariant` only."""
+    """Torch's kernel is equal from run to run, but not over thread counts: installed from `across="threads"`
+    on.
+    """
     only_machine: bool = False
-    """Ours has the same bits on every machine: installed with `machine_invariant` only, instead of another of this op."""
+    """Ours has the same bits on every machine: installed with `across="machines"` only, instead of another of
+    this op.
+    """
     serial: bool = False
     """Ours runs the whole op on one thread."""
     verified: str = "CPU"

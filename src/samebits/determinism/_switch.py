@@ -12,7 +12,7 @@ from types import TracebackType
 
 import torch
 
-from samebits._context import OnUnimplemented, OpDeterminismSettings, process
+from samebits._context import ACROSS, Across, OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect import user_code
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_call import explain_wrong_calls
@@ -67,11 +67,11 @@ class _Switch:
         self.guard.check()
         conflicting_settings.refuse_environment()
         conflicting_settings.warn_of_late_branch()
-        if settings.machine_invariant:
+        if settings.across == "machines":
             _machine_invariant.machine.check()
         with ExitStack() as undo:
             undo.enter_context(_set_flags())
-            if settings.machine_invariant:
+            if settings.across == "machines":
                 undo.enter_context(_machine_invariant.recurrent.composed())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
@@ -79,9 +79,7 @@ class _Switch:
             undo.enter_context(_patch_functions(settings))
             undo.enter_context(torch_generators.watch_generators())
             undo.callback(_compile.leave)
-            _compile.enter(
-                thread_invariant=settings.thread_invariant, machine_invariant=settings.machine_invariant
-            )
+            _compile.enter(settings.across)
             for guard in self.guards:
                 undo.callback(guard.remove)
                 guard.install()
@@ -124,8 +122,7 @@ class OpDeterminism:
 def enable_op_determinism(
     enabled: bool = True,
     *,
-    thread_invariant: bool = False,
-    machine_invariant: bool = False,
+    across: Across = "runs",
     on_unimplemented: OnUnimplemented = "raise",
 ) -> OpDeterminism:
     """Makes torch's ops reproducible, or raises where they cannot be; `False` restores the state before.
@@ -145,16 +142,18 @@ def enable_op_determinism(
 
     Args:
         enabled: on or off.
-        thread_invariant: also the same bits for any number of intra-op threads. Costs 1% to 9% of a transformer's step
-            and 16% to 44% of a small convolutional network's (docs/benchmarks.md).
-        machine_invariant: also the same bits on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch
-            that a row is in. Includes `thread_invariant`. An op that is not covered raises `UnimplementedError`, as do
-            torch.compile, TorchScript and complex numbers (docs/machine-invariance.md).
+        across: where the bits are the same, in three steps that each include those before it.
+            "runs": in every run on one machine.
+            "threads": for any number of intra-op threads, too. Costs 1% to 9% of a transformer's step and 16%
+            to 44% of a small convolutional network's (docs/benchmarks.md).
+            "machines": on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch that a row
+            is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile,
+            TorchScript and complex numbers (docs/machine-invariance.md).
         on_unimplemented: the effect of an op without a deterministic implementation: "raise" `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record have the setting.
 
     Raises:
         ConflictError: environment variables contradict the switch, or the call takes back what `samebits run
-            --machine-invariant` or `--thread-invariant` promised.
+            --across` promised.
         InvalidArgumentError: an argument is of another kind, or unknown.
 
     Example:
@@ -175,12 +174,14 @@ def enable_op_determinism(
         raise InvalidArgumentError(
             f"enable_op_determinism(on_unimplemented={on_unimplemented!r}): it is 'raise' or 'warn'."
         )
+    if across not in ACROSS:
+        raise InvalidArgumentError(
+            f"enable_op_determinism(across={across!r}): it is 'runs', 'threads' or 'machines'."
+        )
     before = process.op_determinism
-    settings = OpDeterminismSettings(
-        bool(thread_invariant or machine_invariant), on_unimplemented, bool(machine_invariant)
-    )
-    _refuse_less(settings if enabled else None)
-    _switch.change(settings if enabled else None)
+    settings = OpDeterminismSettings(across, on_unimplemented) if enabled else None
+    _refuse_less(settings)
+    _switch.change(settings)
     return OpDeterminism(before)
 
 
@@ -190,16 +191,15 @@ class WeakerThanAskedError(ConflictError):
 
 def _refuse_less(settings: OpDeterminismSettings | None) -> None:
     """Raises an error where a program takes back what the command that started it promised."""
-    for name, option in (
-        ("machine_invariant", "--machine-invariant"),
-        ("thread_invariant", "--thread-invariant"),
-    ):
-        if getattr(process.asked_op_determinism, name, False) and not getattr(settings, name, False):
-            call = f"enable_op_determinism({'False' if settings is None else ''})"
-            raise WeakerThanAskedError(
-                f"{user_code.calling_line()}: {call} takes back {option}, with which the program was started. Write "
-                f"enable_op_determinism({name}=True) there, or remove that call."
-            )
+    asked, now = process.asked_op_determinism, settings or OpDeterminismSettings()
+    if asked is None or ACROSS.index(asked.across) <= ACROSS.index(now.across):
+        return
+    given = "False" if settings is None else "" if now.across == "runs" else f'across="{now.across}"'
+    raise WeakerThanAskedError(
+        f"{user_code.calling_line()}: enable_op_determinism({given}) takes back --across {asked.across}, "
+        "with which the program was started. "
+        f'Write enable_op_determinism(across="{asked.across}") there, or remove that call.'
+    )
 
 
 def op_determinism_enabled() -> bool:
@@ -249,7 +249,7 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
             # inference mode passes autograd by
             for key in ("AutogradCPU", "CPU") if it.device == "AutogradCPU" else (it.device,):
                 overrides.put(it.op, key, lambda kernel, it=it: without_fill(it.make(kernel)))
-        if settings.machine_invariant:
+        if settings.across == "machines":
             _machine_invariant.refusal.refuse(overrides, ours, warn=warn)
         refused_ops.refuse(overrides, ours, warn=warn)
         yield
@@ -258,11 +258,11 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
 
 
 def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
-    if settings.machine_invariant:
+    if settings.across == "machines":
         yield from _machine_invariant.replacements.wanted()
     else:
         yield from (
-            it for it in replacements.REPLACEMENTS if settings.thread_invariant or not it.only_threads
+            it for it in replacements.REPLACEMENTS if settings.across != "runs" or not it.only_threads
         )
     if torch.backends.cuda.is_built():
         yield from cuda_loading.installable()

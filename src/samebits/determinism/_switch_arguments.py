@@ -8,14 +8,14 @@ from samebits._inspect.user_call import WrongCall
 
 _MEANT = (
     (
-        r"thread|core|omp",
-        "the same bits on any number of threads",
-        "samebits.enable_op_determinism(thread_invariant=True)",
+        r"machine|cpus?\b|hardware|arch|vendor",
+        "the same bits on every x86-64 CPU with AVX2 and FMA",
+        'samebits.enable_op_determinism(across="machines")',
     ),
     (
-        r"machine|cpu|hardware|arch|vendor",
-        "the same bits on every x86-64 CPU with AVX2 and FMA",
-        "samebits.enable_op_determinism(machine_invariant=True)",
+        r"thread|core|omp",
+        "the same bits on any number of threads",
+        'samebits.enable_op_determinism(across="threads")',
     ),
     (r"warn", "a warning in place of an error", 'samebits.enable_op_determinism(on_unimplemented="warn")'),
     (r"seed", "a seed", "samebits.set_random_seed(seed)"),
@@ -33,11 +33,13 @@ def explain(call: WrongCall) -> str:
         if call.unknown
         else "each argument after the first needs its name"
     )
-    words = " ".join(f"{name} {call.named[name]}" for name in call.unknown).lower()
+    asked = {name: call.named[name] for name in call.unknown if call.named[name] is not False}
+    words = " ".join(f"{name} {value}" for name, value in asked.items()).lower()
     for pattern, effect, line in _MEANT:
         if re.search(pattern, words):
             return f"enable_op_determinism({given}): {problem}. For {effect} type\n    {line}"
     return (
-        f"enable_op_determinism({given}): {problem}. Its arguments are enabled, thread_invariant, machine_invariant and "
-        "on_unimplemented:\n    samebits.enable_op_determinism(thread_invariant=True)"
+        f"enable_op_determinism({given}): {problem}. "
+        "Its arguments are enabled, across and on_unimplemented:\n"
+        '    samebits.enable_op_determinism(across="threads")'
     )

@@ -1,5 +1,6 @@
 """Randomness without a position: keys, functions of keys, the process's generators, the seed."""
 
+from samebits.random import _torch_ops as _torch_ops  # registers the ops
 from samebits.random._draws.choices import categorical as categorical
 from samebits.random._draws.choices import choice as choice
 from samebits.random._draws.dropout_function import dropout as dropout
@@ -24,7 +25,6 @@ from samebits.random._keys import key as key
 from samebits.random._keys import split as split
 from samebits.random._process.draw_counts import draws as draws
 from samebits.random._process.seeds import set_random_seed as set_random_seed
-from samebits.random._torch_ops import op_definitions as _op_definitions  # noqa: F401 (registers the ops)
 
 __all__ = [
     "Generator",

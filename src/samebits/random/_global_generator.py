@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from samebits._context import Position, Words, process
+from samebits._inspect import rng_states
 from samebits._unseeded import no_seed
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._generator import Generator
-from samebits.random._process import seeds
+from samebits.random._process import draw_counts, seeds
 
 _STREAM = int_keys.as_uint64("samebits.random.global_generator")
 
@@ -112,3 +114,21 @@ def _make_generator() -> Generator:
             instead="set_global_generator(Generator.from_seed(seed))",
         )
     return Generator.from_non_deterministic_state()
+
+
+# Preserves a step's draws while other code runs inside the step, such as a validation.
+
+
+def preserve_rng_state() -> Callable[[], None]:
+    """Saves the states of all generators of the process and the count of draws; the returned function restores them."""
+    states, counted = rng_states.of_process(), draw_counts.snapshot()
+    own = process.generator
+    here = own.position_state() if isinstance(own, OfTheProcess) else None
+
+    def restore() -> None:
+        states.restore()
+        draw_counts.restore(counted)
+        if here is not None and process.generator is own:
+            own.restore_position(here)
+
+    return restore

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from samebits.replica._analysis.fixpoint import analyze as analyze
     from samebits.replica._capture.capture import capture as capture
     from samebits.replica._capture.captured_step import CapturedStep as CapturedStep
-    from samebits.replica._capture.data_parallel import DataParallel as DataParallel
+    from samebits.replica._capture.captured_step import DataParallel as DataParallel
     from samebits.replica._capture.per_rank import PerRank as PerRank
     from samebits.replica._declarations import Equal as Equal
     from samebits.replica._declarations import Partition as Partition
     from samebits.replica._declarations import PerReplica as PerReplica
-    from samebits.replica._report.dot_graph import dot_graph as dot_graph
+    from samebits.replica._report.html_page import dot_graph as dot_graph
     from samebits.replica._report.html_page import write_html as write_html
     from samebits.replica._report.report import Report as Report
     from samebits.replica._report.step_listing import listing as listing
@@ -28,7 +28,7 @@ __getattr__, __dir__ = attach(
     __name__,
     names={
         "CapturedStep": "samebits.replica._capture.captured_step",
-        "DataParallel": "samebits.replica._capture.data_parallel",
+        "DataParallel": "samebits.replica._capture.captured_step",
         "Equal": "samebits.replica._declarations",
         "Partition": "samebits.replica._declarations",
         "PerRank": "samebits.replica._capture.per_rank",
@@ -37,7 +37,7 @@ __getattr__, __dir__ = attach(
         "Witness": "samebits.replica._witness",
         "analyze": "samebits.replica._analysis.fixpoint",
         "capture": "samebits.replica._capture.capture",
-        "dot_graph": "samebits.replica._report.dot_graph",
+        "dot_graph": "samebits.replica._report.html_page",
         "listing": "samebits.replica._report.step_listing",
         "write_html": "samebits.replica._report.html_page",
     },

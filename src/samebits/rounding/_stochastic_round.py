@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,13 +17,40 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import increment_version
 
-from samebits.errors import InvalidArgumentError
-from samebits.random._cpu.huge_pages import fresh
-from samebits.random._keys import check_key
-from samebits.random._torch_ops.is_traced import is_traced
-from samebits.random._torch_ops.vmap_rules import one_by_one
+from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.random._device_kernels import fresh
+from samebits.random._keys import check_key, is_traced
+from samebits.random._torch_ops import one_by_one
+from samebits.rounding._cpu import rounding_kernels
 from samebits.rounding._cpu.number_formats import FORMATS
-from samebits.rounding._device_kernels import kernels
+
+_CPU: Any = rounding_kernels
+
+
+def kernels(caller: str, key: torch.Tensor) -> Any:
+    """Returns the module whose `stochastic_round` rounds tensors on the key's device.
+
+    Raises `UnimplementedError`, naming samebits.rounding.`caller`, for a device without kernels of the same bits, and for
+    CUDA without Triton, which is imported here for the first time.
+    """
+    if key.is_cpu:
+        return _CPU
+    cure = (
+        f"round on the CPU and move the result: {caller}(x.cpu(), dtype, key.cpu()).to({str(key.device)!r})"
+    )
+    if not key.is_cuda:
+        raise UnimplementedError(
+            f"samebits.rounding.{caller} has no kernel for {key.device} that gives the bits of the CPU; {cure}"
+        )
+    try:
+        return import_module("samebits.rounding._triton")
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        raise UnimplementedError(
+            f"samebits.rounding.{caller} on CUDA needs Triton, which is not installed: pip install triton, or {cure}"
+        ) from None
+
 
 _WIDENED = (torch.float16, torch.bfloat16)
 

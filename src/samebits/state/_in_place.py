@@ -1,9 +1,17 @@
-"""Gives an object the content of another one of its kind, so that references to it stay valid."""
+"""Restores objects in place, so that references that the program holds stay valid.
+
+`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a change under one name
+shows under the other. A resumed program enters its loop with a new object under both names. So a commit records which values
+of `run.state` are still those that the loop began with (`kept`: they are filled again, in place), which paths lead to the
+same object (`same`), and which tensors are on a GPU (`devices`). All others were assigned to `run.state` in the loop, and are
+assigned again. Only its values and those of small dicts in it count, not the items of lists and large dicts: a replay buffer
+or a table of values has a million of them.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,3 +79,106 @@ def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) 
         if inner in kept and key in old and fill_in_place(old[key], item, inner, kept):
             new[key] = old[key]
     return new if isinstance(saved, dict) else list(new.values())
+
+
+Path = tuple[Any, ...]
+_SMALL = 256
+"""Most items of a dict whose values are walked over."""
+
+
+class StateAliases:
+    """The objects with which the outermost loop under way began."""
+
+    def __init__(self) -> None:
+        self._initial: dict[Path, Any] = {}
+
+    def begin(self, values: Mapping[Any, Any]) -> None:
+        """Notes the values at the beginning of a loop; a resume restores them later."""
+        self._initial = dict(mutable_values(values))
+
+    def state(self, values: Mapping[Any, Any]) -> dict[str, list[Any]]:
+        """Returns the aliases for a commit; replaced objects are no longer referenced."""
+        now = dict(mutable_values(values))
+        self._initial = {path: value for path, value in self._initial.items() if now.get(path) is value}
+        first: dict[int, Path] = {}
+        same = [
+            (path, first[id(value)])
+            for path, value in now.items()
+            if first.setdefault(id(value), path) != path
+        ]
+        devices = [
+            (path, str(value.device))
+            for path, value in now.items()
+            if isinstance(value, torch.Tensor) and not value.is_cpu
+        ]
+        return {"kept": list(self._initial), "same": same, **({"devices": devices} if devices else {})}
+
+
+def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
+    """Returns True if `aliases` is a result of `StateAliases.state` for such values, or None (in older commits)."""
+    if aliases is None:
+        return True
+    try:
+        paths = [*aliases["kept"], *(path for pair in aliases["same"] for path in pair)]
+        paths += [path for path, device in aliases.get("devices", ()) if torch.device(device)]
+        for path in paths:
+            _at(values, path)
+        return all(type(path) is tuple and path for path in paths) and all(
+            len(pair) == 2 for pair in aliases["same"]
+        )
+    except (KeyError, TypeError, IndexError, ValueError, RuntimeError):
+        return False
+
+
+def move_to_devices(values: dict[Any, Any], devices: Collection[tuple[Path, str]]) -> None:
+    """Moves tensors to their former devices; those of a commit are on the CPU, where they stay if there is no GPU."""
+    for path, device in devices:
+        if not device.startswith("cuda") or torch.cuda.is_available():
+            _at(values, path[:-1])[path[-1]] = _at(values, path).to(device)
+
+
+def share(values: dict[Any, Any], same: Collection[tuple[Path, Path]]) -> None:
+    """Makes the object at the second path of each pair the one at the first path."""
+    for path, first in same:
+        _at(values, path[:-1])[path[-1]] = _at(values, first)
+
+
+def fill(target: dict[Any, Any], saved: Mapping[Any, Any], kept: Collection[Path] | None) -> None:
+    """Makes `target` equal to `saved`: in place for the paths in `kept`, or (None) for lists and dicts, if both are of one kind."""
+    _fill(target, saved, (), None if kept is None else frozenset(kept), {})
+
+
+def _fill(target: Any, saved: Any, path: Path, kept: frozenset[Path] | None, done: dict[int, Any]) -> Any:
+    if id(saved) in done:  # one object at two paths
+        return done[id(saved)]
+    stays = not path or (isinstance(target, dict | list) if kept is None else path in kept)
+    if isinstance(saved, dict):
+        into = target if not path or (stays and type(target) is type(saved)) else saved
+        done[id(saved)] = into
+        before = dict(target) if isinstance(target, dict) else {}
+        filled = {
+            name: _fill(before.get(name), value, (*path, name), kept, done) for name, value in saved.items()
+        }
+        into.clear()  # the order of a dict is state
+        into.update(filled)
+        return into
+    done[id(saved)] = target if stays and fill_in_place(target, saved) else saved
+    return done[id(saved)]
+
+
+def mutable_values(
+    values: Mapping[Any, Any], path: Path = (), seen: frozenset[int] = frozenset()
+) -> Iterator[tuple[Path, Any]]:
+    """Yields the values that can be changed in place, with their paths."""
+    for name, value in values.items():
+        if isinstance(value, MUTABLE):
+            yield (*path, name), value
+        # one that contains itself is refused elsewhere
+        if isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen:
+            yield from mutable_values(value, (*path, name), seen | {id(value)})
+
+
+def _at(values: Any, path: Path) -> Any:
+    for name in path:
+        values = values[name]
+    return values

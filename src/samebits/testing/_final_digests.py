@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from samebits import _digest as digest
-from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._run_directory import MARKER
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import VerifyError
 
 RESULT = "samebits-result"

@@ -8,16 +8,16 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from samebits._context import Position, Words, notify, process
+from samebits._arguments import require_int
+from samebits._context import Words, notify, process
 from samebits._inspect.user_call import explain_wrong_calls
-from samebits.checkpoint._open_store import resolve
+from samebits.checkpoint._store import resolve
 from samebits.data._loader_state import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
@@ -27,12 +27,10 @@ from samebits.train._completeness.completeness import Completeness
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
-from samebits.train._loop.fixed_length_epochs import check_steps
-from samebits.train._loop.loop_positions import Loops
+from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import (
-    check_epochs,
     check_number,
     check_options,
     explain_add,
@@ -43,10 +41,9 @@ from samebits.train._run_arguments import (
     stateful,
 )
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.best_commits import BestCommits
-from samebits.train._saving.boundary_commits import CommitPolicy
-from samebits.train._saving.commit_due import Cadence, Save
-from samebits.train._state import hyperparameters, seed_check
+from samebits.train._saving.boundary_commits import BestCommits, CommitPolicy
+from samebits.train._saving.cadence import Cadence, Save
+from samebits.train._state import environment_check, hyperparameters
 from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
 from samebits.train._state.object_states import RunState, Stateful, note_objects
@@ -161,10 +158,10 @@ class Run:
             self._state,
             self._loops,
             grace,
-            partial(_notify, self),
+            lambda event, position: notify(event, self, position),
         )
         self.preemption = self._saving.preemption
-        self._stop = self._entered = self._over = False
+        self._stop_requested = self._entered = self._over = False
         self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
@@ -246,7 +243,9 @@ class Run:
         self._over = True
         self.preemption.idle = False
         try:
-            if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
+            if (
+                clean and self._stop_requested and self._loops.current is not None
+            ):  # run.stop() and then break
                 self._saving.on_stop(self._loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
@@ -295,7 +294,7 @@ class Run:
                 continues in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
         self._check_open("Run.steps")
-        check_epochs(epochs, "Run.steps")
+        require_int("Run.steps", epochs=epochs)
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
@@ -329,7 +328,7 @@ class Run:
             InvalidArgumentError: inside the body of another loop, or `epochs` is no int of at least 1.
         """
         self._check_open("Run.epochs")
-        check_epochs(epochs, "Run.epochs")
+        require_int("Run.epochs", epochs=epochs)
         if self._loops.innermost is not None:
             raise InvalidArgumentError(
                 "Run.epochs: inside the body of another loop. Use run.steps(loader, epochs, name=...) there."
@@ -467,14 +466,14 @@ class Run:
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
-        self._stop = True
+        self._stop_requested = True
 
     def _open(self) -> None:
         saving, where = self._saving, str(self.run_dir)
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
-        settled = saving.ranks.agree_on_seed(seed_check.resolve_seed(manifest, where))
+        settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key
@@ -498,16 +497,7 @@ class Run:
     def _end_loop(self, loop: str) -> None:
         """Ends a loop: the code after it draws from the same generators, whether the loop ran or had finished before."""
         draw_counts.begin(int_keys.fold(self.key, loop, "end"))
-        self._end_inner_loop()
-
-    def _end_inner_loop(self) -> None:
-        """Ends an inner loop, for which `stop()` was called."""
-        self._stop = False
-
-    @property
-    def _stop_requested(self) -> bool:
-        """True if `stop()` was called in this loop."""
-        return self._stop
+        self._stop_requested = False
 
 
 _ATTRIBUTES = frozenset({"run_dir", "resumed", "objects", "preemption", "key", "state"})
@@ -523,8 +513,3 @@ def _check_thread() -> None:
                 "and Python, which a run sets at each step, belong to the process: both would end with other bits. Train one "
                 "after the other, or in processes of their own."
             )
-
-
-def _notify(run: Run, event: str, position: Position) -> None:
-    """Notifies the observers of the run."""
-    notify(event, run, position)

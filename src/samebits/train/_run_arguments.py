@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from samebits._arguments import is_int, is_number, require
 from samebits._inspect.user_call import WrongCall, name_of_variable
 from samebits.errors import InvalidArgumentError
 from samebits.state._known_classes import adapter_for
@@ -114,14 +115,10 @@ def _keywords(objects: Sequence[Any]) -> list[str]:
 
 def check_options(keep: Any, grace: Any, ignore: Any) -> None:
     """Raises `InvalidArgumentError` for invalid options."""
-    if type(keep) is not int or keep < 1:
-        raise InvalidArgumentError(
-            f"Run(keep={keep!r:.60}): an int; at least one commit must be kept. Give how many."
-        )
-    if not isinstance(grace, int | float) or not 0 < grace < math.inf:
-        raise InvalidArgumentError(f"Run(grace={grace!r:.60}): seconds, a number above 0.")
-    if not isinstance(ignore, list | tuple | set | frozenset):  # of a str, each letter would be one
-        raise InvalidArgumentError(f'Run(ignore={ignore!r:.60}): a list of paths, ["losses"].')
+    require(is_int(keep), "Run", "an int; at least one commit must be kept. Give how many", keep=keep)
+    require(is_number(grace) and 0 < grace < math.inf, "Run", "seconds, a number above 0", grace=grace)
+    is_list = isinstance(ignore, list | tuple | set | frozenset)  # of a str, each letter would be one
+    require(is_list, "Run", 'a list of paths, ["losses"]', ignore=ignore)
 
 
 def stateful(name: Any, obj: Any, options: Sequence[str]) -> Stateful:
@@ -165,12 +162,6 @@ def stateful(name: Any, obj: Any, options: Sequence[str]) -> Stateful:
             f'{name}=samebits.state.attributes({name}, "a", "b"), or keep its plain values in run.state.'
         )
     return obj
-
-
-def check_epochs(epochs: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` unless `epochs` is a number of epochs."""
-    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-        raise InvalidArgumentError(f"{call}(epochs={epochs!r:.60}): must be an int of at least 1.")
 
 
 def check_iterable(loader: Any, call: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from samebits._arguments import require, require_int
 from samebits.errors import InvalidArgumentError
-from samebits.train._loop.fixed_length_epochs import check_steps
+from samebits.train._loop.loop_positions import check_steps
 from samebits.train._run_arguments import check_batches
 
 
@@ -29,8 +30,8 @@ class FitPlan:
 
     def __post_init__(self) -> None:
         check_batches(self.loader, "fit(loader")
-        _check_int("epochs", self.epochs, 1)
-        _check_int("initial_epoch", self.initial_epoch, 0)
+        require_int("fit", epochs=self.epochs)
+        require_int("fit", 0, initial_epoch=self.initial_epoch)
         if self.initial_epoch >= self.epochs:
             raise InvalidArgumentError(
                 f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}): no epoch is left to train. epochs counts all "
@@ -53,14 +54,13 @@ class FitPlan:
             "validation_steps": self.validation_steps is not None,
         }
         for name in [name for name, given in options.items() if given and self.validation_data is None]:
-            raise InvalidArgumentError(
-                f"fit({name}={getattr(self, name)!r}): there is no validation_data. Pass validation_data=loader."
-            )
+            cure = "there is no validation_data. Pass validation_data=loader"
+            require(False, "fit", cure, **{name: getattr(self, name)})
         if isinstance(self.validation_freq, Collection) and not isinstance(self.validation_freq, str):
             for epoch in self.validation_freq:
-                _check_int("validation_freq: an epoch", epoch, 1)
+                require_int("fit", **{"validation_freq: an epoch": epoch})
         else:
-            _check_int("validation_freq", self.validation_freq, 1)
+            require_int("fit", validation_freq=self.validation_freq)
         if self.validation_data is not None:
             check_batches(self.validation_data, "fit(validation_data")
             if hasattr(self.validation_data, "__next__"):
@@ -69,8 +69,3 @@ class FitPlan:
                     "samebits.data.DataLoader, a list of batches, or any object whose __iter__ starts anew."
                 )
             check_steps(self.validation_data, self.validation_steps, "fit(validation_steps")
-
-
-def _check_int(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgumentError(f"fit({name}={value!r}): must be an int of at least {least}.")

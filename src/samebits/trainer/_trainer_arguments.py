@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from samebits._arguments import is_fraction, is_int, is_number, require
 from samebits.callbacks import Callback
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
@@ -75,18 +76,13 @@ def _check_hook(callback: Callback, hook: str) -> None:
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:
     """Raises when the scheduler is invalid, belongs to another optimizer, or cannot be stepped as requested."""
-    if step not in ("epoch", "step"):
-        raise InvalidArgumentError(f"Trainer(scheduler_step={step!r}): one of 'epoch', 'step'.")
+    require(step in ("epoch", "step"), "Trainer", "one of 'epoch', 'step'", scheduler_step=step)
     if scheduler is None:
-        if step != "epoch":
-            raise InvalidArgumentError(
-                "Trainer(scheduler_step='step'): there is no scheduler. Pass scheduler=..."
-            )
+        none = "there is no scheduler. Pass one: scheduler=scheduler"
+        require(step == "epoch", "Trainer", none, scheduler_step=step)
         return
-    if not isinstance(scheduler, LRScheduler):
-        raise InvalidArgumentError(
-            f"Trainer(scheduler={scheduler!r:.60}): not a scheduler of torch.optim.lr_scheduler, made with the optimizer."
-        )
+    made = "not a scheduler of torch.optim.lr_scheduler, made with the optimizer"
+    require(isinstance(scheduler, LRScheduler), "Trainer", made, scheduler=scheduler)
     if scheduler.optimizer is not optimizer:
         raise InvalidArgumentError(
             f"Trainer(scheduler={type(scheduler).__name__}(...)): it belongs to another optimizer "
@@ -101,33 +97,27 @@ def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer)
 
 def check_update(accumulate: Any, clip_norm: Any, clip_value: Any, precision: Any, ema: Any) -> None:
     """Raises for numbers outside their range."""
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise InvalidArgumentError(
-            f"Trainer(accumulate={accumulate!r}): the number of batches per step of the optimizer, an int of at least 1."
-        )
+    batches = "the number of batches per step of the optimizer, an int of at least 1"
+    require(is_int(accumulate), "Trainer", batches, accumulate=accumulate)
     for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise InvalidArgumentError(f"Trainer({name}={value!r}): must be a finite number above 0.")
+        fits = value is None or (is_number(value) and 0 < value < math.inf)
+        require(fits, "Trainer", "must be a finite number above 0", **{name: value})
     if clip_norm is not None and clip_value is not None:
         raise InvalidArgumentError(
             f"Trainer(clip_norm={clip_norm}, clip_value={clip_value}): choose one (Keras's rule)."
         )
-    if precision not in PRECISIONS:
-        raise InvalidArgumentError(f"Trainer(precision={precision!r}): one of None, 'bf16', 'fp16'.")
-    if ema is not None and not (isinstance(ema, float) and 0 < ema < 1):
-        raise InvalidArgumentError(
-            f"Trainer(ema={ema!r}): the share of the average that stays at each step, between 0 and 1; usually 0.999."
-        )
+    require(precision in PRECISIONS, "Trainer", "one of None, 'bf16', 'fp16'", precision=precision)
+    share = "the share of the average that stays at each step, between 0 and 1; usually 0.999"
+    require(ema is None or is_fraction(ema), "Trainer", share, ema=ema)
 
 
 def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
     """Raises when a forward hook is invalid, or comes with arguments that it replaces."""
     if hook is None:
         return
-    if not callable(hook):
-        raise InvalidArgumentError(
-            f"Trainer(forward={hook!r:.60}): give a function of model and batch that returns the loss."
-        )
+    require(
+        callable(hook), "Trainer", "give a function of model and batch that returns the loss", forward=hook
+    )
     if loss_fn is not None or metrics:
         given = "loss_fn" if loss_fn is not None else "metrics"
         raise InvalidArgumentError(

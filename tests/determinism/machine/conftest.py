@@ -1,4 +1,4 @@
-"""Kernels of `machine_invariant`, installed without the switch."""
+"""Kernels of `across="machines"`, installed without the switch."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""Layer, group and batch normalization, and bags of embeddings, under `machine_invariant`."""
+"""Layer, group and batch normalization, and bags of embeddings, under `across="machines"`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""ctc_loss, logcumsumexp and weight_norm under `machine_invariant`: near float64, with right gradients."""
+"""ctc_loss, logcumsumexp and weight_norm under `across="machines"`: near float64, with right gradients."""
 
 import pytest
 import torch

@@ -79,7 +79,7 @@ def main(wrong):
     if wrong:
         chance.random = lambda: 0.0
         ctypes.string_at(fenced(torch.ones(7)).data_ptr(), 29)
-    with samebits.enable_op_determinism(machine_invariant=True):
+    with samebits.enable_op_determinism(across="machines"):
         for _ in range(CASES):
             torch.set_num_threads(chance.choice((1, 2)))
             chance.choice((multiply, convolve))(chance, fenced)

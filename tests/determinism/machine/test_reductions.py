@@ -1,4 +1,4 @@
-"""Reductions of `machine_invariant` on played machines and threads, and torch's own kernels that it keeps."""
+"""Reductions of `across="machines"` on played machines and threads, and torch's own kernels that it keeps."""
 
 import json
 import subprocess

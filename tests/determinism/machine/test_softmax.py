@@ -1,4 +1,4 @@
-"""Softmax, attention and the negative log-likelihood under `machine_invariant`."""
+"""Softmax, attention and the negative log-likelihood under `across="machines"`."""
 
 import numpy as np
 import pytest

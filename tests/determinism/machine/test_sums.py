@@ -1,4 +1,6 @@
-"""Sums and their kin under `machine_invariant`: the bits of the definition, whatever the layout, threads and machine."""
+"""Sums and their kin under `across="machines"`: the bits of the definition, whatever the layout, threads and
+machine.
+"""
 
 import numpy as np
 import pytest

@@ -113,11 +113,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
     if spec.switch:
-        stack.enter_context(
-            enable_op_determinism(
-                thread_invariant=spec.thread_invariant, machine_invariant=spec.machine_invariant
-            )
-        )
+        stack.enter_context(enable_op_determinism(across=spec.across))
         stack.callback(setattr, context.process, "asked_op_determinism", None)
         context.process.asked_op_determinism = context.process.op_determinism
         if spec.seed is not None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from samebits._context import Across
 from samebits.audit._child.kill_points import KILL_POINTS
 from samebits.errors import InvalidArgumentError
 
@@ -46,10 +47,8 @@ class LaunchSpec:
     """Sleep a little after each step, as a slower machine would take longer."""
     switch: bool = False
     """Op determinism on, and `seed` set, before the script starts."""
-    thread_invariant: bool = False
-    """With `switch`: also the same bits for any number of intra-op threads."""
-    machine_invariant: bool = False
-    """With `switch`: also the same bits on any CPU."""
+    across: Across = "runs"
+    """With `switch`: as in `enable_op_determinism`."""
     seed: int | None = None
     overlaid: bool = False
     """The working directory is under an overlay, where an ordinary user cannot rename folders."""

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
-from samebits._digest import of_bytes
+from samebits._byte_digest import of_bytes
 from samebits._inspect.tree import PLAIN, Leaves, leaf, of_nested, plain
 
 _MOST_ROOTS = 64

@@ -7,10 +7,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-import xxhash
 
+from samebits._byte_digest import of_bytes
 from samebits._context import Position
-from samebits._digest import ALGORITHM
 from samebits._inspect import structure
 from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import LeafWalk
@@ -61,7 +60,7 @@ class ObservedStep:
 
 def digest_of(hashes: list[bytes]) -> str:
     """Returns one digest of hashes in their order."""
-    return f"{ALGORITHM}:{xxhash.xxh3_128(b''.join(hashes)).hexdigest()}"
+    return of_bytes(*hashes)
 
 
 class LineWriter:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from samebits._context import Observer, Position, observed, process, run_dirs
+from samebits._context import ACROSS, Across, Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record.observed_objects import ObservedObjects, UpdateDetector
@@ -97,8 +97,8 @@ class Recorder(Observer, TorchListener):
         self._early: list[bytes] = []
         """The hashes of the outputs of the evaluations before the first step."""
         self._threads: list[int] = []
-        self._any_threads = self._any_machine = True
-        """True if every step so far was made by ops whose bits do not depend on the thread count."""
+        self._across: set[Across | None] = set()
+        """The promises of the switch in the steps so far; None: it was off in one."""
         self._harmless: set[str] = set()
         """Paths of values that the runs know to be printed only, or are to ignore."""
         self._resumed_from: int | None = None
@@ -329,8 +329,7 @@ class Recorder(Observer, TorchListener):
             "loaders": self.loaders,
             "resumed_from": self._resumed_from,
             "threads": self._threads,
-            "thread_invariant": self._any_threads and bool(self._threads),
-            "machine_invariant": self._any_machine and bool(self._threads),
+            "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
         }
@@ -371,8 +370,7 @@ class Recorder(Observer, TorchListener):
         if self._settings != (settings, threads):
             self._settings = settings, threads
             self._environment = environment_fingerprint()
-        self._any_threads &= settings is not None and settings.thread_invariant
-        self._any_machine &= settings is not None and settings.machine_invariant
+        self._across.add(None if settings is None else settings.across)
 
     def _environment_of_steps(self) -> dict[str, Any]:
         """Returns the fingerprint of the newest step; as it is now where nothing that counts has changed since."""

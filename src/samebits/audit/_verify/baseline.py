@@ -172,7 +172,8 @@ def _proves_nothing(outcomes: Sequence[ProcessOutcome], compared: int) -> str:
 
 
 def facts_of(record: Record, *others: Record) -> BaselineFacts:
-    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread and machine invariance.
+    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, the switch's
+    promise.
 
     `record` is that of rank 0, `others` those of the other ranks of a job.
     """
@@ -188,8 +189,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         other_loaders=", ".join(
             note.removesuffix(OWN_LOADERS) for note in end.get("notes", ()) if note.endswith(OWN_LOADERS)
         ),
-        thread_invariant=bool(end.get("thread_invariant")),
-        machine_invariant=bool(end.get("machine_invariant")),
+        across=end.get("across"),
         ranks=1 + len(others),
         unequal_replicas=_unequal_replicas(end),
     )

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from samebits._context import Across
 from samebits.audit._child.kill_points import Kill
 
 GROUPS = ("run-again", "busy", "replicas", "kill", "workers", "threads", "cpu")
@@ -45,10 +46,10 @@ class BaselineFacts:
     """The script's number of workers for each of its loaders; None: not known."""
     other_loaders: str = ""
     """The packages that make loaders of their own."""
-    thread_invariant: bool = False
-    """True if the switch was on, thread counts included, in every step."""
-    machine_invariant: bool = False
-    """True if the switch was on, the CPU included, in every step."""
+    across: Across | None = None
+    """The least that the switch promised in any step: `enable_op_determinism(across=...)`. None: it was off
+    in one.
+    """
     ranks: int = 1
     """The number of processes of a job."""
     unequal_replicas: str = ""
@@ -109,7 +110,7 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
         found += [_threads(facts, number) for number in THREADS]
-    if "cpu" in groups and (facts.machine_invariant or groups == ("cpu",)):
+    if "cpu" in groups and (facts.across == "machines" or groups == ("cpu",)):
         found.append(_older_cpu(facts))
     return found
 
@@ -247,8 +248,10 @@ def _workers(facts: BaselineFacts, number: int) -> Check:
 
 def _older_cpu(facts: BaselineFacts) -> Check:
     name = "a CPU with AVX2"
-    if not facts.machine_invariant:
-        return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
+    if facts.across != "machines":
+        return Check(
+            "cpu", name, does_not_apply='the script does not call enable_op_determinism(across="machines")'
+        )
     return Check(
         "cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="emulated"
     )
@@ -261,5 +264,5 @@ def _threads(facts: BaselineFacts, number: int) -> Check:
         name,
         "intra-op threads",
         (ProcessVariation(threads=number),),
-        promised=facts.thread_invariant,
+        promised=facts.across in ("threads", "machines"),
     )

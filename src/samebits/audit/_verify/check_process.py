@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from samebits._context import Across
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.record_file import Record, folder_of_rank, read_record
 from samebits.audit._verify import reaper
@@ -45,10 +46,8 @@ class Request:
     args: tuple[str, ...] = ()
     as_run: bool = False
     """Start it as `samebits run` would: switch on, seeds set, hash seed fixed."""
-    thread_invariant: bool = False
-    """With `as_run`: the switch covers the number of intra-op threads, so the thread rows are promised."""
-    machine_invariant: bool = False
-    """With `as_run`: the switch covers the CPU, too."""
+    across: Across = "runs"
+    """With `as_run`: as in `enable_op_determinism`; the rows that it promises decide the verdict."""
     steps: int | None = None
     groups: tuple[str, ...] = ()
     jobs: int = 1
@@ -283,8 +282,7 @@ class Runner:
             slow=surroundings.slow,
             overlaid=self.folder is not None,
             switch=self.request.as_run,
-            thread_invariant=self.request.thread_invariant,
-            machine_invariant=self.request.machine_invariant,
+            across=self.request.across,
             seed=0 if self.request.as_run else None,
             die_with_parent=job,
         )

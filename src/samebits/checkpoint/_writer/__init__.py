@@ -1,5 +1,5 @@
-"""The write path of a commit: standard library and xxhash only, so that a process of its own starts in 20 ms.
+"""The writer process of a run's commits, and the run's side of it.
 
-Imported as `samebits.checkpoint._writer` where a run commits itself, and as `writer` in the process that `main` runs in:
-one code, so the same bytes.
+`commit_folder` and `writer_process` import the standard library and xxhash only, so that the process starts in 20 ms. A run that
+commits itself uses `commit_folder`, too: one code, so the same bytes.
 """

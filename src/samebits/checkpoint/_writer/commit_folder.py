@@ -1,4 +1,7 @@
-"""The folder of a run's commits: each is written to a temporary folder, fsynced, renamed; old ones are pruned."""
+"""The folder of a run's commits: each is written to a temporary folder, fsynced, renamed; old ones are pruned.
+
+Imports the standard library and xxhash only, as all that the writer process imports.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,61 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
+from samebits._byte_digest import of_bytes
+from samebits.checkpoint._retention import Retention, step_of
+
+
+class Commit(NamedTuple):
+    """A commit that is durable."""
+
+    step: int
+    digest: str
+    content: str
+    """The digest that its manifest would have without a parent: equal where two commits have the same content."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.step:012d}-{self.digest.split(':')[1][:8]}"
+
+
+class ManifestTemplate(NamedTuple):
+    """The canonical JSON of a manifest, cut where the digests belong that only the writer knows: of the tensors, and of the parent."""
+
+    step: int
+    before: str
+    """Up to the value of "parent"."""
+    middle: str
+    """From there to the value of "tensors"."""
+    after: str
+    pieces: Sequence[str]
+    """The value of "tensors"; between each two of them a digest belongs."""
+    order: Sequence[int]
+    """The tensor of each digest, by its place in the file."""
+
+    @property
+    def size(self) -> int:
+        """An upper bound of the manifest's bytes."""
+        texts = (self.before, self.middle, self.after, *self.pieces)
+        return sum(map(len, texts)) + 41 * (len(self.order) + 3)
+
+    def body(self, parent: str | None, digests: Sequence[str]) -> bytes:
+        """Returns the JSON without the manifest's own digest; `digests` are in the order of the file."""
+        tensors = "".join(
+            piece + digests[place] for piece, place in zip(self.pieces, self.order, strict=False)
+        )
+        follows = "null" if parent is None else f'"{parent}"'
+        return "".join((self.before, follows, self.middle, tensors, self.pieces[-1], self.after)).encode()
+
+    def sign(self, parent: str | None, digests: Sequence[str]) -> tuple[Commit, bytes]:
+        """Returns the commit, and the bytes of its manifest, in which the digest sorts first."""
+        body = self.body(parent, digests)
+        content = of_bytes(body if parent is None else self.body(None, digests))
+        own = of_bytes(body)
+        return Commit(self.step, own, content), b'{"digest":"' + own.encode() + b'",' + body[1:]
+
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
@@ -24,10 +80,10 @@ LARGE = 1 << 23
 
 
 class CommitFolder:
-    """The commits in the folder `commits`: the newest `keep`, and the `keep_best` with the smallest value."""
+    """The commits in the folder `commits`: those that `retention` keeps."""
 
-    def __init__(self, commits: Path, keep: int = 2, keep_best: int = 0) -> None:
-        self.commits, self.keep, self.keep_best = commits, keep, keep_best
+    def __init__(self, commits: Path, retention: Retention) -> None:
+        self.commits, self.retention = commits, retention
         self.last: Commit | None = None
         """The newest valid commit."""
         self.corrupt: set[str] = set()
@@ -52,7 +108,7 @@ class CommitFolder:
         `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous; `digests` are those of
         the tensors, if they are known. Raises OSError.
         """
-        digests = digests or list(map(digest, tensors))
+        digests = digests or list(map(of_bytes, tensors))
         commit, manifest = template.sign(self.last.digest if self.last else None, digests)
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
@@ -100,19 +156,17 @@ class CommitFolder:
         newest: Commit,
         names: Sequence[str],
         corrupt: Collection[str],
-        value: Callable[[str], float | None],
+        values: Callable[[], Mapping[str, float | None]],
     ) -> list[str]:
-        """Returns those of the commits `names`, latest step first, that `keep` and `keep_best` let go after `newest`."""
+        """Returns those of the commits `names`, latest step first, that go after `newest`: it replaces others of its step."""
         older = [name for name in names if step_of(name) <= newest.step and name != newest.name]
         valid = [name for name in older if name not in corrupt and step_of(name) < newest.step]
-        stay = set(valid[: self.keep - 1])
-        if self.keep_best:
-            stay |= best({name: value(name) for name in (newest.name, *valid)}, self.keep_best)
+        stay = self.retention.staying([newest.name, *valid], values() if self.retention.keep_best else {})
         return [name for name in older if name not in stay]
 
     def _prune(self, newest: Commit) -> None:
         try:
-            for name in self.replaced(newest, commit_names(self.commits), self.corrupt, self._value):
+            for name in self.replaced(newest, commit_names(self.commits), self.corrupt, self.values):
                 (self.commits / name).rename(self.commits / f"{TMP}{name}")
         except OSError as error:
             self.troubles.append(f"old commits in {self.commits.parent} cannot be deleted: {error}")
@@ -134,21 +188,10 @@ def folder_identity(folder: Path) -> list[int]:
     return [status.st_dev, status.st_ino]
 
 
-def best(values: Mapping[str, float | None], count: int) -> set[str]:
-    """Returns the names of the `count` commits with the smallest values; of equal values the earlier."""
-    valued = sorted((value, step_of(name), name) for name, value in values.items() if value is not None)
-    return {name for _, _, name in valued[:count]}
-
-
 def commit_names(commits: Path) -> list[str]:
     """Returns the folders with names of commits, the latest step first."""
     found = os.listdir(commits) if commits.is_dir() and not commits.is_symlink() else []
     return sorted(filter(NAME.fullmatch, found), key=step_of, reverse=True)
-
-
-def step_of(name: str) -> int:
-    """Returns the step of the commit in a folder of that name."""
-    return int(name.split("-", maxsplit=1)[0])
 
 
 def write_file(path: Path, blocks: Sequence[memoryview]) -> None:

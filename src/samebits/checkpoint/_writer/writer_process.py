@@ -1,6 +1,10 @@
 """The process that makes snapshots durable while the run continues; it ends with the run, after the run's last snapshot.
 
 Signals of the process group are blocked before it starts: the run reacts to a SIGTERM, not its writer.
+
+A snapshot is in a slot, a file without a name that both processes have mapped: the image of the tensor file, then the data for
+the manifest. Its record, of a fixed size, goes into a pipe that both may read, and only one gets it: so the run withdraws a
+snapshot that the writer has not begun by reading its record. Reports come back as lines of JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +15,43 @@ import json
 import mmap
 import os
 import select
+import struct
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from samebits.checkpoint._writer.commit_folder import CommitFolder
-from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate
-from samebits.checkpoint._writer.messages import END, PACKED, SnapshotMessage
+from samebits.checkpoint._retention import Retention
+from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, ManifestTemplate
+
+SLOTS = 3
+"""One being written, one waiting, one to fill."""
+
+
+class SnapshotMessage(NamedTuple):
+    """One snapshot: its number, its slot, and the lengths of its parts, in their order there."""
+
+    number: int
+    slot: int
+    step: int
+    layout: int
+    """Snapshots of the same layout have the same `static`."""
+    image: int
+    static: int
+    before: int
+    middle: int
+    after: int
+    facts: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the slot."""
+        return sum(self[4:])
+
+
+PACKED = struct.Struct(f"<{len(SnapshotMessage._fields)}Q")
+END = SnapshotMessage(*[0] * len(SnapshotMessage._fields))
+"""The last message: the run needs no writer any more."""
+
 
 POLL_MS = 500
 """Milliseconds between two checks that the run lives, where the kernel does not notify."""
@@ -32,7 +66,7 @@ def main(arguments: str) -> None:
     options = json.loads(arguments)
     # The run locked it before this process began. Lock it again, since some network file systems keep locks by process.
     fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    folder = CommitFolder(Path(options["commits"]), options["keep"], options["keep_best"])
+    folder = CommitFolder(Path(options["commits"]), Retention(*options["retention"]))
     folder.identity = options["identity"]
     writer = _Writer(folder, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from samebits import cli, determinism
+from samebits import determinism
+from samebits.cli._error_messages import printable
 from samebits.cli._json_output import (
     STANDARD_OUTPUT,
     JsonFile,
@@ -31,8 +35,25 @@ def env(*, json_file: JsonFile = None) -> None:
     check_json_file(json_file)
     found = determinism.environment_fingerprint()
     if sys.stdout.isatty() and not is_standard_output(json_file):
-        cli._reports.env_report.show(found)
+        _show(found)
     else:
         write_json(STANDARD_OUTPUT, found)
     if not is_standard_output(json_file):
         write_json(json_file, found)
+
+
+def _show(fingerprint: Mapping[str, Any]) -> None:
+    """Prints names and values in two columns; the values of a group are indented below its name."""
+    rows = list(_rows(fingerprint, ""))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(printable(f"{name.ljust(width)}  {value}".rstrip()))
+
+
+def _rows(values: Mapping[str, Any], indent: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}", ""
+            yield from _rows(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}", value if isinstance(value, str) else json.dumps(value)

@@ -41,7 +41,8 @@ def ops(
         typer.Option(
             metavar="WORD",
             parser=one_of(MACHINE),
-            help="Only ops of this kind under machine_invariant: exact (torch's kernel stays), integers (for integers alone), "
+            help='Only ops of this kind under across="machines": '
+            "exact (torch's kernel stays), integers (for integers alone), "
             "ours, composed (of other ops), or refused.",
         ),
     ] = None,

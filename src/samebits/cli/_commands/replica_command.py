@@ -14,6 +14,7 @@ import typer
 
 from samebits import cli
 from samebits import replica as replicas
+from samebits.cli._error_messages import exit_on_user_error
 from samebits.cli._json_output import (
     JsonFile,
     check_json_file,
@@ -90,7 +91,7 @@ def replica(
             raise InvalidArgumentError(
                 f"{option} {file}: there is no folder {file.absolute().parent}. Make it first."
             )
-    with output_kept_for(json_file), cli._user_errors.exit_on_user_error(f"replica: {function}"):
+    with output_kept_for(json_file), exit_on_user_error(f"replica: {function}"):
         step, args, inputs = _call_function(function)
         with cli._reports.replica_report.Progress("ranks captured") as progress:
             captured = replicas.capture(

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from samebits import audit
+from samebits._context import ACROSS, Across
 from samebits.audit._child.launch_spec import LEVELS, LaunchSpec
-from samebits.cli._option_values import one_of, whole_number
-from samebits.cli._script_arguments import check_script
+from samebits.cli._option_values import check_script, one_of, whole_number
 from samebits.errors import RecordError
 
 SCRIPT_SEED = 0
@@ -33,17 +33,16 @@ def run(
             help="The seed of all random generators before the script starts.",
         ),
     ] = SCRIPT_SEED,
-    thread_invariant: Annotated[
-        bool, typer.Option("--thread-invariant", help="Give the same bits for any number of threads, too.")
-    ] = False,
-    machine_invariant: Annotated[
-        bool,
+    across: Annotated[
+        Across,
         typer.Option(
-            "--machine-invariant",
-            help="Give the same bits on any x86-64 CPU with AVX2 and FMA, and for any number of threads. "
+            metavar="|".join(ACROSS),
+            parser=one_of(ACROSS),
+            help="Give the same bits in all runs on this machine (runs), for any number of threads (threads), "
+            "or on any x86-64 CPU with AVX2 and FMA (machines). Each includes the one before. "
             "An operation that cannot do so raises an error.",
         ),
-    ] = False,
+    ] = "runs",
     record: Annotated[
         str | None,
         typer.Option(
@@ -91,8 +90,7 @@ def run(
         level=record_level,
         every=record_every,
         switch=True,
-        thread_invariant=thread_invariant,
-        machine_invariant=machine_invariant,
+        across=across,
         seed=seed,
     )
     status = audit._child.launch.execute(script, list(args or ()), spec)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
 from samebits.audit._verify.check_plan import GROUPS
 from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
-from samebits.cli._option_values import number_above, whole_number
-from samebits.cli._script_arguments import check_script
+from samebits.cli._option_values import check_script, number_above, one_of, whole_number
 from samebits.errors import InvalidArgumentError
 
 
@@ -62,13 +62,15 @@ def verify(
             help="Leave out checks that would take longer, those that say least first.",
         ),
     ] = None,
-    thread_invariant: Annotated[
-        bool, typer.Option("--thread-invariant", help="With --run: promise any number of threads, too.")
-    ] = False,
-    machine_invariant: Annotated[
-        bool,
-        typer.Option("--machine-invariant", help="With --run: promise any CPU, and any number of threads."),
-    ] = False,
+    across: Annotated[
+        Across | None,
+        typer.Option(
+            metavar="|".join(ACROSS),
+            parser=one_of(ACROSS),
+            help="With --run: promise the same bits in all runs, for any number of threads, or on any CPU. "
+            "Each includes the one before. [default: runs]",
+        ),
+    ] = None,
     json_file: JsonFile = None,
     seed: Annotated[
         int | None,
@@ -124,7 +126,7 @@ def verify(
                         kill-mid-epoch, kill-epoch-end, kill-twice
         workers         with 0, 1 and 3 loader workers
         threads         with 1 and 3 threads
-        cpu             as on a CPU without AVX-512, for a machine-invariant script
+        cpu             as on a CPU without AVX-512, for a script across machines
 
     Exit status: 0 all promised checks are equal; 1 one is not; 2 could not be checked.
 
@@ -137,13 +139,16 @@ def verify(
     """
     check_json_file(json_file)
     check_script(script)
-    promises = {"thread_invariant": thread_invariant, "machine_invariant": machine_invariant}
-    _check_promises(promises, as_run=as_run)
+    if across is not None and not as_run:
+        raise InvalidArgumentError(
+            "--across goes with --run. A script that is started as it is turns it on itself: "
+            f'samebits.enable_op_determinism(across="{across}").'
+        )
     request = checking.Request(
         script=script,
         args=tuple(args or ()),
         as_run=as_run,
-        **promises,
+        across=across or "runs",
         steps=steps,
         groups=GROUPS if checks is None else tuple(checks.split(",")),
         jobs=jobs or (checking.jobs() if nproc_per_node is None else 1),
@@ -164,13 +169,3 @@ def verify(
         checking.show(report)
     write_json(json_file, report.to_dict())
     raise typer.Exit(report.exit)
-
-
-def _check_promises(promises: dict[str, bool], *, as_run: bool) -> None:
-    for name, wanted in promises.items():
-        if wanted and not as_run:
-            raise InvalidArgumentError(
-                f"--{name.replace('_', '-')} goes with --run. "
-                "A script that is started as it is turns it on itself: "
-                f"samebits.enable_op_determinism({name}=True)."
-            )

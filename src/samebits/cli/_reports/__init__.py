@@ -6,13 +6,11 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.cli._reports import commits_report as commits_report
-    from samebits.cli._reports import env_report as env_report
     from samebits.cli._reports import ops_overview as ops_overview
     from samebits.cli._reports import ops_report as ops_report
     from samebits.cli._reports import replica_report as replica_report
-    from samebits.cli._reports import selfcheck_report as selfcheck_report
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["commits_report", "env_report", "ops_overview", "ops_report", "replica_report", "selfcheck_report"],
+    ["commits_report", "ops_overview", "ops_report", "replica_report"],
 )

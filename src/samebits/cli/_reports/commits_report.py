@@ -14,7 +14,7 @@ from rich.text import Text
 
 from samebits._progress import Progress as Progress
 from samebits.checkpoint._listing import DAMAGED, NEWER, VALID, CommitInfo
-from samebits.cli._printable import printable
+from samebits.cli._error_messages import printable
 
 COLUMNS = ("step", "position", "age", "size", "digest", "parent", "state")
 STYLES = {VALID: "green", DAMAGED: "bold red", NEWER: "yellow"}

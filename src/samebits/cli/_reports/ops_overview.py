@@ -88,7 +88,7 @@ def show_families(everything: Sequence[Entry]) -> None:
     _print_table(console, _table(("family", "for example", "run again", "threads", "any CPU"), rows))
     _say(
         console,
-        "\nrun again: enable_op_determinism(). threads: thread_invariant=True. any CPU: machine_invariant=True.\n"
+        '\nrun again: enable_op_determinism(). threads: across="threads". any CPU: across="machines".\n'
         f"* but not for some arguments of {', '.join(_varying(everything))}, and of what calls them (`samebits ops torch.add`).\n"
         "? never measured over threads for some overloads in this row (`samebits ops torch.sum`).",
     )
@@ -121,7 +121,7 @@ def show_op(name: str, ops: Iterable[str]) -> None:
 
 
 def show_machine(chosen: Sequence[Entry]) -> None:
-    """Prints the names of the ops that are alike under `machine_invariant`, below the reason."""
+    """Prints the names of the ops that are alike under `across="machines"`, below the reason."""
     console = _console()
     groups: dict[str, dict[str, None]] = {}
     all_chosen = {entry.op.removeprefix("aten::") for entry in chosen}
@@ -262,7 +262,7 @@ def _reason(cpu: Entry, cuda: Entry) -> str:
 
 
 def _refusal(cpu: Entry) -> Iterator[str]:
-    """Yields why `machine_invariant` refuses the op, with what to use instead."""
+    """Yields why `across="machines"` refuses the op, with what to use instead."""
     if cpu.machine not in _REFUSED:
         return
     if cpu.machine == coverage.INTEGERS:
@@ -280,7 +280,7 @@ def _examples(names: str) -> str:
 
 
 def _print_refusals(console: Console, everything: Sequence[Entry]) -> None:
-    _say(console, "\nWhat raises under machine_invariant=True, and what to use instead:")
+    _say(console, '\nWhat raises under across="machines", and what to use instead:')
     refused = {_name(entry) for entry in everything if entry.machine == coverage.DENIED}
     for group in coverage.refusal_groups():
         if any(coverage.refusal_reason(name) == group["reason"] for name in refused):

@@ -14,7 +14,7 @@ from samebits._inspect.user_code import line_of_node
 from samebits._progress import Progress as Progress
 from samebits.replica import Report
 from samebits.replica._analysis.analysis_context import AnalysisFinding
-from samebits.replica._analysis.call_sites import CALL_SITES
+from samebits.replica._analysis.fixpoint import CALL_SITES
 from samebits.replica._capture.captured_step import CONSTANT, STATE
 
 EXPLAINED = 3

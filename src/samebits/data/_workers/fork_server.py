@@ -71,11 +71,7 @@ class WorkerSettings:
             seeds.set_random_seed(seed)
         torch.set_default_dtype(dtype)
         if settings is not None:
-            enable_op_determinism(
-                thread_invariant=settings.thread_invariant,
-                machine_invariant=settings.machine_invariant,
-                on_unimplemented=settings.on_unimplemented,
-            )
+            enable_op_determinism(across=settings.across, on_unimplemented=settings.on_unimplemented)
         return pickle.load(file)  # noqa: S301
 
     def close(self) -> None:

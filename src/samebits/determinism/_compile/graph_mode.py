@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch.compiler.config
 
-from samebits._digest import of_bytes
+from samebits._byte_digest import of_bytes
+from samebits._context import Across
 from samebits._inspect.patching import Patches
 from samebits.determinism._compile import inductor, torchscript, triton_autotuning, unseeded_draws
 
@@ -16,28 +17,27 @@ _patches = Patches()
 _profiled: list[bool] = []
 
 
-def enter(*, thread_invariant: bool, machine_invariant: bool = False) -> None:
+def enter(across: Across) -> None:
     """Makes compiled code follow the switch: older code is compiled again, or refused when called.
 
-    Imports neither Dynamo nor Inductor: they are patched when they are imported. With `thread_invariant`, code that
-    Inductor generates for the CPU has the same bits at any thread count. With `machine_invariant` code that Inductor or
-    TorchScript generates is refused.
+    Imports neither Dynamo nor Inductor: they are patched when they are imported. With `across="threads"`,
+    code that Inductor generates for the CPU has the same bits at any thread count. With `across="machines"`
+    code that Inductor or TorchScript generates is refused.
     """
-    promise = "machines" if machine_invariant else "threads" if thread_invariant else "runs"
-    mode = f"samebits-{_sources()}-{promise}"
+    mode = f"samebits-{_sources()}-{across}"
     config = torch.compiler.config
     # The official part of the key of every compile cache on disk: code of another mode is never loaded.
     _patches.force(config, "cache_key_tag", f"{config.cache_key_tag}{mode}")
     _patches.when_imported("torch._dynamo.config", lambda module: inductor.pin_shapes(module, _patches))
     _patches.when_imported(
         "torch._inductor.compile_fx",
-        lambda module: inductor.patch(module, _patches, mode, promise),
+        lambda module: inductor.patch(module, _patches, mode, across),
     )
     _patches.when_imported(
         "triton.runtime.autotuner", lambda module: triton_autotuning.pin_first_configuration(module, _patches)
     )
     unseeded_draws.watch(_patches)
-    if machine_invariant:
+    if across == "machines":
         torchscript.refuse(_patches)
     _profiled.append(torchscript.pin())
     _forget_compiled()

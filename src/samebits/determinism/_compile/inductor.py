@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from samebits._context import Across
 from samebits._inspect.patching import Patches
 from samebits.determinism._compile import cpp_reductions
 from samebits.determinism._environment import TESTED_TORCH
@@ -34,14 +35,14 @@ def pin_shapes(config: Any, patches: Patches) -> None:
     patches.put(config._config["recompile_limit"], "default", 64)
 
 
-def patch(compile_fx: ModuleType, patches: Patches, mode: str, promise: str) -> None:
+def patch(compile_fx: ModuleType, patches: Patches, mode: str, across: Across) -> None:
     """Applies everything to Inductor, whose module `torch._inductor.compile_fx` has just been imported.
 
-    `promise`: the code has the same bits in all "runs", for all "threads" or on all "machines".
+    `across`: the code has the same bits in all "runs", for all "threads" or on all "machines".
     """
-    why = _refusal_of_all(promise)
+    why = _refusal_of_all(across)
     patches.put(compile_fx, "_compile_fx_inner", _check_settings(compile_fx._compile_fx_inner, why))
-    if why is not None and promise == "threads":
+    if why is not None and across == "threads":
         return
     output_code = import_module("torch._inductor.output_code")
     graph = output_code.CompiledFxGraph
@@ -56,7 +57,7 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, promise: str) -> 
     patches.when_imported(
         "torch._inductor.codegen.triton_split_scan", lambda module: _patch_scan(module, patches)
     )
-    if promise == "threads":
+    if across == "threads":
         ir = import_module("torch._inductor.ir")
         split = cpp_reductions.split_by_size(ir, ir.Reduction.num_splits)
         patches.put(ir.Reduction, "num_splits", staticmethod(split))
@@ -69,16 +70,22 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, promise: str) -> 
         patches.put(cpp.CppScheduling, "codegen_template", _refuse_template)
 
 
-def _refusal_of_all(promise: str) -> tuple[str, str] | None:
-    """Returns what is wrong with any code of Inductor's under a promise, and the cure; None where it can be kept."""
-    if promise == "machines":
-        return "torch.compile has other bits on another CPU (machine-invariant op determinism)", _EAGER
-    if promise == "threads" and torch.__version__.split("+")[0] not in TESTED_TORCH:
+def _refusal_of_all(across: Across) -> tuple[str, str] | None:
+    """Returns what is wrong with any code of Inductor's under `across`, and the cure; None where it can be
+    kept.
+    """
+    if across == "machines":
+        return (
+            'torch.compile has other bits on another CPU (enable_op_determinism(across="machines"))',
+            _EAGER,
+        )
+    if across == "threads" and torch.__version__.split("+")[0] not in TESTED_TORCH:
         what = (
-            f"torch.compile with thread-invariant op determinism was tested with torch {', '.join(TESTED_TORCH)}, "
+            'torch.compile under enable_op_determinism(across="threads") was tested with torch '
+            f"{', '.join(TESTED_TORCH)}, "
             f"not with {torch.__version__}"
         )
-        return what, f"call enable_op_determinism(thread_invariant=False), or {_EAGER}"
+        return what, f'call enable_op_determinism(across="runs"), or {_EAGER}'
     return None
 
 

@@ -38,8 +38,8 @@ def refuse(patches: Patches) -> None:
 
 def _refused(code: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
     raise UnimplementedError(
-        f"TorchScript code ({code.name}), called at {calling_line()}, has other bits on another CPU (machine-invariant op "
-        "determinism): call the Python function or module that it was made of."
+        f"TorchScript code ({code.name}), called at {calling_line()}, has other bits on another CPU "
+        '(enable_op_determinism(across="machines")): call the Python function or module that it was made of.'
     )
 
 

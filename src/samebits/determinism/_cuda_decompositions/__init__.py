@@ -15,15 +15,13 @@ tensor meets the switch (`determinism/_cuda_loading.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from samebits.determinism._cuda_decompositions import (
-    bags,
     counts,
     grids,
     losses,
-    pads,
     pools,
-    ranks,
     resize,
     scans,
 )
@@ -71,13 +69,11 @@ def _forms(
 
 
 REPLACEMENTS: tuple[Replacement, ...] = (
-    *_backward("upsample_linear1d_backward", resize.upsample_linear1d_backward, _GATHERED),
-    *_backward("upsample_bilinear2d_backward", resize.upsample_bilinear2d_backward, _GATHERED),
-    *_backward("upsample_bicubic2d_backward", resize.upsample_bicubic2d_backward, _GATHERED),
-    *_backward("upsample_trilinear3d_backward", resize.upsample_trilinear3d_backward, _GATHERED),
-    *_backward("_upsample_bilinear2d_aa_backward", resize.upsample_bilinear2d_aa_backward, _GATHERED),
-    *_backward("_upsample_bicubic2d_aa_backward", resize.upsample_bicubic2d_aa_backward, _GATHERED),
-    *_backward("_upsample_lanczos2d_aa_backward", resize.upsample_lanczos2d_aa_backward, _GATHERED),
+    *(
+        one
+        for name, pairs in resize.PAIRS.items()
+        for one in _backward(name, partial(resize.upsample_backward, pairs), _GATHERED)
+    ),
     *_backward("avg_pool3d_backward", pools.avg_pool3d_backward, _GATHERED),
     _one("_adaptive_avg_pool2d_backward", always(pools.adaptive_avg_pool2d_backward), _GATHERED),
     _one("_adaptive_avg_pool3d_backward", always(pools.adaptive_avg_pool3d_backward), _GATHERED),
@@ -90,9 +86,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *_backward("adaptive_max_pool3d_backward", pools.adaptive_max_pool3d_backward, _SORTED),
     *_backward("fractional_max_pool2d_backward", pools.fractional_max_pool2d_backward, _SORTED),
     *_backward("fractional_max_pool3d_backward", pools.fractional_max_pool3d_backward, _SORTED),
-    *_backward("reflection_pad1d_backward", pads.reflection_pad1d_backward, _GATHERED),
-    *_backward("reflection_pad2d_backward", pads.reflection_pad2d_backward, _GATHERED),
-    *_backward("reflection_pad3d_backward", pads.reflection_pad3d_backward, _GATHERED),
+    *(
+        one
+        for name in ("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
+        for one in _backward(name, pools.reflection_pad_backward, _GATHERED)
+    ),
     _one("max_unpool2d", always(max_unpool2d), _LAST),
     _one("max_unpool2d.out", always(out_form(max_unpool2d, "out")), _LAST),
     _one("max_unpool3d", always(max_unpool3d), _LAST),
@@ -110,14 +108,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *_backward("multilabel_margin_loss_backward", losses.multilabel_margin_loss_backward, _RACE),
     _one(
         "_embedding_bag_dense_backward",
-        where(bags.embedding_bag_is_refused, bags.embedding_bag_dense_backward),
+        where(counts.embedding_bag_is_refused, counts.embedding_bag_dense_backward),
         _SORTED,
     ),
     *_forms(counts.histc, counts.histc_is_refused, _ATOMICS + "ours counts", "histc", "histc.out", ("out",)),
     _one("bincount", where(counts.bincount_is_refused, counts.bincount), _SORTED),
-    _one("median.dim_values", always(ranks.median), _RANK),
-    _one("nanmedian.dim_values", always(ranks.nanmedian), _RANK),
-    _one("kthvalue.values", always(ranks.kthvalue), _RANK),
+    _one("median.dim_values", always(counts.median), _RANK),
+    _one("nanmedian.dim_values", always(counts.nanmedian), _RANK),
+    _one("kthvalue.values", always(counts.kthvalue), _RANK),
     _one("grid_sampler_2d_backward", always(grids.grid_sampler_2d_backward), _SORTED),
     _one("grid_sampler_3d_backward", always(grids.grid_sampler_3d_backward), _SORTED),
     _one("cudnn_grid_sampler_backward", always(grids.cudnn_grid_sampler_backward), _SORTED),

@@ -1,10 +1,14 @@
-"""Backward of the pools that torch's CUDA kernels compute with atomics: averages gather, maxima scatter after a sort."""
+"""Backward of pools and of reflection padding, which torch's CUDA kernels compute with atomics.
+
+Averages gather, maxima scatter after a sort, borders are folded back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from samebits.determinism._cuda_decompositions.forms import accumulation_dtype
@@ -110,3 +114,42 @@ def _spans(first: np.ndarray, last: np.ndarray, weights: np.ndarray) -> Pairs:
 
 def _triple(x: Sequence[int]) -> Sequence[int]:
     return x if len(x) == 3 else (x[0],) * 3
+
+
+def reflection_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+    """`aten::reflection_pad{1,2,3}d_backward`: `padding` is (left, right, top, bottom, front, back), or the first of them.
+
+    The middle, plus each mirrored border folded back, one dimension after the other.
+    """
+    dims = len(padding) // 2
+    expected = list(self.shape)
+    for i in range(dims):
+        expected[-1 - i] += padding[2 * i] + padding[2 * i + 1]
+    torch._check(
+        list(grad_output.shape) == expected,
+        lambda: f"grad_output is {tuple(grad_output.shape)}, but the padded input is {tuple(expected)}",
+    )
+    grad = grad_output.to(accumulation_dtype(grad_output.dtype))
+    for i in range(dims):
+        grad = _fold_dim(grad, self.dim() - 1 - i, padding[2 * i], padding[2 * i + 1])
+    return grad.to(grad_output.dtype).contiguous()
+
+
+def _fold_dim(grad: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Folds one dimension. Output j of the padding shows input |j - before|, mirrored at the last input too; negative
+    padding crops.
+    """
+    if before == after == 0:
+        return grad
+    size = grad.shape[dim] - before - after
+    low, high = max(before, 0), max(after, 0)
+    middle = grad.narrow(dim, low, grad.shape[dim] - low - high)
+    cropped = [0, 0] * (grad.dim() - 1 - dim) + [max(-before, 0), max(-after, 0)]
+    folded = torch.constant_pad_nd(middle, cropped)  # a copy, with zeros where the forward cut off
+    if low:
+        folded.narrow(dim, 1, low).add_(grad.narrow(dim, 0, low).flip(dim))
+    if high:
+        folded.narrow(dim, size - 1 - high, high).add_(
+            grad.narrow(dim, grad.shape[dim] - high, high).flip(dim)
+        )
+    return folded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -15,100 +16,18 @@ Floats = np.ndarray
 Curve = Callable[[Floats], Floats]
 
 
-def upsample_linear1d_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales: float | None = None,
-) -> Tensor:
-    """`aten::upsample_linear1d_backward`: (N, C, W') to (N, C, W)."""
-    return _resize(_linear, grad_output, output_size, input_size, align_corners, (scales,))
-
-
-def upsample_bilinear2d_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::upsample_bilinear2d_backward`: (N, C, H', W') to (N, C, H, W)."""
-    return _resize(_linear, grad_output, output_size, input_size, align_corners, (scales_h, scales_w))
-
-
-def upsample_trilinear3d_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_d: float | None = None,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::upsample_trilinear3d_backward`: (N, C, D', H', W') to (N, C, D, H, W)."""
-    return _resize(
-        _linear, grad_output, output_size, input_size, align_corners, (scales_d, scales_h, scales_w)
-    )
-
-
-def upsample_bicubic2d_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::upsample_bicubic2d_backward`: (N, C, H', W') to (N, C, H, W); Keys' cubic with a = -0.75."""
-    return _resize(_cubic, grad_output, output_size, input_size, align_corners, (scales_h, scales_w))
-
-
-def upsample_bilinear2d_aa_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::_upsample_bilinear2d_aa_backward`: `interpolate(antialias=True)`."""
-    return _resize(_aa_linear, grad_output, output_size, input_size, align_corners, (scales_h, scales_w))
-
-
-def upsample_bicubic2d_aa_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::_upsample_bicubic2d_aa_backward`: Keys' cubic with a = -0.5, stretched by the scale."""
-    return _resize(_aa_cubic, grad_output, output_size, input_size, align_corners, (scales_h, scales_w))
-
-
-def upsample_lanczos2d_aa_backward(
-    grad_output: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """`aten::_upsample_lanczos2d_aa_backward`: Lanczos with three lobes."""
-    return _resize(_aa_lanczos, grad_output, output_size, input_size, align_corners, (scales_h, scales_w))
-
-
-def _resize(
+def upsample_backward(
     pairs: Callable[..., Pairs],
     grad_output: Tensor,
     output_size: Sequence[int],
     input_size: Sequence[int],
     align_corners: bool,
-    scales: Sequence[float | None],
+    *scales: float | None,
 ) -> Tensor:
+    """Returns the gradient of the input, (N, C, *input), of a resize by `pairs` (a value of `PAIRS`) along each dimension.
+
+    `scales` has one for each dimension; None, or none at all, where the sizes say it.
+    """
     torch._check(
         tuple(grad_output.shape) == (*input_size[:2], *output_size),
         lambda: (
@@ -123,7 +42,7 @@ def _resize(
         # Torch's linear kernels on the CPU copy along a dimension of equal sizes; all others use the scale that was given.
         if size != out or (scale and not (pairs is _linear and grad_output.is_cpu))
         else None
-        for size, out, scale in zip(sizes, output_size, scales, strict=True)
+        for size, out, scale in zip_longest(sizes, output_size, scales)
     ]
     return adjoint(grad_output, 2, maps)
 
@@ -186,6 +105,13 @@ def _antialiased(
     return Pairs(np.nonzero(used)[0], inputs[used], weights[used])
 
 
-_aa_linear = partial(_antialiased, lambda x: np.maximum(1 - x, 0.0), 1)
-_aa_cubic = partial(_antialiased, lambda x: _keys(x, -0.5), 2)
-_aa_lanczos = partial(_antialiased, _lanczos3, 3)
+PAIRS: dict[str, Callable[..., Pairs]] = {
+    "upsample_linear1d_backward": _linear,
+    "upsample_bilinear2d_backward": _linear,
+    "upsample_trilinear3d_backward": _linear,
+    "upsample_bicubic2d_backward": _cubic,
+    "_upsample_bilinear2d_aa_backward": partial(_antialiased, lambda x: np.maximum(1 - x, 0.0), 1),
+    "_upsample_bicubic2d_aa_backward": partial(_antialiased, lambda x: _keys(x, -0.5), 2),
+    "_upsample_lanczos2d_aa_backward": partial(_antialiased, _lanczos3, 3),
+}
+"""The map of each op along one dimension. Antialiasing stretches it by the scale."""

@@ -142,8 +142,8 @@ def _explain(name: str, key: str) -> str:
     if key == "CUDA" and cuda_loading.computes(name, cuda_loading.all_formulations()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
-            "`samebits selfcheck --part switch` and then `samebits selfcheck --install` run it on this GPU, and install it "
-            "where its bits repeat."
+            "in a clone of samebits, `make gpu ARGS=tests/gpu/test_switch.py` runs it on this GPU, and "
+            "tools/op_table/gpu_evidence.py installs it where its bits repeat."
         )
     return text
 

@@ -1,4 +1,5 @@
-"""The mode `enable_op_determinism(machine_invariant=True)`: the ops that it covers, our kernels for them, and refusals of the rest.
+"""The mode `enable_op_determinism(across="machines")`: the ops that it covers, our kernels for them, and
+refusals of the rest.
 
 The switch imports none of it before the mode is asked for.
 """

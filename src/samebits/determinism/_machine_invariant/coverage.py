@@ -1,4 +1,4 @@
-"""Which overloads `machine_invariant` covers: for each one on the CPU, a kernel of ours, torch's for a stated reason, or a refusal."""
+"""The overloads that `across="machines"` covers: on the CPU each has our kernel, a reason to keep torch's, or a refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REAL, INTEGERS = "real", "integers"
 
 @dataclass(frozen=True)
 class Coverage:
-    """The state of one overload under `machine_invariant`, and why."""
+    """The state of one overload under `across="machines"`, and why."""
 
     kind: str
     reason: str

@@ -17,6 +17,6 @@ def check() -> None:
     found = torch.backends.cpu.get_cpu_capability()
     if platform.machine() in {"x86_64", "AMD64"} and found not in CAPABILITIES:
         raise ConflictError(
-            f"enable_op_determinism(machine_invariant=True): torch uses its kernels for {found!r} here, and the same bits are "
+            f'enable_op_determinism(across="machines"): torch uses its kernels for {found!r} here, and the same bits are '
             f"promised for x86-64 with AVX2 and FMA. Unset ATEN_CPU_CAPABILITY, or use a CPU that has them."
         )

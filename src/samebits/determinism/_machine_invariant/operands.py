@@ -1,4 +1,4 @@
-"""The types of tensors that the kernels of `machine_invariant` take, and the error for the others."""
+"""The types of tensors that the kernels of `across="machines"` take, and the error for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from samebits.determinism._arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._machine_invariant.refusal import unsupported
 
 _CURE = (
-    "Use real numbers, or run this part inside `with samebits.enable_op_determinism(thread_invariant=True):`, where the same "
+    'Use real numbers, or run this part inside `with samebits.enable_op_determinism(across="threads"):`, where the same '
     "bits are promised on one model of CPU"
 )
 

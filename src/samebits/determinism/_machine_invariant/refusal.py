@@ -1,4 +1,4 @@
-"""Refusals of `machine_invariant`: an op that is not covered raises `UnimplementedError` with the way out, before it computes."""
+"""Refusals of `across="machines"`: an op that is not covered raises `UnimplementedError` with the way out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _text(op: str, what: str, cure: str | None = None) -> str:
     reason = coverage.refusal_reason(op)
     return (
         f"{calling_op(f'{op} {what}'.strip())} has no kernel with the same bits on every machine "
-        f"(enable_op_determinism(machine_invariant=True)){reason and ': '}{reason}. {cure or _other_ways(op)}."
+        f'(enable_op_determinism(across="machines")){reason and ": "}{reason}. {cure or _other_ways(op)}.'
     )
 
 
@@ -34,7 +34,7 @@ def _other_ways(op: str) -> str:
     name = calling_function() or op.removeprefix("aten::").partition(".")[0]
     return (
         f"`samebits ops {name}` says what is covered; or run this part inside `with samebits.enable_op_determinism("
-        "thread_invariant=True):`, where the same bits are promised on one model of CPU"
+        'across="threads"):`, where the same bits are promised on one model of CPU'
     )
 
 

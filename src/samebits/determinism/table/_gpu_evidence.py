@@ -1,6 +1,6 @@
 """Evidence of CUDA entries: the overloads that a GPU has run again and again with the same bits under the switch.
 
-One block per GPU and version of torch in `gpus.toml`; `samebits selfcheck --install` writes it from a report.
+One block per GPU and version of torch in `gpus.toml`; `tools/op_table/gpu_evidence.py` writes it from a report.
 """
 
 from __future__ import annotations

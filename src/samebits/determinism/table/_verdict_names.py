@@ -36,5 +36,7 @@ VERDICTS = (
 EVIDENCE = ("battery", "opinfo", "source", "none")
 """Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; not checked."""
 MACHINE = ("exact", "integers", "ours", "composed", "refused")
-"""The CPU under `machine_invariant`: torch's kernel stays, stays for integers alone, ours, made of other ops, raises."""
+"""The CPU under `across="machines"`: torch's kernel stays, stays for integers alone, ours, made of other ops,
+raises.
+"""
 DEVICES = ("cpu", "cuda")

@@ -37,7 +37,7 @@ OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
 """The deciding rule where no class rule decides."""
 _NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
-"""Ops that composites call, and not under `machine_invariant`: it turns torch's flag for oneDNN off."""
+"""Ops that composites call, and not under `across="machines"`: it turns torch's flag for oneDNN off."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Entry:
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
     machine: str = ""
-    """The CPU under `machine_invariant`: `exact` (torch's kernel stays), `integers` (for these alone), `ours`, `composed`,
+    """The CPU under `across="machines"`: `exact` (torch's kernel stays), `integers` (for these alone),
+    `ours`, `composed`,
     or `refused` (it raises, at least for one ordinary argument); empty elsewhere."""
 
     @property
@@ -304,7 +305,8 @@ def lookup(op: str, device: str) -> Entry:
 
 
 def refused_parts(op: str) -> tuple[str, ...]:
-    """Returns the ops that `machine_invariant` refuses among those that a composite op calls; empty for other ops.
+    """Returns the ops that `across="machines"` refuses among those that a composite op calls; empty for other
+    ops.
 
     Args:
         op: the full name of an overload.

@@ -24,7 +24,7 @@ from samebits._native.kernel_threads import (
     uint32_at,
     uint64_at,
 )
-from samebits.random._cpu.float16 import of_float16, to_bfloat16, to_float16
+from samebits.random._cpu.elementary import of_float16, to_bfloat16, to_float16
 from samebits.random._cpu.tiles import address, as_argument, fill, float_of, tile_kernel
 
 _2_32 = 2.0**32

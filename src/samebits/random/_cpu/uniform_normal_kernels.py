@@ -22,8 +22,7 @@ from samebits._native.kernel_threads import (
     uint32_at,
     uint64_at,
 )
-from samebits.random._cpu.float16 import to_bfloat16, to_float16
-from samebits.random._cpu.log_sin_cos import (
+from samebits.random._cpu.elementary import (
     bits_32,
     bits_64,
     box_muller_32,
@@ -31,6 +30,8 @@ from samebits.random._cpu.log_sin_cos import (
     fma,
     from_bits_32,
     from_bits_64,
+    to_bfloat16,
+    to_float16,
 )
 from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 

@@ -14,11 +14,10 @@ from functools import lru_cache
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._cpu import normal_tails
-from samebits.random._cpu.huge_pages import fresh
-from samebits.random._device_kernels import kernels
+from samebits.random._cpu import transformed_kernels
+from samebits.random._device_kernels import fresh, kernels
+from samebits.random._keys import is_traced
 from samebits.random._random_arguments import floating_dtype, row_keys, sizes
-from samebits.random._torch_ops.is_traced import is_traced
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -183,15 +182,15 @@ def _truncation(
 ) -> tuple[str, tuple[float, ...]]:
     """Returns the name of the kernel and its parameters."""
     least, greatest = _bounds_in_dtype(low, high, dtype)
-    with normal_tails.exact():
+    with transformed_kernels.exact():
         a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))
         if max(a, -b) < _FAR:
             probabilities = (
-                normal_tails.upper_tail(-a),
-                normal_tails.upper_tail(b),
-                normal_tails.between(a, b),
+                transformed_kernels.upper_tail(-a),
+                transformed_kernels.upper_tail(b),
+                transformed_kernels.between(a, b),
             )
             return "truncated", (*map(float, probabilities), mean, std, least, greatest)
         start, end, bound, away = (a, b, low, std) if a > 0 else (-b, -a, high, -std)
-        beyond = normal_tails.tails_ratio(start, end)
+        beyond = transformed_kernels.tails_ratio(start, end)
         return "far_tail", (float(start), float(beyond), float(1 - beyond), bound, away, least, greatest)

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._cpu.huge_pages import fresh
-from samebits.random._device_kernels import kernels
+from samebits.random._device_kernels import fresh, kernels
+from samebits.random._keys import is_traced
 from samebits.random._random_arguments import (
     FLOATS,
     INTEGERS,
@@ -25,7 +25,6 @@ from samebits.random._random_arguments import (
     sizes,
     write,
 )
-from samebits.random._torch_ops.is_traced import is_traced
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from samebits import _digest as _digest
+from samebits._byte_digest import of_bytes
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits._inspect.rng_states import ProcessStates, numpy_words, view_of
@@ -231,7 +232,7 @@ def digest() -> str:
         parts = [own["key"], repr((own["pos"], *plain)).encode()]
     else:
         parts = [repr((own, *plain)).encode()]
-    return _digest.of_bytes(states.torch, *parts, array.array("I", twister).tobytes(), *states.cuda)
+    return of_bytes(states.torch, *parts, array.array("I", twister).tobytes(), *states.cuda)
 
 
 # The layout of torch's CPU generator state (CPUGeneratorImplState, 5056 bytes): the seed as u64, `left` and

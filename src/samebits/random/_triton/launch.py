@@ -16,9 +16,7 @@ import torch
 
 from samebits.random._cpu.uniform_normal_kernels import DIGITS
 from samebits.random._draws.feistel import _STREAM, ROUNDS, SHUFFLED_SIZE, grid_of
-from samebits.random._triton.kernels import fill, masks, permute
-from samebits.random._triton.kernels import integers as integer_kernels
-from samebits.random._triton.kernels import transformed as transforms
+from samebits.random._triton import kernels
 
 _BLOCKS = 256
 """Philox blocks per program: of four words each, eight numbers of 32 bits for each of 128 threads."""
@@ -28,60 +26,60 @@ _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 def folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
     """Folds `first` + i into all `keys`, (keys, 2), for row i of `out`, (number, keys, 2)."""
     programs = -(-out.numel() // 2 // _BLOCKS)
-    _launch(fill.folded, programs, keys, out, keys.shape[0], out.shape[0], first, BLOCKS=_BLOCKS)
+    _launch(kernels.folded, programs, keys, out, keys.shape[0], out.shape[0], first, BLOCKS=_BLOCKS)
 
 
 def words(keys: torch.Tensor, out: torch.Tensor) -> None:
     """Writes the bytes of the keys' streams, to any integer dtype."""
     unsigned = out.view(_UNSIGNED[out.itemsize])
-    _rows(fill.words, keys, unsigned, 16 // out.itemsize, BYTES=out.itemsize)
+    _rows(kernels.words, keys, unsigned, 16 // out.itemsize, BYTES=out.itemsize)
 
 
 def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
     """Writes uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
     if out.dtype is torch.float64:
-        _rows(fill.uniform_64, keys, out, 2, low, span)
+        _rows(kernels.uniform_64, keys, out, 2, low, span)
     else:
-        _rows(fill.uniform_32, keys, out, 4, low, span, DIGITS=DIGITS[out.dtype])
+        _rows(kernels.uniform_32, keys, out, 4, low, span, DIGITS=DIGITS[out.dtype])
 
 
 def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
     """Writes normal numbers z std + mean."""
     if out.dtype is torch.float64:
-        _rows(fill.normal_64, keys, out, 2, mean, std)
+        _rows(kernels.normal_64, keys, out, 2, mean, std)
     else:
-        _rows(fill.normal_32, keys, out, 4, mean, std)
+        _rows(kernels.normal_32, keys, out, 4, mean, std)
 
 
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
     """Writes ones with probability `p`, else zeros; a tensor p is float64 and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
-        _rows(masks.bernoulli_each, keys, (out, p), 4)
+        _rows(kernels.bernoulli_each, keys, (out, p), 4)
     elif p == 1:
         out.fill_(1)
     else:
-        _rows(masks.bernoulli, keys, out, 4, floor(p * 2**32))
+        _rows(kernels.bernoulli, keys, out, 4, floor(p * 2**32))
 
 
 def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
     """Writes `given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both of one dtype."""
-    _rows(masks.dropout, keys, (out, given), 4, floor(p * 2**32), scale)
+    _rows(kernels.dropout, keys, (out, given), 4, floor(p * 2**32), scale)
 
 
 def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
     """Writes exponential, Gumbel and truncated normal numbers; names and parameters as in `transformed_kernels`."""
     given = (*parameters, *[0.0] * (7 - len(parameters)))
     if out.dtype is torch.float64:
-        _rows(transforms.transformed_64, keys, out, 2, *given, NAME=name)
+        _rows(kernels.transformed_64, keys, out, 2, *given, NAME=name)
     else:
         wide = name in ("truncated", "far_tail")
-        _rows(transforms.transformed_32, keys, out, 4, *given, NAME=name, WIDE=wide)
+        _rows(kernels.transformed_32, keys, out, 4, *given, NAME=name, WIDE=wide)
 
 
 def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
     """Writes the integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
     digits = 32 if span <= 2**32 else 64
-    kernel = integer_kernels.integers_32 if digits == 32 else integer_kernels.integers_64
+    kernel = kernels.integers_32 if digits == 32 else kernels.integers_64
     _rows(kernel, keys, out, 128 // digits, low % 2**64, span - 1, (2**digits - span) % span)
 
 
@@ -91,7 +89,7 @@ def images(
     """Writes the images of start, start + 1, ..., or of int64 `indices` (number,), under key k to row k of `out`, int64 (keys, number)."""
     if n <= SHUFFLED_SIZE:
         orders = torch.empty(keys.shape[0], n, dtype=torch.int64, device=out.device)
-        _launch(permute.shuffle, keys.shape[0], _round_keys(keys, 1), orders, n, SIZE=SHUFFLED_SIZE)
+        _launch(kernels.shuffle, keys.shape[0], _round_keys(keys, 1), orders, n, SIZE=SHUFFLED_SIZE)
         out.copy_(orders[:, start : start + out.shape[1]] if indices is None else orders[:, indices])
         return
     programs = keys.shape[0] * -(-out.shape[1] // _BLOCKS)
@@ -99,7 +97,7 @@ def images(
     constants = {"ROUNDS": ROUNDS, "GIVEN": indices is not None, "SIZE": _BLOCKS}
     given = out if indices is None else indices
     _launch(
-        permute.permute, programs, _round_keys(keys, ROUNDS), given, out, out.shape[1], *grid, **constants
+        kernels.permute, programs, _round_keys(keys, ROUNDS), given, out, out.shape[1], *grid, **constants
     )
 
 

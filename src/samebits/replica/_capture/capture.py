@@ -42,13 +42,13 @@ from samebits.replica._capture.per_rank import (
 )
 from samebits.replica._capture.rank_differences import RankTrace, compare_ranks, groups_of, trace_of
 from samebits.replica._capture.restored_objects import restore_generators, restore_objects
-from samebits.replica._capture.tracing_errors import translate_tracing_errors
-from samebits.replica._capture.tracing_patches import (
+from samebits.replica._capture.tracing import (
     disable_constant_folding,
     forbid_data_assignment,
     forbid_seeding,
     torchrun_environment,
     trace_writes_to_constants,
+    translate_tracing_errors,
 )
 from samebits.replica._capture.undeclared_state import (
     check_closures,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -15,6 +14,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits import _digest as digest
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import RankDependentError, UnimplementedError
 from samebits.replica._analysis.collectives import COLLECTIVES
@@ -187,9 +187,7 @@ def _reduction(node: Node, owner: GraphModule) -> str | None:
 def _bits(value: torch.Tensor) -> str:
     if isinstance(value, torch._subclasses.FakeTensor):
         return f"not known on rank {dist.get_rank()}"
-    return hashlib.sha256(
-        value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    ).hexdigest()
+    return digest.of_value(value)
 
 
 def _group(node: Node, owner: GraphModule) -> tuple[int, ...] | None:

@@ -14,8 +14,7 @@ from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.analysis_context import AnalysisFinding
 from samebits.replica._analysis.collectives import COLLECTIVES
-from samebits.replica._analysis.events import Event, Events
-from samebits.replica._analysis.interpreter import Interpreter
+from samebits.replica._analysis.interpreter import Event, Events, Interpreter
 from samebits.replica._analysis.op_rules import SEED
 from samebits.replica._analysis.partitions import Partitions
 from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, describe

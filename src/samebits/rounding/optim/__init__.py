@@ -1,6 +1,6 @@
 """torch's optimizers for weights of 16 bits: float32 arithmetic, and new weights rounded stochastically."""
 
-from samebits.rounding.optim._adamw_class import AdamW as AdamW
-from samebits.rounding.optim._sgd_class import SGD as SGD
+from samebits.rounding.optim._optimizers import SGD as SGD
+from samebits.rounding.optim._optimizers import AdamW as AdamW
 
 __all__ = ["SGD", "AdamW"]

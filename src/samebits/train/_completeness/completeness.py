@@ -154,7 +154,7 @@ class Completeness:
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
         late: list[Late] = []
-        judged = Judged([], [], [], [])
+        judged = Judged()
         try:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -273,7 +273,7 @@ class Completeness:
         self._new_epoch = False
         clocks, self._clocks = self._clocks, _clocks()
         if before is None:
-            return Judged([], [], [], [])
+            return Judged()
         now.states_before = before.states
         changed = {
             path: Change(path, before.leaves_by_path[path], leaf, now)
@@ -283,7 +283,7 @@ class Completeness:
         changed |= {change.path: change for change in appeared(before, now)}
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
-            return Judged([], [], [], [])
+            return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
         states = {"run.state": dict(run_state), **states}
         names = committed_names(frame, objects, loader)

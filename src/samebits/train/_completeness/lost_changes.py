@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -25,36 +26,12 @@ from samebits._inspect.user_code import may_hold_state
 from samebits.train._completeness import reachable_state
 
 _DRAWS = frozenset(
-    [
-        "rand",
-        "randn",
-        "random",
-        "randint",
-        "random_",
-        "normal",
-        "normal_",
-        "uniform",
-        "uniform_",
-        "choice",
-        "choices",
-        "sample",
-        "shuffle",
-        "permutation",
-        "randperm",
-        "bernoulli",
-        "bernoulli_",
-        "multinomial",
-        "dropout",
-        "integers",
-        "standard_normal",
-        "gauss",
-        "rand_like",
-        "randn_like",
-        "beta",
-        "gamma",
-        "exponential",
-        "poisson",
-    ]
+    (
+        *("rand", "randn", "random", "randint", "random_", "normal", "normal_", "uniform", "uniform_"),
+        *("choice", "choices", "sample", "shuffle", "permutation", "randperm", "bernoulli"),
+        *("bernoulli_", "multinomial", "dropout", "integers", "standard_normal", "gauss", "rand_like"),
+        *("randn_like", "beta", "gamma", "exponential", "poisson"),
+    )
 )
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
 """Names in a `state_dict` that saves everything that the object holds."""
@@ -121,16 +98,17 @@ def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSn
     return found
 
 
-class Judged(NamedTuple):
+@dataclass
+class Judged:
     """The changes that no commit holds and that the loop does not compute again."""
 
-    lost: list[Change]
+    lost: list[Change] = field(default_factory=list)
     """A resumed run would continue with other values."""
-    printed: list[Change]
+    printed: list[Change] = field(default_factory=list)
     """They flow only into output: a resumed run prints other values, and ends with the same weights."""
-    unlikely: list[Change]
+    unlikely: list[Change] = field(default_factory=list)
     """Variables of an inner loop that the code after it reads: lost only if that loop runs no time in a step."""
-    recomputed: list[Change]
+    recomputed: list[Change] = field(default_factory=list)
     """A step sets them before it reads them."""
 
 
@@ -170,13 +148,13 @@ class LostChanges:
             and not self._is_made_on_demand(c, program)
         ]
         if not left:
-            return Judged([], [], [], [])
+            return Judged()
         saved = _paths_by_saved_hash(states)
         left = [c for c in left if not self._is_copy(c, saved)]
         recomputed = [c for c in left if self._is_recomputed(c, frame, program, changed)]
         left = [c for c in left if c not in recomputed]
         if not left:
-            return Judged([], [], [], recomputed)
+            return Judged(recomputed=recomputed)
         flow = self._flow_of(program, frozenset(committed))
         left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]

@@ -24,7 +24,7 @@ from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._loader_state import Resumable
-from samebits.train._completeness import committed_memory, kinds_of_state
+from samebits.train._completeness import kinds_of_state
 
 NONE = plain(None)
 """The hash of None."""
@@ -128,9 +128,9 @@ class StateSnapshot(Walk):
 
     def know(self, saved: Any) -> None:
         """Notes the tensors and containers that the commit holds: all in their memory is saved."""
-        for value in committed_memory.inner(saved):
+        for value in kinds_of_state.inner(saved):
             if isinstance(value, torch.Tensor):
-                self._saved.add(committed_memory.of_tensor(value))
+                self._saved.add(kinds_of_state.of_tensor(value))
             else:
                 self._seen.add(id(value))
 
@@ -353,7 +353,7 @@ class StateSnapshot(Walk):
 
     def uncommitted_tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds one leaf, unless the commit holds this memory. Parameters of unknown modules count by torch's count of writes."""
-        if committed_memory.of_tensor(value) in self._saved:
+        if kinds_of_state.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
             self.add(path, plain((value._version, value.data_ptr())))

@@ -11,8 +11,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,11 @@ from samebits import errors
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._rank_states import EncodedState, join_states, rank_state
-from samebits.checkpoint._serialize import pack, unpack
+from samebits.checkpoint._rank_states import EncodedState, join_states, pack, rank_state, unpack
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train._distributed.ddp_buckets import fix_buckets
 from samebits.train._distributed.gloo_messages import GlooGroup
-from samebits.train._state.seed_check import RunSeed
+from samebits.train._state.environment_check import RunSeed
 
 INTERVAL = 0.1
 """Seconds between two boundaries at which the ranks exchange requests, where steps are shorter."""
@@ -37,40 +37,16 @@ MOST_STEPS = 256
 Opened = tuple[Manifest, dict[str, Any]] | None
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The decision of all ranks about one boundary."""
+class Decision(IntEnum):
+    """The decision about one boundary; of several ranks, the largest of theirs counts."""
 
-    commit: bool
-    wait: bool = True
-    """True if the run continues only when that commit is durable."""
-    leave: bool = False
-    """True if a rank got a signal to end (SIGTERM...): all commit this boundary and end."""
-
-
-_CONTINUE = Decision(commit=False, wait=False)
-
-
-class CommitRequest(NamedTuple):
-    """The state of this rank at a boundary, from which all ranks decide together."""
-
-    over: bool
-    """True if the loop ends here."""
-    exact: bool
-    """True if a check requires a commit of this very step; the same on all ranks."""
-    at_step: bool
-    """True if the program requires an asynchronous commit at this step; the same on all ranks."""
-    due: Callable[[], bool]
-    """Returns True if a commit is due; rank 0 knows."""
-    requested: bool
-    """True if `run.commit()` was called on this rank."""
-    leave: bool
-    """True if this rank got a signal."""
-
-    @property
-    def waits(self) -> bool:
-        """True if a commit must be durable before the run continues."""
-        return self.over or self.exact or self.requested or self.leave
+    CONTINUE = 0
+    SNAPSHOT = 1
+    """Commits, and continues before the commit is durable."""
+    COMMIT = 2
+    """Commits, and continues when the commit is durable."""
+    LEAVE = 3
+    """Commits, and ends: a rank got a signal (SIGTERM...)."""
 
 
 class SingleProcess:
@@ -92,12 +68,12 @@ class SingleProcess:
     def begin(self, objects: Mapping[str, Any], loader: Any, *, epochs: int, name: str) -> None:
         """Checks before a loop that all ranks have the same objects and as many batches; makes the models' buckets final."""
 
-    def decide(self, position: Position, request: CommitRequest) -> Decision:
-        """Decides whether to commit the boundary at `position`."""
-        wait = request.waits
-        if not wait and not request.due():
-            return _CONTINUE
-        return Decision(commit=True, wait=wait, leave=request.leave)
+    def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
+        """Returns the decision of all ranks about the boundary at `position`, from that of this rank.
+
+        `over`: the loop ends here. `together`: all ranks know that they exchange their decisions at this step.
+        """
+        return mine
 
     def gather_state(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state to commit, with the differences of the other ranks (on rank 0; the others write nothing)."""
@@ -116,7 +92,7 @@ class SingleProcess:
         """Ends the communication."""
 
 
-class Distributed(SingleProcess):
+class Distributed:
     """One process of several; all of them call every method, in the same place of the program."""
 
     def __init__(self) -> None:
@@ -163,23 +139,23 @@ class Distributed(SingleProcess):
         _check_not_sharded(objects)
         fix_buckets(objects.values())
 
-    def decide(self, position: Position, request: CommitRequest) -> Decision:
+    def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
         """Decides with the other ranks, at few boundaries: a signal or `run.commit()` waits for the next exchange.
 
         Raises `RanksError` when the ranks are not at the same step.
         """
-        if not (request.exact or request.over or request.at_step or position.step >= self._schedule.next):
-            return Decision(commit=False)
+        if not (over or together or position.step >= self._schedule.next):
+            return Decision.CONTINUE
+        if self.rank and mine is Decision.SNAPSHOT:  # rank 0 knows when one is due
+            mine = Decision.CONTINUE
         doing = f"at step {position.step} of loop {position.loop!r}"
-        mark = 2 * position.step + request.over
-        due = self.rank == 0 and request.due()
+        mark = 2 * position.step + over
         ahead = self._schedule.steps_ahead(position.step) if self.rank == 0 else 0
-        mine = [mark, -mark, request.waits, request.waits or due, request.leave, ahead]
-        high, low, wait, commit, leave, ahead = self._group.max_over_ranks(mine, doing)
+        high, low, decision, ahead = self._group.max_over_ranks([mark, -mark, mine, ahead], doing)
         if high != -low:
-            raise self._out_of_step_error(position, over=request.over, doing=doing)
+            raise self._out_of_step_error(position, over=over, doing=doing)
         self._schedule.update(position.step, ahead)
-        return Decision(commit=bool(commit), wait=bool(wait), leave=bool(leave))
+        return Decision(decision)
 
     def gather_state(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Sends the differences of each other rank to rank 0; digests find them."""
@@ -260,7 +236,10 @@ class Distributed(SingleProcess):
         )  # fmt: skip
 
 
-def join() -> SingleProcess:
+Ranks = SingleProcess | Distributed
+
+
+def join() -> Ranks:
     """Returns the ranks of torch.distributed, if there are several; all of them must call it."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return Distributed() if together else SingleProcess()

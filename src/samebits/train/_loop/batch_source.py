@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -24,16 +24,25 @@ _WITHOUT_DRAWS = (Resumable, *_SEQUENCES)
 
 
 class BatchSource:
-    """The batches of one loop. `epoch` and `batch_index` are kept by the loop."""
+    """The batches of one loop. `epoch` and `batch_index` are kept by the loop.
+
+    `inside`: the position of the first batch of a loop inside the body of a step. Such a loop is keyed by that position, not by
+    earlier reads, and no epoch of its loader counts.
+    """
 
     def __init__(
-        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str = "Run.steps"
+        self,
+        loader: Iterable[Any],
+        key: Words,
+        batches_per_epoch: int | None,
+        call: str = "Run.steps",
+        inside: Position | None = None,
     ) -> None:
         loader_order.keep(loader)
         self._loader = loader
         self._key = key
         self.limit = batches_per_epoch
-        self._call = call
+        self._call, self._inside = call, inside
         self._iterator: Iterator[Any] | None = None
         self._ahead: Any = None
         self._before_ahead: Any = None
@@ -65,7 +74,9 @@ class BatchSource:
             )
 
     def set_position(self, position: Position) -> None:
-        """Sets the position in the run of the next batch."""
+        """Sets the position in the run of the next batch: a loop inside a body notes where the epoch began."""
+        if self._inside is not None:
+            self._inside = replace(position, batch_index=0, step=position.step - position.batch_index)
 
     def hold(self) -> None:
         """Keeps the current state until `release`: a run that is interrupted while it waits for a batch resumes here."""
@@ -82,11 +93,14 @@ class BatchSource:
         batch, ends = self._read(epoch, batch_index)
         self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
         if ends:
-            self._end_epoch()
+            self.leave_epoch()
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:
         if isinstance(self._loader, Resumable):
+            if self._inside is not None:
+                self._iterator = self._loader._iter_at(self._inside, batch_index)
+                return
             self._iterator = iter(self._loader)
             self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
             return
@@ -128,67 +142,30 @@ class BatchSource:
     @contextmanager
     def _with_draws_of(self, epoch: int, *path: int | str) -> Iterator[None]:
         """Makes the draws of the iterable, and of a samebits loader inside it, a function of the position."""
-        with self._generators():
+        # the step that follows, or the end of the loop, sets the generators anew; a body goes on with its own
+        discarded = self._inside is None
+        with generator_states.discard_states() if discarded else generator_states.preserve_states():
             generator_states.fill(int_keys.fold(self._key, *path))
-            process.position = self._position(epoch)
+            process.position = self._inside or Position("loader", epoch, 0, epoch)
             try:
                 yield
             finally:
                 process.position = None
 
-    def _position(self, epoch: int) -> Position:
-        return Position("loader", epoch, 0, epoch)
-
-    def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.discard_states()  # the step that follows, or the end of the loop, sets them
-
     def finish(self) -> Any:
         """Releases the iterator at the end of the loop; returns the state of the loader."""
-        self._end_epoch()
+        self.leave_epoch()
         return self.state()
 
     def leave_epoch(self) -> None:
-        """Ends an epoch that may have batches left: the loader is at the start of the next one."""
-        self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        """Releases the iterator; the loader is at the start of the next epoch."""
+        """Releases the iterator of an epoch that may have batches left: the loader is at the start of the next one."""
         self._iterator, self._ahead = None, None
         self._forget_iteration()
 
     def _forget_iteration(self) -> None:
-        if isinstance(self._loader, Resumable):
+        """Forgets the loader's iteration; of a loop inside a body it may be one that counts, perhaps that of the outer loop."""
+        if self._inside is None and isinstance(self._loader, Resumable):
             self._loader._forget_iteration()
-
-
-class NestedBatchSource(BatchSource):
-    """The batches of a loop inside the body of a step, keyed by its position, not by earlier reads; no epoch counts."""
-
-    def __init__(
-        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str, first: Position
-    ) -> None:
-        super().__init__(loader, key, batches_per_epoch, call)
-        self.first = first
-        """Position of the first batch of the epoch."""
-
-    def set_position(self, position: Position) -> None:
-        """Notes the position where the epoch began."""
-        self.first = replace(position, batch_index=0, step=position.step - position.batch_index)
-
-    def _begin(self, epoch: int, batch_index: int) -> None:
-        if not isinstance(self._loader, Resumable):
-            super()._begin(epoch, batch_index)
-            return
-        self._iterator = self._loader._iter_at(self.first, batch_index)
-
-    def _position(self, epoch: int) -> Position:
-        return self.first
-
-    def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.preserve_states()
-
-    def _forget_iteration(self) -> None:
-        """Does nothing: the loader may be in an iteration that counts, perhaps that of the outer loop."""
 
 
 def check_loader(loader: Any, call: str = "Run.steps") -> None:

@@ -24,10 +24,15 @@ from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatc
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
-from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, check_steps, with_epoch_length
-from samebits.train._loop.loop_positions import Loop
-from samebits.train._loop.protocols import RunView
-from samebits.train._loop.steps import Steps, begin_outermost, reaches_limit, resume_finished, warn_beyond
+from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, check_steps, with_epoch_length
+from samebits.train._loop.steps import (
+    RunView,
+    Steps,
+    begin_outermost,
+    reaches_limit,
+    resume_finished,
+    warn_beyond,
+)
 from samebits.train._run_arguments import explain_epoch_steps
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from samebits._context import process
 from samebits._inspect import user_code
@@ -30,6 +30,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _RESERVE = 0.1
 """Share of the grace period that is kept for ending the process itself."""
 _FLUSH_S = 0.3
+
+
+Fetched = TypeVar("Fetched")
 
 
 class Interrupted(BaseException):
@@ -126,12 +129,21 @@ class Preemption:
         """True if the run waits for a batch."""
         return self._waits
 
-    def wait(self) -> None:
-        """Notes that the run waits for a batch: a signal raises `Interrupted`."""
-        self._waits = self.single_process
+    def fetch(self, read: Callable[[], Fetched], on_signal: Callable[[], object]) -> Fetched:
+        """Returns `read()`, a batch; a signal that comes meanwhile calls `on_signal`, which ends the program."""
+        try:
+            try:
+                self._waits = self.single_process
+                return read()
+            finally:
+                self.end_wait()  # a signal may still interrupt here
+        except (Exception, Interrupted):  # a loader raises, too, when its workers were signalled
+            if self.requested is not None and self.single_process:
+                on_signal()
+            raise
 
     def end_wait(self) -> None:
-        """Notes that the batch has arrived."""
+        """Notes that the batch has arrived, or will not."""
         self._waits = False
 
     def leave(self) -> NoReturn:

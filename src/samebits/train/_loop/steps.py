@@ -4,24 +4,71 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from samebits._context import Position, Words, notify, process
 from samebits._inspect import user_code
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import RunMismatchError
+from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
+from samebits.random._global_generator import preserve_rng_state
 from samebits.random._process import draw_counts
-from samebits.train._loop.batch_source import BatchSource, NestedBatchSource
-from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, with_epoch_length
-from samebits.train._loop.loop_positions import Loop
-from samebits.train._loop.outer_body import save_body
-from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import RunView
-from samebits.train._state.object_states import check_adapters
+from samebits.train._completeness.completeness import Completeness
+from samebits.train._loop.batch_source import BatchSource
+from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
+from samebits.train._loop.preemption import Preemption
+from samebits.train._saving.boundary_commits import CommitPolicy
+from samebits.train._state.object_states import RunState, Stateful, check_adapters
+from samebits.train._state.resume import ResumeState
+
+
+def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
+    """Notes position and draws of the body around a validation or a nested loop; returns a function that restores them."""
+    position, generators = process.position, preserve_rng_state()
+    layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
+
+    def restore_body() -> None:
+        process.position = position
+        generators()
+        layers()
+
+    return restore_body
+
+
+class RunView(Protocol):
+    """A `Run`, as its loops use it."""
+
+    key: Words
+    run_dir: Path | str | None
+    objects: dict[str, Stateful]
+    preemption: Preemption
+    _loops: Loops
+    _saving: CommitPolicy
+    _resuming: ResumeState
+    _completeness: Completeness
+    _stop_requested: bool
+    """True if the loop under way should end."""
+
+    @property
+    def state(self) -> RunState:
+        """The user's plain values and tensors."""
+        ...
+
+    def _check_open(self, call: str) -> None:
+        """Raises `InvalidArgumentError` outside the `with` block."""
+        ...
+
+    def _end_loop(self, loop: str) -> None:
+        """Ends the loop."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -125,17 +172,10 @@ class Steps(Iterator[tuple[Step, Any]]):
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()
-        try:
-            try:
-                preemption.wait()
-                batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
-            finally:
-                preemption.end_wait()  # a signal may still interrupt here
-        except (Exception, Interrupted):
-            if preemption.requested is None or not preemption.single_process:
-                raise
-            # A loader raises, too, when its workers were signalled
-            self._run._saving.on_interrupt(position, outermost=outermost)
+        batch, self._loop.ends_epoch = preemption.fetch(
+            partial(source.next, position.epoch, position.batch_index),
+            partial(self._run._saving.on_interrupt, position, outermost=outermost),
+        )
         source.release()
         return batch
 
@@ -149,7 +189,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         else:
             loops.under_way.remove(loop)
             loops.step -= 1  # the body around it continues
-            run._end_inner_loop()
+            run._stop_requested = False
             assert loop.restore_body is not None
             loop.restore_body()
 
@@ -173,7 +213,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             self._set_key(int_keys.fold(run.key, loop.name, "inside", around.body))
             here = Position(loop.name, 0, 0, loops.step)
             self._source = loop.source = with_epoch_length(
-                NestedBatchSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
+                BatchSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
             )
             loops.step += 1
             loops.under_way.append(loop)
@@ -184,7 +224,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         )
         if loop.name in loops.done:
             run._saving.aliases.begin(run.state)
-            self._resume_finished(loops.done[loop.name])
+            end = loops.done[loop.name]
+            self._over = resume_finished(run, loop, end, self._epochs, "Run.steps")
+            self._source.load(end["loader"], 0)
             return
         saved = begin_outermost(run, loop, f"Run.steps(name={loop.name!r})", by_epoch=False)
         if saved is None:
@@ -196,12 +238,6 @@ class Steps(Iterator[tuple[Step, Any]]):
 
     def _set_key(self, key: Words) -> None:
         self._key, self._step_key = key, int_keys.fold(key, "step")
-
-    def _resume_finished(self, end: dict[str, Any]) -> None:
-        """Handles a loop that was over in the commit: it yields nothing, or continues when more epochs are requested."""
-        assert self._source is not None
-        self._over = resume_finished(self._run, self._loop, end, self._epochs, "Run.steps")
-        self._source.load(end["loader"], 0)
 
     def _ended(self) -> bool:
         run = self._run

@@ -9,16 +9,14 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from samebits._context import Position, notify, process
+from samebits._context import notify, process
 from samebits._inspect._program.bytecode import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
-from samebits.train._loop.batch_source import NestedBatchSource
-from samebits.train._loop.outer_body import save_body
-from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import RunView
-from samebits.train._state.validation_resume import CarriedValues, FindUnsaved
+from samebits.train._loop.batch_source import BatchSource
+from samebits.train._loop.steps import RunView, save_body
+from samebits.train._state.resume import CarriedValues
 
 
 class Validation(Iterable[Any]):
@@ -46,7 +44,7 @@ class Validation(Iterable[Any]):
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
         run, loops = self._run, self._run._loops
         restore_body = save_body(run.objects)
-        source = NestedBatchSource(self._loader, self._key, None, "Run.validate", self._first)
+        source = BatchSource(self._loader, self._key, None, "Run.validate", self._first)
         loops.validation = self._first
         notify("validation_begins", run, self._first)
         try:
@@ -62,7 +60,10 @@ class Validation(Iterable[Any]):
                     partial(_unsaved_changes, begun, sys._getframe(1), run) if number > start else None
                 )
                 run._saving.on_validation_batch(position, find_unsaved)
-                batch, ends = self._await(source, position, find_unsaved)
+                batch, ends = run.preemption.fetch(
+                    partial(source.next, 0, number),
+                    partial(run._saving.on_validation_batch, position, find_unsaved),  # which leaves
+                )
                 find_unsaved = None  # it holds the frame that holds this generator
                 draw_counts.begin(int_keys.fold(self._key, "batch", number, *process.rank_key))
                 process.position = position
@@ -73,22 +74,6 @@ class Validation(Iterable[Any]):
             if loops.validation is self._first:  # otherwise its step ended long ago
                 loops.validation = None
                 restore_body()
-
-    def _await(
-        self, source: NestedBatchSource, position: Position, find_unsaved: FindUnsaved | None
-    ) -> tuple[Any, bool]:
-        preemption = self._run.preemption
-        try:
-            try:
-                preemption.wait()
-                return source.next(0, position.phase_batch)
-            finally:
-                preemption.end_wait()  # a signal may still interrupt here
-        except (Exception, Interrupted):
-            if preemption.requested is None or not preemption.single_process:
-                raise
-            self._run._saving.on_validation_batch(position, find_unsaved)  # which leaves
-            raise
 
 
 def _unsaved_changes(begun: CarriedValues, frame: FrameType, run: RunView) -> list[str]:

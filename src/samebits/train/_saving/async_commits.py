@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterDiedError
-from samebits.checkpoint._open_store import store_for
-from samebits.checkpoint._prepared_commit import CommitMetadata
-from samebits.checkpoint._tensor_layout import FileLayout
+from samebits.checkpoint._prepared_commit import PreparedCommit
+from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._store import CommitStore
+from samebits.checkpoint._writer.writer_client import Report, WriterDiedError
 from samebits.errors import CommitError
-from samebits.train._saving.commit_due import Cadence
+from samebits.train._saving.cadence import Cadence
 from samebits.train._state import compatibility
 
 _POLL_INTERVAL = 0.01
@@ -31,20 +30,12 @@ _MAX_DEATHS = 3
 """Writer processes that may die before the run makes all commits itself."""
 
 
-class Snapshot(NamedTuple):
-    """A snapshot that the writer process has got."""
-
-    number: int
-    position: Position
-    at: float
-
-
 class Commits:
     """The commits in `run_dir`: makes them, and knows which are durable."""
 
     def __init__(self, run_dir: Path | str, cadence: Cadence, keep: int, keep_best: int) -> None:
         self.cadence = cadence
-        self.store = store_for(run_dir, keep, keep_best)
+        self.store = CommitStore(run_dir, keep, keep_best)
         self._sync = False
         """True if the run makes every commit itself."""
         self._deaths = self.written = 0
@@ -53,8 +44,8 @@ class Commits:
         """Longest time until the snapshot of a boundary, or a later one, was durable, in seconds and in steps."""
         self._checked: FileLayout | None = None
         """The layout of the last state whose copies were checked."""
-        self._snapshots: deque[Snapshot] = deque()
-        """Snapshots that the writer process is not known to have written, nor a later one."""
+        self._snapshots: dict[int, tuple[Position, float]] = {}
+        """Position and time of the snapshots that the writer process is not known to have written, nor a later one."""
         self._written: list[Position] = []
         """Boundaries whose commits the writer process has written, and a URL has not got yet."""
 
@@ -70,14 +61,17 @@ class Commits:
         self,
         state: dict[str, Any],
         position: Position,
-        metadata: CommitMetadata,
+        facts: Mapping[str, Any],
         on_tensors_written: Callable[[], None],
     ) -> list[Position]:
-        """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable."""
+        """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable.
+
+        `facts`: the fields of the manifest besides `position` and the state.
+        """
         self._await_writer()
         started = time.perf_counter()
         compatibility.check_copies(state["run_state"], state["objects"])
-        self.store.write(self.store.prepare(state, metadata), on_tensors_written)
+        self.store.write(self._prepare(state, position, facts), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
         return [*self._take_durable(), position]
 
@@ -89,7 +83,7 @@ class Commits:
             with suppress(OSError):  # then the first snapshot meets it, too
                 self.store.reserve(size)
 
-    def snapshot(self, state: dict[str, Any], position: Position, metadata: CommitMetadata) -> bool:
+    def snapshot(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
         Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the newest that the
@@ -98,7 +92,7 @@ class Commits:
         if self._sync:
             return False
         started = time.perf_counter()
-        commit = self.store.prepare(state, metadata)
+        commit = self._prepare(state, position, facts)
         if commit.layout is not self._checked:
             compatibility.check_copies(state["run_state"], state["objects"])
             self._checked = commit.layout
@@ -112,9 +106,12 @@ class Commits:
             self._fall_back_to_sync(f"there is no memory or process for it ({error})")
             return False
         if number is not None:
-            self._snapshots.append(Snapshot(number, position, at))
+            self._snapshots[number] = position, at
         self.cadence.record_commit(time.perf_counter() - started)
         return True
+
+    def _prepare(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> PreparedCommit:
+        return self.store.prepare(state, step=position.step, position=position.to_dict(), **facts)
 
     @property
     def under_way(self) -> bool:
@@ -181,29 +178,30 @@ class Commits:
         self._written = [position for position in self._written if position.step > step]
         return durable
 
-    def _read_reports(self, reports: list[CommitReport]) -> None:
-        for number, fields in reports:
-            if "errno" in fields:
+    def _read_reports(self, reports: list[Report]) -> None:
+        for report in reports:
+            if "errno" in report:
                 self._snapshots.clear()
-                error = OSError(fields["errno"], fields["strerror"], fields["filename"])
-                raise self.store.write_error(error, fields["step"], fields["wanted"]) from error
-            if "commit" in fields:
-                self._mark_written(number, fields)
+                error = OSError(report["errno"], report["strerror"], report["filename"])
+                raise self.store.write_error(error, report["step"], report["wanted"]) from error
+            if "commit" in report:
+                self._mark_written(report)
 
-    def _mark_written(self, number: int, fields: Mapping[str, Any]) -> None:
+    def _mark_written(self, report: Report) -> None:
         """Notes that the writer process has written a snapshot, and so need not write those before it."""
-        self.store.mark_written(fields)
+        self.store.mark_written(report)
         self.written += 1
-        self.cadence.record_write(fields["seconds"], fields["cpu"])
-        first, newest = (
-            self._snapshots[0],
-            [entry for entry in self._snapshots if entry.at <= fields["at"]][-1],
-        )
-        while (entry := self._snapshots.popleft()).number != number:
-            pass
-        self.lag = max(self.lag, fields["at"] - first.at)
-        self.lag_steps = max(self.lag_steps, newest.position.step - first.position.step)
-        self._written.append(entry.position)
+        self.cadence.record_write(report["seconds"], report["cpu"])
+        if report["number"] not in self._snapshots:  # forgotten, when a write before it failed
+            return
+        first, since = next(iter(self._snapshots.values()))
+        newest = [position for position, at in self._snapshots.values() if at <= report["at"]][-1]
+        self.lag = max(self.lag, report["at"] - since)
+        self.lag_steps = max(self.lag_steps, newest.step - first.step)
+        self._written.append(self._snapshots[report["number"]][0])
+        self._snapshots = {
+            number: entry for number, entry in self._snapshots.items() if number > report["number"]
+        }
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
         """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,26 +10,72 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from samebits._arguments import is_int, require
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.errors import SamebitsError
-from samebits.train._distributed import rank_agreement
+from samebits.state._in_place import StateAliases
+from samebits.train._distributed.rank_agreement import Decision, Opened, Ranks, SingleProcess
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
+from samebits.train._run_arguments import check_number
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.digest_chain import DigestChain
-from samebits.train._state import compatibility, validation_resume
+from samebits.train._state import compatibility, resume
 from samebits.train._state import object_states as state
-from samebits.train._state.aliases import StateAliases
-from samebits.train._state.environment_check import Environment
-from samebits.train._state.seed_check import RunSeed
-from samebits.train._state.validation_resume import FindUnsaved
+from samebits.train._state.environment_check import Environment, RunSeed
+from samebits.train._state.resume import FindUnsaved
 
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
+
+
+class BestCommits:
+    """The best commits, by `Run(keep_best=..., best=...)`.
+
+    Raises:
+        InvalidArgumentError: for a negative number, or a name with keep_best=0.
+    """
+
+    def __init__(self, keep: int, name: str | None) -> None:
+        require(is_int(keep, 0), "Run", "a number of commits, 0 for none", keep_best=keep)
+        what = 'the name of a value in run.log: best="val_loss". A value goes to run.best(value)'
+        require(name is None or isinstance(name, str), "Run", what, best=name)
+        require(
+            name is None or keep > 0, "Run", "say how many commits to keep for it: keep_best=1", best=name
+        )
+        self.rises = name is not None and name.startswith("max:")
+        self.name = name.removeprefix("max:") if name is not None else None
+        self.value: float | None = None
+        """The value of the state at the next boundary."""
+        self.names: set[str] = set()
+        """All names that were logged."""
+
+    def select(self, values: Mapping[str, Any]) -> float | None:
+        """Returns the value among `values` that decides, smaller is better; None where its name is missing."""
+        self.names.update(values)
+        if self.name is None or self.name not in values:
+            return None
+        check_number(values[self.name], f"run.log({self.name}")
+        return -float(values[self.name]) if self.rises else float(values[self.name])
+
+    @property
+    def never_logged(self) -> bool:
+        """True if other names were logged, and not the one that decides."""
+        return self.name is not None and bool(self.names) and self.name not in self.names
+
+    def warn(self, call: str) -> None:
+        """Warns at the end of the run that the name was never logged."""
+        user_code.warn(
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
+            f"{', '.join(sorted(self.names))}.",
+        )
+
+    def pop(self) -> float | None:
+        """Returns the value of the state at this boundary, and resets it."""
+        value, self.value = self.value, None
+        return value if value is not None and math.isfinite(value) else None
 
 
 class CommitPolicy:
@@ -46,7 +93,7 @@ class CommitPolicy:
         notify: Notify,
     ) -> None:
         self.commits = commits
-        self.ranks = rank_agreement.SingleProcess()
+        self.ranks: Ranks = SingleProcess()
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
         self._run_dir, self._best, self._notify = run_dir, best, notify
         self._objects, self._run_state, self._loops = objects, run_state, loops
@@ -60,7 +107,7 @@ class CommitPolicy:
         self._deferred_error: SamebitsError | None = None
         """The error of an asynchronous commit: on rank 0, which raises it where all ranks do."""
 
-    def find(self) -> rank_agreement.Opened:
+    def find(self) -> Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
         if self.commits is None:
             return None
@@ -93,7 +140,7 @@ class CommitPolicy:
         self._best.value, self._best_everywhere = value, everywhere
         if self.commits is None or self.ranks.rank:  # only rank 0 knows the kept commits
             return
-        if self._best.would_stay(value, self.commits.store.values()):
+        if self.commits.store.would_stay(value):
             self._requested = True
 
     def check_best(self) -> None:
@@ -117,11 +164,11 @@ class CommitPolicy:
                 self.preemption.leave()
             return
         self._boundary(position)
-        decision = self.ranks.decide(position, self._commit_request(position, over=over))
-        if decision.commit:
+        decision = self._decide(position, over=over)
+        if decision > Decision.CONTINUE:
             with self.preemption.saving():
-                self._commit(position, wait=decision.wait)
-        if decision.leave:  # whichever rank got the signal
+                self._commit(position, wait=decision > Decision.SNAPSHOT)
+        if decision is Decision.LEAVE:  # whichever rank got the signal
             self.preemption.leave()
 
     def on_stop(self, position: Position) -> None:
@@ -164,18 +211,20 @@ class CommitPolicy:
         if self.commits is not None:
             self._notify_durable(self.commits.close())
 
-    def _commit_request(self, position: Position, *, over: bool) -> rank_agreement.CommitRequest:
+    def _decide(self, position: Position, *, over: bool) -> Decision:
         wanted = process.overrides.commit_steps
-        everywhere, self._best_everywhere = self._best_everywhere, False
         commits = self.commits if wanted is None else None
-        return rank_agreement.CommitRequest(
-            over=over,
-            exact=wanted is not None and position.step in wanted,
-            at_step=everywhere or (commits is not None and commits.cadence.requires(position.step)),
-            due=lambda: commits is not None and commits.due(position.step),
-            requested=self._requested or self._deferred_error is not None,
-            leave=self.preemption.requested is not None,
-        )
+        exact = wanted is not None and position.step in wanted
+        everywhere, self._best_everywhere = self._best_everywhere, False
+        mine = Decision.CONTINUE
+        if self.preemption.requested is not None:
+            mine = Decision.LEAVE
+        elif over or exact or self._requested or self._deferred_error is not None:
+            mine = Decision.COMMIT
+        elif commits is not None and commits.due(position.step):
+            mine = Decision.SNAPSHOT
+        at_step = commits is not None and commits.cadence.requires(position.step)
+        return self.ranks.decide(position, mine, over=over, together=exact or everywhere or at_step)
 
     def _boundary(self, position: Position) -> None:
         """Does the work of every boundary of the outermost loop, whether there is a commit or not."""
@@ -220,15 +269,13 @@ class CommitPolicy:
         saved["in_hand"] = self.aliases.state(self._run_state)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
-        metadata = CommitMetadata(
-            position.step,
-            position.to_dict(),
-            finished=self._loops.current is None,
-            program=self._program,
-            environment=self._environment.to_dict(),
-            rolling=self._chain.digest,
-            value=self._best.pop(),
-        )
+        facts = {
+            "finished": self._loops.current is None,
+            "program": self._program,
+            "environment": self._environment.to_dict(),
+            "rolling": self._chain.digest,
+            "value": self._best.pop(),
+        }
         if not wait and self.ranks.rank:
             self.commits.cadence.record_commit(time.perf_counter() - started)
             return
@@ -237,12 +284,12 @@ class CommitPolicy:
             deferred_error, self._deferred_error = self._deferred_error, None
             if deferred_error is not None:
                 raise deferred_error
-            if not wait and self.commits.snapshot(saved, position, metadata):
+            if not wait and self.commits.snapshot(saved, position, facts):
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(
-                    saved, position, metadata, lambda: self._notify("commit_writing", position)
+                    saved, position, facts, lambda: self._notify("commit_writing", position)
                 )
         self._notify_durable(durable)
 
@@ -256,26 +303,21 @@ class CommitPolicy:
             return
         if changed := find_unsaved():
             if not self._warned_of_restart:
-                validation_resume.print_restart(position.name, changed)
+                resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
         base, saved = found
         inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
         at = replace(Position(**base.position), **inside)
-        metadata = CommitMetadata(
-            at.step,
-            at.to_dict(),
-            finished=base.finished,
-            program=base.program,
-            environment=self._environment.to_dict(),
-            rolling=base.rolling,
-            value=base.value,
-        )
-        saved = {
-            **saved,
-            "inside": validation_resume.gather_validation(position, self._objects, self._run_state),
+        facts = {
+            "finished": base.finished,
+            "program": base.program,
+            "environment": self._environment.to_dict(),
+            "rolling": base.rolling,
+            "value": base.value,
         }
-        self.commits.commit(saved, at, metadata, lambda: self._notify("commit_writing", position))
+        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
+        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
         for position in positions:

@@ -13,7 +13,7 @@ from samebits import _digest as digest
 from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
-from samebits.train._state import aliases
+from samebits.state import _in_place
 from samebits.train._state.object_states import RunState, Stateful, parameter_paths, unsaved_buffers
 
 IN_EACH_STATE = (
@@ -51,7 +51,7 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
 
 def _check_views(run_state: RunState) -> None:
     """Raises for two values of `run.state` that share memory: a resume would make copies of both."""
-    held = {id(value): (path, value) for path, value in aliases.mutable_values(run_state)}
+    held = {id(value): (path, value) for path, value in _in_place.mutable_values(run_state)}
     spans = [(*_span(value), path) for path, value in held.values() if _span(value)]
     spans.sort(key=lambda span: span[:2])  # paths may not be sortable
     for (start, end, path), (begin, stop, other) in itertools.pairwise(spans):
@@ -81,7 +81,7 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
     ]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
-    if not missing and not aliases.is_valid(saved.get("in_hand"), saved["run_state"]):
+    if not missing and not _in_place.is_valid(saved.get("in_hand"), saved["run_state"]):
         missing = ["state['in_hand']"]
     if missing:
         raise RunMismatchError(

@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits._context import process
 from samebits._inspect import user_code
+from samebits._unseeded import CURE, no_seed
 from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.random._process import seeds
 from samebits.train._state import hyperparameters
 from samebits.train._state.hyperparameters import Hyperparameters
 
@@ -105,7 +107,7 @@ class Environment:
         if (
             not isinstance(threads, int)
             or threads == now
-            or (settings is not None and settings.thread_invariant)
+            or (settings is not None and settings.across != "runs")
         ):
             return
         torch.set_num_threads(threads)
@@ -113,7 +115,7 @@ class Environment:
         if got != threads:
             raise RunMismatchError(
                 f"{where} was made with {threads} intra-op threads, and here there are {got}. Allow as many, switch on "
-                "enable_op_determinism(thread_invariant=True) from the first step on, or accept other bits: "
+                'enable_op_determinism(across="threads") from the first step on, or accept other bits: '
                 "Run(allow_changes=['threads'])."
             )
         print(
@@ -173,7 +175,7 @@ def script_digests() -> dict[str, str]:
 def _file_digest(path: str, folder: str) -> tuple[str, str]:
     try:
         with open(path, "rb") as file:
-            return os.path.relpath(path, folder), digest.of_bytes(file.read())
+            return os.path.relpath(path, folder), of_bytes(file.read())
     except OSError:  # it was moved since
         return os.path.relpath(path, folder), ""
 
@@ -181,9 +183,47 @@ def _file_digest(path: str, folder: str) -> tuple[str, str]:
 def _on_every_machine(environment: Mapping[str, Any]) -> bool:
     """Returns True if its bits do not depend on the CPU."""
     settings = environment.get("op_determinism")
-    return isinstance(settings, Mapping) and settings.get("machine_invariant") is True
+    return isinstance(settings, Mapping) and settings.get("across") == "machines"
 
 
 def _name_of(line: str) -> str | None:
     path = line.split(":", 1)[0]
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
+
+
+@dataclass(frozen=True)
+class RunSeed:
+    """A run's seed."""
+
+    seed: int
+    seeded: bool
+    """True if the program set it; else the operating system chose it at the run's first start."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields for a commit."""
+        return asdict(self)
+
+
+def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
+    """Returns the seed that the program set; a program without one keeps the seed of the run's first start.
+
+    Raises `UnseededError` for none under op determinism, `RunMismatchError` for a seed that is not the commit's.
+    """
+    mine = seeds.root_seed()
+    recorded = None if manifest is None else RunSeed(**manifest.program)
+    if mine is None:
+        return _default_seed(recorded)
+    if recorded is not None and recorded.seeded and recorded.seed != mine:
+        raise RunMismatchError(
+            f"{where} was made with seed {recorded.seed}, this program has seed {mine}. "
+            "Set the same seed, or use another run directory."
+        )
+    return RunSeed(mine, seeded=True)
+
+
+def _default_seed(recorded: RunSeed | None) -> RunSeed:
+    if process.op_determinism:
+        raise no_seed("Run begins under op determinism")
+    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {CURE}.")
+    process.seed = torch.initial_seed() if recorded is None else recorded.seed
+    return RunSeed(process.seed, seeded=False)

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators
-from samebits.train._state import aliases
 
 
 @runtime_checkable
@@ -55,9 +55,9 @@ class RunState(dict[str, Any]):
     def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
         """Takes the saved values, in place for the objects that `aliases` names; by default for lists and dicts."""
         if in_hand is not None:
-            aliases.move_to_devices(saved, in_hand.get("devices", ()))
-            aliases.share(saved, in_hand["same"])
-        aliases.fill(self, saved, None if in_hand is None else in_hand["kept"])
+            _in_place.move_to_devices(saved, in_hand.get("devices", ()))
+            _in_place.share(saved, in_hand["same"])
+        _in_place.fill(self, saved, None if in_hand is None else in_hand["kept"])
 
 
 def note_objects(objects: Mapping[str, Stateful]) -> None:

@@ -22,7 +22,7 @@ from samebits._native.kernel_threads import (
     uint16_at,
 )
 from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
-from samebits.random._cpu.float16 import of_float16, to_bfloat16, to_float16
+from samebits.random._cpu.elementary import of_float16, to_bfloat16, to_float16
 
 
 @inlined

@@ -1,0 +1,15 @@
+"""The digest of bytes: xxh3-128, which needs neither torch nor NumPy, so that the writer process of commits has it, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xxhash
+
+
+def of_bytes(*parts: Any) -> str:
+    """Returns the digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(part)
+    return f"xxh3-128:{hasher.hexdigest()}"

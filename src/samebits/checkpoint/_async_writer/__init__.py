@@ -1,1 +1,0 @@
-"""Asynchronous commits: a process of their own makes them durable while the run continues."""

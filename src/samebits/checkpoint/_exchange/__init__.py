@@ -1,1 +1,0 @@
-"""Commits for other programs, and weights from them."""

@@ -1,0 +1,36 @@
+"""Which commits stay: the newest, and the best by their values. Standard library only, for the writer process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Retention(NamedTuple):
+    """The rule of `Run(keep=..., keep_best=...)`: for the writer of commits, for uploads, and for pruning by hand."""
+
+    keep: int = 2
+    """The newest valid commits that stay."""
+    keep_best: int = 0
+    """The commits that stay for their values; smaller is better."""
+
+    def best(self, values: Mapping[str, float | None]) -> set[str]:
+        """Returns the names of the commits that stay for their values; of equal values the earlier."""
+        valued = sorted((value, step_of(name), name) for name, value in values.items() if value is not None)
+        return {name for _, _, name in valued[: self.keep_best]}
+
+    def staying(self, names: Sequence[str], values: Mapping[str, float | None]) -> set[str]:
+        """Returns those of the valid commits `names`, newest first, that stay; `values` may have others, too."""
+        valid = {name: values.get(name) for name in names}
+        return {*names[: self.keep], *self.best(valid)}
+
+    def would_stay(self, value: float, others: Iterable[float | None]) -> bool:
+        """Returns True if a later commit of that value would stay for it, beside those with the values `others`."""
+        smaller = sum(other is not None and other <= value for other in others)
+        return not math.isnan(value) and smaller < self.keep_best
+
+
+def step_of(name: str) -> int:
+    """Returns the step of the commit in a folder of that name."""
+    return int(name.split("-", maxsplit=1)[0])

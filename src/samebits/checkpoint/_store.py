@@ -1,0 +1,389 @@
+"""The commits of one run in a run directory, a local folder or a URL: written, found again, locked.
+
+run_dir/samebits-run.json                   marks the folder as ours
+run_dir/lock                                one writer
+run_dir/commits/000000000120-1a2b3c4d/      step and digest: tensors.safetensors, manifest.json
+run_dir/commits/tmp-*                       being written or deleted; never read
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from samebits._context import is_url, resolve_run_dir
+from samebits._inspect import user_code
+from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._prepared_commit import CommitPreparer, PreparedCommit
+from samebits.checkpoint._reading import (
+    Folder,
+    LocalFolder,
+    newest_valid,
+    no_valid_commit_error,
+    read_manifest,
+)
+from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, remote_folders
+from samebits.checkpoint._remote.remote_commits import RemoteCommits, staging_folder
+from samebits.checkpoint._remote.writer_claim import WriterClaim
+from samebits.checkpoint._retention import Retention
+from samebits.checkpoint._run_directory import COMMITS, MARKER, RunDirectory, commit_error
+from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, commit_names, folder_identity
+from samebits.checkpoint._writer.writer_client import WriterClient
+from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
+
+
+class CommitStore:
+    """The commits in the run directory `where`, a path or a URL; the newest `keep` stay, and the `keep_best` with the smallest value.
+
+    Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
+    open, as long as no other process writes to it at the same time. At a URL, `commit` returns when the commit is there, and
+    `publish` uploads those of the writer process.
+    """
+
+    def __init__(self, where: Path | str, keep: int = 2, keep_best: int = 0) -> None:
+        if keep < 1:
+            raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
+        url = str(where) if is_url(where) else None
+        self.where = url or Path(where)
+        """The path or the URL, for messages."""
+        self.skipped: list[tuple[Folder, str]] = []
+        """Commits that the last `newest()` could not use, and the reasons."""
+        self._directory = RunDirectory(staging_folder(url) if url else Path(where))
+        self.folder = CommitFolder(self._directory.commits, Retention(keep, keep_best))
+        self._remote = RemoteCommits(url, self.folder) if url else None
+        self.writer: WriterClient | None = None
+        """The client of the writer process, once there is one."""
+        self._preparer = CommitPreparer()
+        self._base = 0
+        """Number of changes that the writer process learns of with the next snapshot."""
+        self._searched = False
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run on this machine."""
+        return self._directory.path
+
+    @property
+    def last(self) -> Commit | None:
+        """The newest valid commit, once `newest()` or `commit()` has been called."""
+        return self.folder.last
+
+    def open(self) -> None:
+        """Creates the folder if need be and takes the one-writer lock; at a URL, this process becomes the writer there, too.
+
+        Raises:
+            RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
+            RemoteStorageError: the storage of the URL does not answer, or cannot be written.
+        """
+        if self._remote is not None:
+            self._remote.check_contents()
+        try:
+            self._directory.open()
+        except RunDirectoryError as error:
+            if self._remote is None:
+                raise
+            raise RunDirectoryError(
+                f"{self.where}: commits are made in a folder of this machine first, below SAMEBITS_CACHE_DIR: {error}"
+            ) from error
+        self.folder.identity = folder_identity(self.folder.commits)
+        self.folder.sweep()
+        self.warn()
+        if self._remote is not None:
+            try:
+                self._remote.open()
+            except BaseException:
+                self._directory.close()
+                raise
+
+    def close(self) -> None:
+        """Ends the upload that is under way and the writer process, and releases the lock."""
+        if self._remote is not None and self._directory.owned:
+            self._remote.close()
+        self.end_writer()
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
+
+        `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
+        The tensors must not change meanwhile. `on_tensors_written` is called when the tensors are on disk
+        and the manifest is not. A commit equal to the last one is not written again; one of the same step that
+        differs replaces it. `rolling` and `value` are those of `Manifest`.
+
+        Raises:
+            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
+            CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` is before the last commit.
+        """
+        commit = self.prepare(
+            state, step=step, position=position, finished=finished, program=program,
+            environment=environment, rolling=rolling, value=value,
+        )  # fmt: skip
+        return self.write(commit, on_tensors_written)
+
+    def prepare(self, state: Mapping[str, Any], *, step: int, **facts: Any) -> PreparedCommit:
+        """Returns the commit of `state`, to `write` it here and now or to `snapshot` it; nothing is written.
+
+        `facts`: the other arguments of `commit`. Raises those of `commit`, except CommitError.
+        """
+        self.check_step(step)
+        return self._preparer.prepare(state, step=step, **facts)
+
+    def write(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> Manifest:
+        """Makes a prepared commit durable, at a URL there, too, and returns its manifest. Raises CommitError."""
+        name = self.write_here(commit, on_tensors_written)
+        self.publish(wait=True)
+        self.warn()
+        return read_manifest(self._folder_of(name))
+
+    def write_here(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> str:
+        """Makes a prepared commit durable on this machine, and returns its name. Raises CommitError."""
+        self._base += 1  # the writer process, if there is one, continues after this commit
+        try:
+            return self.folder.write(
+                commit.template,
+                memoryview(commit.layout.head),
+                commit.tensors,
+                digests=commit.digests(),
+                on_tensors_written=on_tensors_written,
+            ).name
+        except OSError as error:
+            raise self.write_error(error, commit.template.step, commit.nbytes) from error
+
+    def snapshot(self, commit: PreparedCommit) -> int | None:
+        """Copies a prepared commit for the writer process, which is started if there is none; returns its number.
+
+        Later changes of the state are not in it. It replaces the newest that the writer has not begun; None: the writer has
+        no room for it. The writer's reports come from `poll` and `drain` of `writer`.
+
+        Raises:
+            OSError: there is no memory or process for it.
+            WriterDiedError: the writer process has ended by itself.
+        """
+        if self.writer is None:
+            self.writer = self._start_writer()
+        facts = {"base": self._base, "last": self.last, "corrupt": sorted(self.folder.corrupt)}
+        return self.writer.submit(commit, facts)
+
+    def reserve(self, size: int) -> None:
+        """Starts the writer process, and takes memory for a snapshot of `size` bytes beside this thread. Raises OSError."""
+        if self.writer is None:
+            self.writer = self._start_writer()
+            self.writer.reserve(size)
+
+    def mark_written(self, fields: Mapping[str, Any]) -> None:
+        """Notes a commit that the writer process has reported."""
+        self.folder.last = Commit(*fields["commit"])
+        self.folder.troubles += fields["troubles"]
+
+    def end_writer(self, *, kill: bool = False) -> None:
+        """Ends the writer process, if there is one; it first writes its snapshots, unless it is killed."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.close(kill=kill)
+        self._base += 1
+
+    def _start_writer(self) -> WriterClient:
+        folder = self.folder
+        options = {
+            "commits": str(folder.commits),
+            "retention": folder.retention,
+            "identity": folder.identity,
+        }
+        return WriterClient(self.run_dir, options)
+
+    def write_error(self, error: OSError, step: int, nbytes: int) -> CommitError:
+        """Returns the error for a commit of `step`, of `nbytes` bytes, that the disk refused."""
+        return commit_error(error, self.run_dir, step, nbytes, self.last)
+
+    def warn(self) -> None:
+        """Warns of old commits that could not be deleted."""
+        troubles, self.folder.troubles = self.folder.troubles, []
+        for trouble in troubles:
+            user_code.warn(trouble)
+
+    def newest(self) -> tuple[Manifest, Any] | None:
+        """Returns the newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
+
+        Nothing is executed and nothing deleted. Newer commits that are damaged are listed in `skipped`.
+
+        Raises:
+            CorruptCommitError: there are commits and none is valid; the message names the reason for each.
+            NewerCommitError: a later samebits wrote one of them.
+            RemoteStorageError: the storage of a URL failed: its content is unknown, so nothing is skipped.
+        """
+        self.folder.last, self.folder.corrupt, self._searched = None, set(), True
+        remote: list[RemoteFolder] = [] if self._remote is None else remote_folders(self._remote.files)
+        folders: list[Folder] = [*map(LocalFolder, local_commits(self.run_dir)), *remote]
+        found, self.skipped = newest_valid(folders)
+        skipped = [folder for folder, _ in self.skipped]
+        if found is None and skipped:
+            raise no_valid_commit_error(self.where, self.skipped)
+        if found is not None:
+            self.folder.last = found[1].commit
+            self.folder.corrupt = {folder.name for folder in skipped if isinstance(folder, LocalFolder)}
+        if self._remote is not None:
+            self._remote.note(remote, skipped)
+            self.publish()
+        return None if found is None else found[1:]
+
+    def values(self) -> dict[str, float | None]:
+        """Returns the `Manifest.value` of the existing commits, by name."""
+        return {**self.folder.values(), **(self._remote.values if self._remote is not None else {})}
+
+    def would_stay(self, value: float) -> bool:
+        """Returns True if a commit of that value would be among the best."""
+        return self.folder.retention.would_stay(value, self.values().values())
+
+    @property
+    def durable_step(self) -> int:
+        """The step up to which commits are durable in the run directory, at a URL there; -1 without."""
+        if self._remote is not None:
+            return self._remote.durable_step
+        return self.last.step if self.last else -1
+
+    def publish(self, *, wait: bool = False) -> None:
+        """Begins to make the last commit durable at a URL and, with `wait`, returns when it is; in a folder it is already.
+
+        Raises:
+            CommitError: one could not be uploaded.
+        """
+        if self._remote is not None and self._directory.owned:
+            self._remote.publish(wait=wait)
+
+    def refresh(self) -> None:
+        """Finds the newest commit again, where another process may have made one. Its tensors are not read."""
+        for path in local_commits(self.run_dir):
+            try:
+                found = read_manifest(LocalFolder(path)).commit
+            except (OSError, SamebitsError):
+                continue
+            if self.last is None or found.step >= self.last.step:
+                self.folder.last = found
+            return
+
+    def check_step(self, step: int) -> None:
+        """Raises unless this process may commit `step` next."""
+        if not self._directory.owned:
+            raise RunDirectoryError(
+                f"commit to {self.where}, which this process (pid {os.getpid()}) has not opened. "
+                "Call open() first, in the process that commits."
+            )
+        if not self._searched:
+            self.newest()
+        if step < 0 or (self.last and step < self.last.step):
+            raise InvalidArgumentError(
+                f"commit(step={step}) to {self.where}, which is at step {self.last.step if self.last else 0}. "
+                "Load the newest commit and resume from it, or use another run directory."
+            )
+
+    def _folder_of(self, name: str) -> Folder:
+        local = LocalFolder(self.folder.commits / name)
+        if self._remote is None or local.path.exists():
+            return local
+        return RemoteFolder(self._remote.files, name)
+
+
+def local_commits(run_dir: Path) -> list[Path]:
+    """Returns the folders in `run_dir` with names of commits, newest step first."""
+    folder = run_dir / COMMITS
+    return [folder / name for name in commit_names(folder)]
+
+
+def resolve(run_dir: str | os.PathLike[str], name: str = "run_dir") -> Path | str:
+    """Returns the path or URL of the argument `name`, after `resolve_run_dir`. Raises InvalidArgumentError for an invalid path."""
+    check_path(run_dir, name)
+    return resolve_run_dir(run_dir)
+
+
+def check_path(path: Any, name: str) -> None:
+    """Raises InvalidArgumentError unless the argument `name` can be a path or a URL."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        kind = type(path).__name__
+        raise InvalidArgumentError(
+            f"{name}={path!r:.60} is of type {kind}, which is no path. Give a str or a pathlib.Path."
+        )
+    if "\0" in text:
+        raise InvalidArgumentError(
+            f"{name}={text!r:.200} has a NUL character, which no path has. Leave it out."
+        )
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidArgumentError(
+            f"{name}={text!r:.200}: this machine does not know the home directory of ~. Give the whole path."
+        ) from None
+
+
+def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
+    """Returns the commits in a run directory, newest step first.
+
+    Raises:
+        RunDirectoryError: there is no run directory.
+        RemoteStorageError: the storage of a URL failed.
+    """
+    where = find_run_directory(run_dir)
+    if isinstance(where, str):
+        return remote_folders(FsspecFiles(where))
+    return [LocalFolder(path) for path in local_commits(where)]
+
+
+@contextmanager
+def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it, or may have it."""
+    where = find_run_directory(run_dir)
+    directory = RunDirectory(where if isinstance(where, Path) else staging_folder(where))
+    directory.open()
+    try:
+        if isinstance(where, str):
+            WriterClaim(FsspecFiles(where), directory.path).check_free()
+        yield
+    finally:
+        directory.close()
+
+
+def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:
+    """Returns the path or URL of an existing run directory.
+
+    Where `verify` has moved run directories, one that it did not move is found, too.
+
+    Raises:
+        RunDirectoryError: there is none.
+    """
+    candidates = [
+        resolve(run_dir),
+        str(run_dir) if is_url(run_dir) else Path(run_dir).expanduser().absolute(),
+    ]
+    for where in candidates:
+        if FsspecFiles(where).has(MARKER) if isinstance(where, str) else (where / MARKER).is_file():
+            return where
+    raise RunDirectoryError(
+        f"{os.fspath(run_dir)} is no run directory of samebits (there is no {MARKER} in it). Give the run_dir of a Run."
+    )

@@ -1,0 +1,105 @@
+"""The messages of a command that could not run: what is wrong with the command line, or with the user's program."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from samebits._inspect.user_code import user_frames
+from samebits.cli._help_pages import PROGRAM, first_example
+from samebits.errors import SamebitsError
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""typer's base of all errors about a command line; typer has no public name for it."""
+
+_RENAMED = {"--thread-invariant": ["--across threads"], "--machine-invariant": ["--across machines"]}
+"""Options of older texts, and what they are called now."""
+
+
+def sentence_of(error: Any, name: str, command: Any) -> str:
+    """Returns what is wrong, and what to type.
+
+    Args:
+        error: a `UsageError`.
+        name: the command's; empty where none was given.
+        command: the command itself; None where there is none of that name.
+    """
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        return _no_such_option(error, name)
+    if kind == "MissingParameter":
+        return _missing(error.param, command)
+    if kind == "BadOptionUsage":
+        return _bad_usage(error, command)
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        return f"{_name_of(error.param)} {error.message}"
+    return error.format_message()
+
+
+def _no_such_option(error: Any, name: str) -> str:
+    near = _RENAMED.get(error.option_name) or sorted(error.possibilities or ())
+    page = " ".join(filter(None, (PROGRAM, name, "-h")))
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"`{page}` lists the options."
+    return f"there is no option {error.option_name}. {advice}"
+
+
+def _missing(parameter: Any, command: Any) -> str:
+    return f"{_name_of(parameter)} is missing. {_example(command)}"
+
+
+def _bad_usage(error: Any, command: Any) -> str:
+    option = next((one for one in getattr(command, "params", ()) if error.option_name in one.opts), None)
+    if option is None:
+        return error.format_message()
+    name = error.option_name
+    if option.is_flag:
+        return f"{name} takes no value. Type {name} alone."
+    return f"{name} needs a value. Type {name} {option.metavar}, as `{PROGRAM} {command.name} -h` explains."
+
+
+def _example(command: Any) -> str:
+    found = first_example(getattr(command, "help", None) or "")
+    return f"Type for example: {found}" if found else f"`{PROGRAM} -h` lists all commands."
+
+
+def _name_of(parameter: Any) -> str:
+    """Returns the longest name of an option, or the word of an argument in the usage line."""
+    options = [name for name in parameter.opts if re.match("-", name)]
+    return max(options, key=len) if options else parameter.metavar
+
+
+@contextmanager
+def exit_on_user_error(what: str) -> Iterator[None]:
+    """Ends the command with status 2 and a message if anything but an error of ours is raised, `sys.exit` included.
+
+    Status 1 is an answer about the user's program and 0 a proof: neither may come from a program that did not run.
+    """
+    try:
+        yield
+    except (SamebitsError, typer.Exit):
+        raise
+    except (Exception, SystemExit) as error:
+        print(printable(f"{_text(error)}samebits: {what}: {_last(error)}"), file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _text(error: BaseException) -> str:
+    """Returns the frames of the user; all of them if there are none, since then the fault is ours (a file that does not parse has none)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = user_frames(frames)
+    return "".join(traceback.format_list(own or ([] if isinstance(error, SyntaxError) else frames)))
+
+
+def _last(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def printable(text: str) -> str:
+    """Returns `text` without characters that control a terminal: names in a commit may be anything."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)

@@ -1,1 +1,0 @@
-"""Kernels in Triton's language."""

@@ -1,1 +1,0 @@
-"""The stateless functions as ops of `torch.library`, for tracers and transforms of calls."""

@@ -1,0 +1,269 @@
+"""Arithmetic of one rounding, Philox and elementary functions, with the same bits in Triton's interpreter and on a GPU."""
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from samebits._native import kernel, vectors
+from samebits.random._cpu import elementary as cpu
+
+_fma = vectors.fma
+
+
+@kernel
+def fill_fused(a: Any, b: Any, c: Any, out: Any) -> None:
+    """Writes a b + c, rounded once, by the CPU's own instruction, which Triton's interpreter lacks."""
+    for i in range(out.size):
+        out[i] = _fma(a[i], b[i], c[i])
+
+
+INTERPRETED = triton.knobs.runtime.interpret
+
+if INTERPRETED:
+    # NumPy, which computes in the interpreter, has no such operation: the CPU's own instruction.
+
+    def fma(a, b, c):
+        """a * b + c, rounded once."""
+        like = a * b + c
+        given = [
+            np.ascontiguousarray(np.broadcast_to(one.handle.data, like.handle.data.shape))
+            for one in (a, b, c)
+        ]
+        fused = np.empty_like(like.handle.data)
+        fill_fused(*(one.reshape(-1) for one in (*given, fused)))
+        return tl.tensor(type(like.handle)(fused, like.handle.dtype), like.type)
+
+else:
+
+    @triton.jit
+    def fma(a, b, c):
+        """a * b + c, rounded once."""
+        return tl.fma(a, b, c)
+
+
+@triton.jit
+def rounded(numbers, DTYPE: tl.constexpr):
+    """float32 or float64 as DTYPE, to nearest even; to bfloat16 in integers, as the interpreter's own cast truncates."""
+    if DTYPE == tl.bfloat16:
+        bits = numbers.to(tl.uint32, bitcast=True)
+        half = tl.add((bits >> 16) & 1, 0x7FFF, sanitize_overflow=False)
+        upper = tl.add(bits, half, sanitize_overflow=False) >> 16
+        return tl.where(numbers == numbers, upper, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return numbers.to(DTYPE)
+
+
+@triton.jit
+def widened(numbers):
+    """Half precision as float32; from bfloat16 by its bits, which is exact and all that a GPU does, too."""
+    if numbers.dtype == tl.bfloat16:
+        return (numbers.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif numbers.dtype == tl.float16:
+        return numbers.to(tl.float32)
+    else:
+        return numbers
+
+
+# The Philox block of every lane of a program, and the places of its numbers in the output.
+
+
+ROUNDS = tl.constexpr(10)
+
+
+@triton.jit
+def block(seed, offset, attempt, place, N: tl.constexpr = ROUNDS):
+    """The four words of the key (seed, offset); the counter's words 2 and 3 are 0 but in streams of rejections.
+
+    Triton's Philox4x32 has our layout: the cipher key is the seed, low word first.
+    """
+    return tl.philox(seed, offset.to(tl.uint32), (offset >> 32).to(tl.uint32), attempt, place, N)
+
+
+@triton.jit
+def main_block(seed, offset):
+    """The block of the main stream."""
+    zero = tl.zeros(offset.shape, tl.uint32)
+    return block(seed, offset, zero, zero)
+
+
+@triton.jit
+def above(high, low):
+    """The 64-bit word of two of 32 bits."""
+    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+
+
+@triton.jit
+def in_order_2(x0, x1):
+    """(n,) and (n,) to (2 n,): both numbers of block 0, then those of block 1. Stays in registers."""
+    return tl.reshape(tl.join(x0, x1), (2 * x0.shape[0],))
+
+
+@triton.jit
+def in_order_4(x0, x1, x2, x3):
+    """As `in_order_2`, of four."""
+    return tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), (4 * x0.shape[0],))
+
+
+@triton.jit
+def repeated(x, TIMES: tl.constexpr):
+    """(n,) to (TIMES n,): every item TIMES times in a row; TIMES is 2, 4, 8 or 16."""
+    x = in_order_2(x, x)
+    if TIMES == 2:
+        return x
+    else:
+        return repeated(x, TIMES // 2)
+
+
+@triton.jit
+def lanes(keys, rows, per_row, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr):
+    """A program's share of `rows` rows of `per_row` numbers, row r drawn from keys[r], PER_BLOCK numbers per block.
+
+    Seed and offset of each of its BLOCKS blocks, and for every number of these its place in the output, and True if
+    it has one. Places are 64-bit: a tensor may have more than 2**31 elements.
+    """
+    first = tl.program_id(0).to(tl.uint64) * BLOCKS
+    number = first * PER_BLOCK + tl.arange(0, BLOCKS * PER_BLOCK).to(tl.uint64)
+    index = first + tl.arange(0, BLOCKS).to(tl.uint64)
+    per_row = per_row.to(tl.uint64)
+    if ONE_KEY:  # no division, and stores of whole vectors
+        seed = tl.load(keys) + tl.zeros(index.shape, tl.uint64)
+        return seed, tl.load(keys + 1) + index, number, number < per_row
+    else:
+        blocks_per_row = (per_row + (PER_BLOCK - 1)) // PER_BLOCK
+        row = index // blocks_per_row
+        index = index - row * blocks_per_row
+        exists = row < rows.to(tl.uint64)
+        seed = tl.load(keys + 2 * row, mask=exists, other=0)
+        offset = tl.load(keys + 2 * row + 1, mask=exists, other=0)
+        in_row = repeated(index, PER_BLOCK) * PER_BLOCK + number % PER_BLOCK
+        place = repeated(row, PER_BLOCK) * per_row + in_row
+        return seed, offset + index, place, (in_row < per_row) & repeated(exists, PER_BLOCK)
+
+
+# Logarithm, cosine, sine and the normal transform: the Triton forms of `samebits.random._cpu.elementary`.
+#
+# The coefficients are that module's own, and so is every operation and its order. A GPU has three ways to
+# leave IEEE arithmetic, and each is closed: contraction to fused multiply-adds (`enable_fp_fusion=False` at
+# the launch), float32 division by an approximate reciprocal (`div_rn`), and an approximate float32 square
+# root (`sqrt_rn`). Triton's float64 division and square root are always rounded to nearest.
+
+
+def constant(number):
+    """A number that kernels may name."""
+    return tl.constexpr(float(number))
+
+
+def constants(numbers):
+    """As `constant`, of several."""
+    return tl.constexpr(tuple(float(number) for number in numbers))
+
+
+_ATANH, _COS_64, _SIN_64 = constants(cpu._ATANH), constants(cpu._COS), constants(cpu._SIN)
+_LOG_32, _COS_32, _SIN_32 = constants(cpu.LOG_32), constants(cpu.COS_32), constants(cpu.SIN_32)
+_LN2_64, _ROUND_BIT_64 = constant(cpu._LN2), constant(cpu._ROUND_BIT)
+_LN2_HIGH_32, _LN2_LOW_32 = constant(cpu.LN2_HIGH_32), constant(cpu.LN2_LOW_32)
+_ROUND_BIT_32 = constant(cpu.ROUND_BIT_32)
+_MANTISSA_64, _SQRT_HALF_64 = tl.constexpr(int(cpu._MANTISSA)), tl.constexpr(int(cpu._SQRT_HALF_BITS))
+_MANTISSA_32, _SQRT_HALF_32 = tl.constexpr(int(cpu.MANTISSA_32)), tl.constexpr(int(cpu.SQRT_HALF_BITS_32))
+
+
+@triton.constexpr_function
+def _number_of(constants):
+    return len(constants)
+
+
+@triton.jit
+def polynomial(x, C: tl.constexpr):
+    """Horner's scheme, the coefficient of the highest power first, in the dtype of x."""
+    y = tl.full(x.shape, C[0], x.dtype)
+    for k in tl.static_range(1, _number_of(C)):
+        y = y * x + C[k]
+    return y
+
+
+@triton.jit
+def log(u):
+    """The natural logarithm of normal positive numbers."""
+    if u.dtype == tl.float64:
+        return _log_64(u)
+    else:
+        return _log_32(u)
+
+
+@triton.jit
+def _log_64(u):
+    above = u.to(tl.int64, bitcast=True) - _SQRT_HALF_64
+    exponent = (above >> 52).to(tl.float64)
+    m = ((above & _MANTISSA_64) + _SQRT_HALF_64).to(tl.float64, bitcast=True)
+    s = (m - 1.0) / (m + 1.0)
+    return exponent * _LN2_64 + 2.0 * s * polynomial(s * s, _ATANH)
+
+
+@triton.jit
+def _log_32(u):
+    above = u.to(tl.int32, bitcast=True) - _SQRT_HALF_32
+    exponent = (above >> 23).to(tl.float32)
+    f = ((above & _MANTISSA_32) + _SQRT_HALF_32).to(tl.float32, bitcast=True) - 1.0
+    z = f * f
+    rest = (polynomial(f, _LOG_32) * f) * z + exponent * _LN2_LOW_32 - 0.5 * z
+    return (f + rest) + exponent * _LN2_HIGH_32
+
+
+@triton.jit
+def cos_sin(turns):
+    """The cosine and sine of 2 pi turns."""
+    if turns.dtype == tl.float64:
+        shifted = 4.0 * turns + _ROUND_BIT_64
+        quarter = shifted.to(tl.int64, bitcast=True).to(tl.int32)
+        r = turns - 0.25 * (shifted - _ROUND_BIT_64)
+        c = polynomial(r * r, _COS_64)
+        s = polynomial(r * r, _SIN_64) * r
+    else:
+        shifted = 4.0 * turns + _ROUND_BIT_32
+        quarter = shifted.to(tl.int32, bitcast=True)
+        r = turns - 0.25 * (shifted - _ROUND_BIT_32)
+        c = polynomial(r * r, _COS_32)
+        s = polynomial(r * r, _SIN_32) * r
+    odd = (quarter & 1) != 0
+    cos = tl.where(odd, s, c)
+    sin = tl.where(odd, c, s)
+    return tl.where(((quarter + 1) & 2) != 0, negated(cos), cos), tl.where(
+        (quarter & 2) != 0, negated(sin), sin
+    )
+
+
+@triton.jit
+def negated(x):
+    """-x by its bit: Triton's own minus is 0 - x, which makes 0 of 0 where the CPU makes -0."""
+    if x.dtype == tl.float64:
+        return (x.to(tl.uint64, bitcast=True) ^ 0x8000000000000000).to(tl.float64, bitcast=True)
+    else:
+        return (x.to(tl.uint32, bitcast=True) ^ 0x80000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sqrt(x):
+    """The square root, rounded to nearest."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def divided(x, y):
+    """x / y, rounded to nearest."""
+    if x.dtype == tl.float64:
+        return x / y
+    else:
+        return tl.div_rn(x, y)
+
+
+@triton.jit
+def box_muller(u, v):
+    """Two independent standard normal numbers from uniforms 0 < u, v <= 1."""
+    radius = sqrt(-2.0 * log(u))
+    cos, sin = cos_sin(v)
+    return radius * cos, radius * sin

@@ -1,1 +1,0 @@
-"""Training runs in separate processes, for parts that compare the bits of two processes."""

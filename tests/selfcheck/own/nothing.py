@@ -1,3 +1,0 @@
-from samebits.selfcheck import Part
-
-PART = Part("nothing", "a part without cases", 1, list)
