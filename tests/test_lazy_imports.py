@@ -105,13 +105,13 @@ def test_every_part_works_after_a_bare_import(python):
     out = python(
         "import samebits\n"
         "print(samebits.checkpoint.list_commits.__name__, samebits.testing.run_and_kill.__name__,\n"
-        "      samebits.replica.analyze.__name__, samebits.audit._diff.first_difference.__name__, samebits.data.check.__name__)\n"
+        "      samebits.replica.analyze.__name__, samebits.audit._first_difference.__name__, samebits.data.check.__name__)\n"
     ).stdout
     assert out.split() == [
         "list_commits",
         "run_and_kill",
         "analyze",
-        "samebits.audit._diff.first_difference",
+        "samebits.audit._first_difference",
         "check",
     ]
 

@@ -61,19 +61,8 @@ __version__ = _context.VERSION
 __getattr__, __dir__ = attach(
     __name__,
     [
-        *(
-            "_digest",
-            "_native",
-            "audit",
-            "callbacks",
-            "checkpoint",
-            "cli",
-            "data",
-            "determinism",
-            "errors",
-            "nn",
-        ),
-        *("random", "replica", "rounding", "state", "testing", "train", "trainer"),
+        *("_digest", "_native", "audit", "callbacks", "checkpoint", "cli", "data", "determinism", "errors"),
+        *("nn", "random", "replica", "rounding", "state", "testing", "train", "trainer"),
     ],
     {
         "Epoch": "samebits.train",

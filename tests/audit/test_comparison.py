@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from samebits.audit._diff.comparison import compare
-from samebits.audit._record.read_record import read_record
-from samebits.audit._record.record_file import RecordFile
+from samebits.audit._comparison import compare
+from samebits.audit._record.record_file import RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording
 
 FAILED, OTHER, KILLED = ValueError("no"), SystemExit(3), "killed"

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from samebits.audit._child.launch_spec import LaunchSpec
-from samebits.audit._diff.first_difference import first_difference, read_record
+from samebits.audit._first_difference import first_difference
+from samebits.audit._record.record_file import read_record
 
 AS_PYTHON = """
 import dataclasses, multiprocessing, os, pickle, random, sys

@@ -11,9 +11,8 @@ import torch
 import samebits.data
 import samebits.random
 import samebits.replica
-from samebits.audit._diff.first_difference import first_difference, unstable
-from samebits.audit._record.read_record import read_record
-from samebits.audit._record.record_file import RecordFile
+from samebits.audit._first_difference import first_difference, unstable
+from samebits.audit._record.record_file import RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.callbacks import Callback
 from samebits.errors import RecordError

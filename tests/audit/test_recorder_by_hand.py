@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import samebits.random
-from samebits.audit._diff.first_difference import first_difference
-from samebits.audit._record.read_record import read_record
-from samebits.audit._record.record_file import RecordFile
+from samebits.audit._first_difference import first_difference
+from samebits.audit._record.record_file import RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, StopScript, recording
 from samebits.train import Run
 

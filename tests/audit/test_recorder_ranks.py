@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.audit._diff.difference import Difference
-from samebits.audit._diff.first_difference import earliest
-from samebits.audit._record.read_record import read_ranks
-from samebits.audit._record.record_file import RecordFile, folder_of_process
+from samebits.audit._comparison import earliest
+from samebits.audit._first_difference import Difference
+from samebits.audit._record.record_file import RecordFile, folder_of_process, read_ranks
 from samebits.audit._record.recorder import Recorder, recording
-from samebits.audit._verify.baseline_comparison import BaselineComparison
-from samebits.audit._verify.baseline_facts import facts_of
+from samebits.audit._verify.baseline import BaselineComparison, facts_of
 from samebits.audit._verify.check_plan import checks_after
 
 

@@ -15,8 +15,7 @@ import numpy
 import pytest
 import torch
 
-from samebits.audit._verify.busy_processes import busy_processes
-from samebits.audit._verify.check_process import CheckEnvironment
+from samebits.audit._verify.check_process import CheckEnvironment, busy_processes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -448,7 +447,7 @@ def test_busy_processes_end_with_their_block_and_with_their_parent():
     with busy_processes():
         assert comes_to(cores, own)
     assert not running(own)
-    code = "from samebits.audit._verify.busy_processes import *\nwith busy_processes():\n    input()"
+    code = "from samebits.audit._verify.check_process import *\nwith busy_processes():\n    input()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert comes_to(cores, parent.pid)
     parent.kill()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from samebits.audit._diff.first_difference import Difference
-from samebits.audit._verify.baseline_comparison import _without_folders
-from samebits.audit._verify.check_plan import KILL_NAMES, Check, ProcessVariation
+from samebits.audit._first_difference import Difference
+from samebits.audit._verify.baseline import _without_folders
+from samebits.audit._verify.check_plan import KILL_ROWS, MID_EPOCH, Check, ProcessVariation
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
 from samebits.audit._verify.verify_table import PLAIN_WIDTH, show
 
@@ -13,7 +13,7 @@ AGAIN = Check(
     "run-again", "run again", "hash seed, TMPDIR, the folder's path, order of directory listings, speed"
 )
 IDLE = [
-    *(Check("kill", name, does_not_apply=NO_RUN) for name in KILL_NAMES),
+    *(Check("kill", row.title, does_not_apply=NO_RUN, option=row.option) for row in KILL_ROWS),
     *(Check("workers", f"{number} loader workers", does_not_apply=NO_LOADER) for number in (0, 1, 3)),
 ]
 THREADS = [
@@ -45,7 +45,7 @@ def test_rows_that_do_not_apply_are_one_line_below(capsys):
     report, lines = printed(capsys, *rows)
     below = f"does not apply: killed and resumed ({NO_RUN}), loader workers ({NO_LOADER})"
     assert [line for line in lines if "does not apply" in line] == [below]
-    assert not any(name in "".join(cells(lines)) for name in (*KILL_NAMES, "loader"))
+    assert not any(name in "".join(cells(lines)) for name in (*(row.title for row in KILL_ROWS), "loader"))
     assert [row["check"] for row in report.to_dict()["rows"]] == [
         row.check.name for row in rows
     ]  # JSON has all
@@ -109,7 +109,7 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
 
 def test_a_required_check_that_is_not_proven_fails_the_verdict():
     """`--require`: a group that applies and is equal satisfies it; one that does not apply, was left out, or is only measured does not."""
-    kill = Check("kill", KILL_NAMES[0], processes=(ProcessVariation(),))
+    kill = Check("kill", MID_EPOCH.title, processes=(ProcessVariation(),), option=MID_EPOCH.option)
     idle = Check("workers", "0 loader workers", does_not_apply="the script makes no loader")
     measured = Check("threads", "1 thread", promised=False)
     rows = (CheckRow(AGAIN, 8), CheckRow(kill, 8), CheckRow(idle), CheckRow(measured, 8))

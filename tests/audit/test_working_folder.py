@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from samebits.audit._diff.first_difference import Difference
+from samebits.audit._first_difference import Difference
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.child_processes import scratch_folder
-from samebits.audit._verify.folder.copies_and_links import FEW_BYTES, MOST_BYTES, Links, WrittenError
-from samebits.audit._verify.folder.overlay import Overlay
-from samebits.audit._verify.hints import cure_of
+from samebits.audit._verify.verify_report import cure_of
+from samebits.audit._verify.working_folder import FEW_BYTES, MOST_BYTES, Links, Overlay, WrittenError
 from samebits.errors import VerifyError
 
 ALONE = [sys.executable, "-I", "-S"]
@@ -270,8 +269,8 @@ def test_only_an_overlay_of_a_user_refuses_to_rename_a_folder_and_the_launcher_r
     """`os.rename` of a folder that was there works by copying; an error between true devices stays one."""
     program = "import os; os.rename('runs', 'moved'); print(os.listdir('moved/x'))"
     copying = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src/samebits/audit/_child')!r});"
-        "import folder_renames; context = folder_renames.rename_folders_by_copy(); context.__enter__()\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src/samebits/audit/_verify')!r});"
+        "import mounts; context = mounts.rename_folders_by_copy(); context.__enter__()\n"
     )
     with view(project, "user") as (_, run):
         with pytest.raises(AssertionError, match="cross-device"):
@@ -290,7 +289,7 @@ def test_a_mount_below_the_folder_is_seen_and_protected_too(project):
 import os, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from samebits.audit._verify.folder.overlay import Overlay
+from samebits.audit._verify.working_folder import Overlay
 import ctypes, subprocess
 libc = ctypes.CDLL(None)
 assert libc.unshare(0x20000) == 0

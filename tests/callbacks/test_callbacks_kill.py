@@ -11,8 +11,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.audit._record.read_record import read_record
-from samebits.audit._record.record_file import RecordFile
+from samebits.audit._record.record_file import RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.callbacks import (
     CSVLogger,

@@ -18,7 +18,7 @@ from samebits.checkpoint._store import CommitStore
 
 DIGEST = "c3e11f52749e9fafc9b78d26bb751abf"
 TABLE = f"""
-from samebits.audit._diff.first_difference import Difference
+from samebits.audit._first_difference import Difference
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.verify_report import CheckRow as Row, VerifyReport as Report
 from samebits.audit._verify.verify_table import show

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from op_testing import numbers, replaced
 from samebits._digest import of_value
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 from samebits.determinism._machine_invariant.linear_ops import convolution
 from samebits.determinism._machine_invariant.linear_ops.convolution import _TYPES
 

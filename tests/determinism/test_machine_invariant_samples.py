@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 pytest.importorskip("expecttest", reason="torch's samples import it")
 

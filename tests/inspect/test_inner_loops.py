@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 
 SEEN = []
 
@@ -21,7 +21,7 @@ class Steps:
     def __next__(self):
         frame = sys._getframe(1)
         SEEN.append(
-            (set(loop_locals.of_frames(frame)[0]), loop_locals.carried_if_an_inner_loop_is_empty(frame))
+            (set(carried_locals.of_frames(frame)[0]), carried_locals.carried_if_an_inner_loop_is_empty(frame))
         )
         self.count -= 1
         if self.count < 0:

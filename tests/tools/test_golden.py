@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 QUICK = ("layers", "rounding", "steps", "commits", "recurrent")
 """Sections of the text of a CPU that a test computes anew: half a minute of one core."""

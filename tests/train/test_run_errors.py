@@ -343,7 +343,7 @@ def test_unseeded_runs_are_refused_under_the_switch_and_warned_about_otherwise(p
         "print(run.state.drawn)\n"
     )
     refused = python(source, "a", "on", code=1)
-    assert "UnseededError: Run: no seed was set" in refused.stderr
+    assert "UnseededError: Run begins under op determinism, and no seed was set" in refused.stderr
     warned = python(source, "b", "off")
     assert "no seed was set" in warned.stderr
     assert python(source, "b", "off").stdout == warned.stdout

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.audit._child.kill import Killer
+from samebits.audit._child.variations import Killer
 from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
 from trainer_metric import Correct
 

@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from samebits._inspect._program import bytecode
-from samebits._inspect.attributes import attributes_of, defaults_of, own_names
+from samebits._inspect.object_parts import attributes_of, defaults_of, own_names
 from samebits._inspect.rng_states import PROCESS_GENERATORS, RESTORABLE
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import owner_of_module

@@ -150,7 +150,8 @@ def stand_in(original: Any, call: Callable[..., Any], **attributes: Any) -> Any:
     """
     if isinstance(original, FunctionType):
         return functools.wraps(original)(call)
-    kind = _DescriptorStandIn if hasattr(type(original), "__get__") and _is_unbound(original) else _StandIn
+    is_unbound = getattr(original, "__self__", None) is None
+    kind = _DescriptorStandIn if hasattr(type(original), "__get__") and is_unbound else _StandIn
     # in a class of its own, so that no frame is added to a call
     return type(kind.__name__, (kind,), {"__call__": staticmethod(call)})(original, attributes)
 
@@ -162,10 +163,6 @@ def is_stand_in(value: Any) -> bool:
 
 def _original(value: Any) -> Any:
     return object.__getattribute__(value, "_samebits")[0]
-
-
-def _is_unbound(original: Any) -> bool:
-    return getattr(original, "__self__", None) is None
 
 
 def _deep_copy(replacement: Any, original: Any, memo: dict[int, Any]) -> Any:

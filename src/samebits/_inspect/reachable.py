@@ -2,24 +2,135 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import functools
 import itertools
 import operator
 import types
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits._inspect.actions import action_of, thorough_action_of
-from samebits._inspect.attributes import attributes_of, defaults_of, own_names
-from samebits._inspect.leaf_hashes import ENDS, ITEMS, both_ends, numbers, of_array, of_ends, of_tensor
-from samebits._inspect.library_objects import reader_of
-from samebits._inspect.rng_states import of_generator
+from samebits import _digest as digest
+from samebits._inspect.object_parts import attributes_of, defaults_of, own_names, reader_of
+from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
+
+_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
+_ITERATORS = (
+    types.GeneratorType,
+    _BaseDataLoaderIter,
+    *{type(iter(empty)) for empty in ([], (), range(0), {}, {}.values(), {}.items(), set(), "")},
+    enumerate,
+    zip,
+    map,
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def action_of(kind: type) -> str | None:
+    """The method of `Walk` for values of a type; None: they are not looked at."""
+    if issubclass(kind, _SKIPPED):
+        return None
+    for bases, action in _ACTIONS:
+        if issubclass(kind, bases):
+            return action
+    if is_user_type(kind):
+        return "attributes"
+    if issubclass(kind, torch.utils.data.Sampler):
+        return "sampler"
+    if issubclass(kind, Iterator) and kind.__module__.startswith("samebits.data"):
+        return "iterator"
+    if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
+        return None
+    return "stateful" if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def thorough_action_of(kind: type) -> str | None:
+    """The same for a thorough walk."""
+    if issubclass(kind, type):
+        return "user_class"
+    return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
+
+
+_ACTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.Tensor, "tensor"),
+    ((np.ndarray, np.generic), "array"),
+    (GENERATORS, "generator"),
+    (types.FunctionType, "function"),
+    (types.MethodType, "method"),
+    (torch.utils.data.DataLoader, "loader"),
+    (dict, "mapping"),
+    ((list, tuple), "sequence"),
+    (collections.deque, "ends"),
+    ((set, frozenset), "set"),
+    (itertools.count, "counter"),
+    (_ITERATORS, "iterator"),
+    (torch.nn.Module, "module"),
+    ((types.SimpleNamespace, argparse.Namespace), "attributes"),
+)
+
+
+ITEMS = 16
+"""Items of a container that are followed one by one; of longer ones the length and both ends count."""
+ENDS = 128
+_LARGE = 1 << 16
+"""Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
+
+
+def both_ends(value: Any) -> list[Any]:
+    """The items of a sequence; of a long one the first and the last."""
+    return list(value) if len(value) <= 2 * ENDS else [*value[:ENDS], *value[-ENDS:]]
+
+
+def of_ends(value: Any) -> bytes:
+    """Hash of a sequence of plain values."""
+    return plain([len(value), type(value).__name__, *both_ends(value)])
+
+
+def numbers(length: int) -> range | list[int]:
+    """The items of a sequence that are followed."""
+    return range(length) if length <= ITEMS else [*range(ITEMS // 2), *range(length - ITEMS // 2, length)]
+
+
+_VERSIONS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+_HASHED: dict[int, tuple[int, int, bytes]] = {}
+
+
+def of_tensor(value: torch.Tensor) -> bytes:
+    """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
+    if value.numel() * value.element_size() <= _LARGE or value.is_inference():
+        return leaf(value)
+    now = (value._version, value.data_ptr())
+    if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
+        return _HASHED[id(value)][2]
+    hashed = leaf(value)
+    _VERSIONS[id(value)] = value
+    _HASHED[id(value)] = (*now, hashed)
+    return hashed
+
+
+def of_array(value: np.ndarray) -> bytes:
+    """Hash of an array; of a large one of shape, type and 4,096 elements spread over it."""
+    if value.nbytes <= _LARGE:
+        return leaf(value)
+    step = max(1, value.size // 4096)
+    sample: Any = np.ascontiguousarray(
+        value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
+    )
+    if sample.dtype.kind == "O":
+        return plain(value.shape)
+    return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))
+
 
 MAX_LEAVES = 300
 DEPTH = 5
@@ -30,18 +141,43 @@ _OF_CLASSES = (
 )  # fmt: skip
 
 
-class Walk:
-    """One walk over objects, which reads each object once."""
+class Walk(ABC):
+    """One walk over objects, which reads each object once.
 
-    most = MAX_LEAVES
-    thorough = False
-    """If True, the walk includes all in a function's cells and defaults, a class's attributes, and the library's objects."""
+    A subclass says what is kept of a value (`add`), what is done on the way to it (`value`, `part`), and which method reads
+    the values of a type (`action`). The methods that read are final.
 
-    def __init__(self) -> None:
+    Args:
+        most: the number of leaves after which nothing more is read.
+        thorough: reads all in a function's cells and defaults, a class's attributes, and the library's objects, too.
+    """
+
+    def __init__(self, most: int = MAX_LEAVES, *, thorough: bool = False) -> None:
+        self.most = most
+        self.thorough = thorough
         self.names: list[str] = []
-        self.hashes: list[bytes] = []
         self._seen: set[int] = set()
         self._given: set[int] = set()
+
+    @abstractmethod
+    def add(self, path: str, hashed: bytes) -> None:
+        """Keeps one leaf."""
+
+    @abstractmethod
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Walks any value: `read`, and what the subclass does before and after."""
+
+    @abstractmethod
+    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
+        """Walks a value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
+
+    @abstractmethod
+    def action(self, kind: type) -> str | None:
+        """Returns the name of the method for values of a type; None if they are not read."""
+
+    @abstractmethod
+    def key(self, key: Any, number: int) -> str:
+        """Returns the text of the key of a dict's item in a path; `number`: the item's, in the order of the walk."""
 
     def skip(self, objects: dict[str, Any]) -> None:
         """Notes the objects given to `Run`, which have their own components: only what a state_dict leaves out is walked."""
@@ -50,25 +186,13 @@ class Walk:
             if isinstance(thing, torch.nn.Module):
                 self._given.update(map(id, thing.modules()))
 
-    def leaves(self) -> Leaves:
-        """Returns the leaves that were found so far."""
-        return Leaves(tuple(self.names), b"".join(self.hashes))
-
-    def action(self, kind: type) -> str | None:
-        """Returns the name of the method for values of a type; None if they are not read."""
-        return thorough_action_of(kind) if self.thorough else action_of(kind)
-
-    def _add(self, path: str, hashed: bytes) -> None:
-        self.names.append(path)
-        self.hashes.append(hashed)
-
-    def value(self, path: str, value: Any, depth: int) -> None:
-        """Walks any value by the method for its type."""
+    def read(self, path: str, value: Any, depth: int) -> None:
+        """Reads any value by the method for its type."""
         kind = type(value)
         if len(self.names) >= self.most:
             return
         if kind in PLAIN:
-            self._add(path, plain(value))
+            self.add(path, plain(value))
             return
         action = self.action(kind)
         if action is None or id(value) in self._seen or depth > DEPTH:
@@ -76,42 +200,34 @@ class Walk:
         self._seen.add(id(value))
         getattr(self, action)(path, value, depth)
 
-    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
-        """Walks a value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
-        self.value(path, value, depth)
-
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds one leaf."""
-        self._add(path, of_tensor(value))
+        self.add(path, of_tensor(value))
 
     def array(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf."""
-        self._add(path, of_array(value))
+        self.add(path, of_array(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
         if id(value) not in self._given:
-            self._add(path, of_generator(value) or b"")
+            self.add(path, of_generator(value) or b"")
 
     def mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
         """Walks a dict's keys and some items; one leaf if it is long and plain; of a very long one the length."""
         pairs = list(dict.items(value))  # not the methods of a user's subclass
         if len(pairs) > ITEMS and {type(item) for _, item in pairs} <= PLAIN:
-            self._add(path, of_ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
+            self.add(path, of_ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
             return
         if len(pairs) > 4 * ITEMS:
-            self._add(f"{path}.keys()", plain(len(pairs)))
+            self.add(f"{path}.keys()", plain(len(pairs)))
             return
         hashed = sorted(((leaf(key), key, item) for key, item in pairs), key=operator.itemgetter(0))
-        self._add(
+        self.add(
             f"{path}.keys()", plain([own for own, _, _ in hashed])
         )  # filled in another order after a resume
         for number, (_, key, item) in enumerate(hashed[:ITEMS]):
             self.part("item", "", f"{path}[{self.key(key, number)}]", item, depth + 1)
-
-    def key(self, key: Any, number: int) -> str:
-        """Returns the text of a key in a path."""
-        return repr(key) if type(key) in PLAIN else "..."
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf if a sequence is plain, else its length and some items."""
@@ -121,9 +237,9 @@ class Walk:
             else value
         )
         if set(map(type, both_ends(value))) <= PLAIN:
-            self._add(path, of_ends(value))
+            self.add(path, of_ends(value))
             return
-        self._add(f"len({path})", plain(len(value)))
+        self.add(f"len({path})", plain(len(value)))
         for number in numbers(len(value)):
             self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
 
@@ -133,7 +249,7 @@ class Walk:
 
     def set(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf for a set, whatever the order."""
-        self._add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
+        self.add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks the closures of the user's functions: their plain cells; if `thorough`, all cells and defaults."""
@@ -183,7 +299,7 @@ class Walk:
 
     def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
         """Adds one leaf for an `itertools.count`."""
-        self._add(path, plain(repr(value)))
+        self.add(path, plain(repr(value)))
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the attributes of a user's object, its slots included; of a module without torch's own."""
@@ -217,7 +333,7 @@ class Walk:
         except Exception:  # not usable yet; no state then
             return
         for name, hashed in itertools.islice(nested(state, path), MAX_LEAVES):
-            self._add(name, hashed)
+            self.add(name, hashed)
 
     def iterator(self, path: str, value: Any, depth: int) -> None:
         """Adds the position of an iterator: by the items left, the items yielded, or the place in a generator."""
@@ -225,23 +341,54 @@ class Walk:
             frame = value.gi_frame
             stands = {} if frame is None else frame.f_locals
             known = [item for _, item in sorted(stands.items()) if type(item) in PLAIN]
-            self._add(path, plain([-1 if frame is None else frame.f_lasti, *known]))
+            self.add(path, plain([-1 if frame is None else frame.f_lasti, *known]))
         elif hasattr(value, "position"):  # of a loader or a pipeline; which elements it gave does not count
             at = value.position
-            self._add(path, plain([at.epoch, at.delivered, repr(at.state)]))
+            self.add(path, plain([at.epoch, at.delivered, repr(at.state)]))
         elif isinstance(value, _BaseDataLoaderIter):
-            self._add(path, plain(value._num_yielded))
+            self.add(path, plain(value._num_yielded))
         elif hasattr(value, "__length_hint__"):
-            self._add(path, plain(operator.length_hint(value)))
+            self.add(path, plain(operator.length_hint(value)))
         else:  # enumerate, zip, map
             for number, item in enumerate(value.__reduce__()[1]):
                 if isinstance(item, Iterator):
                     self.value(f"{path}[{number}]", item, depth + 1)
 
 
+class LeafWalk(Walk):
+    """A walk that keeps the hash of each leaf."""
+
+    def __init__(self, most: int = MAX_LEAVES, *, thorough: bool = False) -> None:
+        super().__init__(most, thorough=thorough)
+        self.hashes: list[bytes] = []
+
+    value = Walk.read
+
+    def leaves(self) -> Leaves:
+        """Returns the leaves that were found so far."""
+        return Leaves(tuple(self.names), b"".join(self.hashes))
+
+    def add(self, path: str, hashed: bytes) -> None:
+        """Keeps the path and the hash."""
+        self.names.append(path)
+        self.hashes.append(hashed)
+
+    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
+        """Walks a value inside another."""
+        self.read(path, value, depth)
+
+    def action(self, kind: type) -> str | None:
+        """Returns the name of the method for values of a type."""
+        return thorough_action_of(kind) if self.thorough else action_of(kind)
+
+    def key(self, key: Any, number: int) -> str:
+        """Returns the key itself if it is plain."""
+        return repr(key) if type(key) in PLAIN else "..."
+
+
 def leaves_in(name: str, value: Any) -> Leaves:
     """Returns the leaves of a walk from one value."""
-    walk = Walk()
+    walk = LeafWalk()
     walk.value(name, value, 0)
     return walk.leaves()
 

@@ -11,17 +11,17 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from samebits._inspect.hooks import hooks_of
+from samebits._inspect.object_parts import own_names
 from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import is_user_type, owner_of_file
 
 Structure = Mapping[str, Any]
 """What is compared, by name, of one module or of the process: plain values only."""
-_OWN = frozenset(vars(torch.nn.Module()))
 _HOOKS = "hooks"
 _CLASS = "class"
 ENVIRON = "os.environ["
@@ -52,7 +52,7 @@ def _of_module(module: torch.nn.Module) -> Structure:
     found: dict[str, Any] = {_CLASS: _name_of(kind)}
     torchs = kind.__module__.startswith("torch.nn.modules.")
     own = vars(module)
-    for name in own.keys() - _OWN:
+    for name in own.keys() - own_names(torch.nn.Module):
         value = own[name]
         if isinstance(value, _FUNCTIONS):
             found[name] = described(value)
@@ -130,3 +130,18 @@ def _listed(names: Iterable[str]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value!r:.60}"
+
+
+def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
+    """Yields the user's functions and objects that a module calls, or the backward through its parameters."""
+    holders = [
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    ]
+    holders += [p._backward_hooks for p in module._parameters.values() if p is not None and p._backward_hooks]
+    for hook in itertools.chain.from_iterable(holder.values() for holder in holders):
+        code = getattr(hook, "__code__", None)
+        if is_user_type(type(hook)) if code is None else owner_of_file(code.co_filename) == "user":
+            yield hook

@@ -27,8 +27,6 @@ _FRAMEWORK = ("torch", "triton", "numpy")
 INSTALLED = ("framework", "installed")
 _LIBRARIES = ("framework", "installed", "standard")
 _PASSED_OVER = ("samebits", "framework", "standard")
-_HOLDERS = ("samebits.callbacks", "samebits.trainer._trainer")
-"""Modules of samebits whose objects hold the user's objects."""
 _SITE = re.compile(r".*[/\\](site|dist)-packages(?=[/\\])")
 _BACKWARD = "_engine_run_backward"
 """The one function of torch (torch/autograd/graph.py) that every backward goes through."""
@@ -65,8 +63,10 @@ _FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
 @functools.lru_cache(maxsize=65_536)  # more than a large program imports; each miss asks the disk
 def owner_of_file(file: str) -> Owner:
     """Returns the owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
+    if file.startswith("<eval_with_key>"):  # the code of torch's graphs
+        return "framework"
     if file.startswith("<"):
-        return "standard" if file.startswith("<frozen") else _of_generated(file)
+        return "standard" if file.startswith("<frozen") else "user"
     path = _real_path(file)
     owner: Owner = next((owner for owner, folders in _FOLDERS if path.startswith(folders)), "user")
     return "installed" if owner == "user" and _is_in_another_site(path, os.path.abspath(file)) else owner
@@ -94,11 +94,6 @@ def _is_in_another_site(path: str, name: str) -> bool:
     sites = [site[0] for site in (_SITE.match(path), _SITE.match(name)) if site]
     is_below_one = _SITE.match(path) is not None
     return is_below_one and not {*sys.path, *map(os.path.realpath, sys.path)}.isdisjoint(sites)
-
-
-def _of_generated(file: str) -> Owner:
-    """Returns the owner of generated code: torch calls the code of its graphs `<eval_with_key>.3`."""
-    return "framework" if file.startswith("<eval_with_key>") else "user"
 
 
 def owner_of_module(name: str) -> Owner | None:
@@ -134,8 +129,12 @@ def is_library(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_user_type(kind: type) -> bool:
-    """Returns True if instances of `kind` are the user's own objects, or samebits' holders of them."""
-    return kind.__module__.startswith(_HOLDERS) or owner_of_module(kind.__module__) == "user"
+    """Returns True if instances of `kind` are the user's own objects, or samebits' holders of them.
+
+    A class of samebits whose objects hold the user's says so by `__holds_user_objects__`.
+    """
+    owner = owner_of_module(kind.__module__)
+    return owner == "user" or (owner == "samebits" and hasattr(kind, "__holds_user_objects__"))
 
 
 def calling_frame() -> FrameType:
@@ -208,3 +207,23 @@ def _waiting_for_backward() -> FrameType | None:
                 return _outside(frame)
             frame = frame.f_back
     return None
+
+
+_OUTPUT = frozenset(
+    """tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim swanlab loguru structlog matplotlib
+    seaborn plotly bokeh altair PIL imageio pandas polars pyarrow tabulate colorama click typer omegaconf hydra yacs absl
+    tokenizers sentencepiece tiktoken regex requests urllib3 fsspec huggingface_hub filelock psutil GPUtil pynvml
+    prometheus_client google IPython ipykernel pytest _pytest hypothesis sympy numba llvmlite triton cv2""".split()  # noqa: SIM905
+)
+"""Packages that write what others compute, read files, or compile: what their objects count reaches no weight."""
+
+
+@functools.lru_cache(maxsize=4096)
+def may_hold_state(kind: type) -> bool:
+    """Returns True if instances of a class are of an installed package, and may hold state that training reads.
+
+    torch, NumPy, Python's library and samebits have readers of their own.
+    """
+    if owner_of_module(kind.__module__) != "installed":
+        return False
+    return kind.__module__.partition(".")[0] not in _OUTPUT

@@ -14,7 +14,6 @@ from samebits._native.lazy_kernel import kernel as kernel
 
 if TYPE_CHECKING:
     from samebits._native import compilation as compilation
-    from samebits._native import vector_types as vector_types
     from samebits._native.compilation import carray as carray
     from samebits._native.compilation import cgutils as cgutils
     from samebits._native.compilation import ir as ir
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["compilation", "vector_types"],
+    ["compilation"],
     {
         "carray": "samebits._native.compilation",
         "cgutils": "samebits._native.compilation",

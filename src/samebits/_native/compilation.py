@@ -3,15 +3,17 @@
 Imported by the first call of a kernel, since Numba takes 0.3 s; definitions of kernels are in `lazy_kernel`.
 Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
 nothing to replace; no prange and no threads, so that it may be called after a fork.
+The type of a vector has its number of lanes in a kernel's definition; LLVM cuts it into what the machine has.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ from numba.core.caching import _Cache
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.datamodel.models import PrimitiveModel
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic as intrinsic
-from numba.extending import typeof_impl
+from numba.extending import lower_builtin, register_model, typeof_impl
 
 from samebits._context import cache_root
 from samebits._native.lazy_kernel import Deferred, compilation_lock
@@ -176,3 +180,51 @@ def external(name: str, address: int | None, result: str, arguments: Sequence[st
 def _type_of_deferred(value: Deferred, context: Any) -> Any:
     """Types a part that a kernel names as an attribute of a module (`float16.to_float16`), which `with_compiled_globals` cannot see."""
     return typeof_impl(value.get(), context)
+
+
+class VectorType(types.Type):
+    """Some lanes of one scalar type."""
+
+    def __init__(self, element: Any, lanes: int) -> None:
+        self.element = element
+        self.lanes = lanes
+        super().__init__(name=f"vector({element} x {lanes})")
+
+
+@register_model(VectorType)
+class _VectorModel(PrimitiveModel):
+    """A vector is LLVM's vector, in registers and in memory."""
+
+    def __init__(self, manager: Any, vector: Any) -> None:
+        element = manager.lookup(vector.element).get_value_type()
+        super().__init__(manager, vector, ir.VectorType(element, vector.lanes))
+
+
+@cache
+def vector(element: str, lanes: int) -> VectorType:
+    """Returns the type of that many lanes of a type of that name in Numba."""
+    return VectorType(getattr(types, element), lanes)
+
+
+def _arithmetic(operation: Any, build: Callable[[Any], Any]) -> None:
+    """Gives vectors an operator, lane by lane."""
+
+    class _OfVectors(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and isinstance(args[0], VectorType) and args[0] == args[1]:
+                return signature(args[0], *args)
+            return None
+
+    register: Any = infer_global
+    register(operation)(_OfVectors)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return build(builder)(*args)
+
+    lower_builtin(operation, VectorType, VectorType)(lower)
+
+
+_arithmetic(operator.add, lambda builder: builder.fadd)
+_arithmetic(operator.sub, lambda builder: builder.fsub)
+_arithmetic(operator.mul, lambda builder: builder.fmul)
+_arithmetic(operator.truediv, lambda builder: builder.fdiv)

@@ -1,6 +1,7 @@
 """Instructions on vectors of 16 lanes, in kernels: the same lanes on every machine, so that their bits are the same.
 
-`+ - * /` work on vectors lane by lane; `vector_memory` reads and writes them.
+`+ - * /` work on vectors lane by lane. In memory, a part of a vector is its first lanes: no memory beyond them is touched,
+and the other lanes are zero. bfloat16 and float16 are read as float32, and rounded to nearest even when they are written.
 """
 
 from __future__ import annotations
@@ -10,22 +11,247 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native.lazy_kernel import Deferred, instruction
-from samebits._native.vector_memory import LANES, call, first_lanes, named, suffix_of, vector_of
-from samebits._native.vector_memory import LOAD as LOAD
-from samebits._native.vector_memory import LOAD_ONE as LOAD_ONE
-from samebits._native.vector_memory import LOAD_PART as LOAD_PART
-from samebits._native.vector_memory import SIZE as SIZE
-from samebits._native.vector_memory import STORE as STORE
-from samebits._native.vector_memory import STORE_ONE as STORE_ONE
-from samebits._native.vector_memory import STORE_PART as STORE_PART
-from samebits._native.vector_memory import copy_bytes as copy_bytes
-from samebits._native.vector_memory import stack as stack
+
+LANES = 16
+
+
+def named(name: str, build: Callable[..., Any]) -> Deferred:
+    """Returns the instruction that `build` makes, under a name of its own."""
+    build.__name__ = build.__qualname__ = name
+    return instruction(build)
+
+
+def vector_of(element: str) -> Any:
+    """Returns the type of a vector of 16 lanes."""
+    return native.compilation.vector(element, LANES)
+
+
+def first_lanes(builder: Any, count: Any) -> Any:
+    """Returns the lanes below `count`, as bits."""
+    ir = native.ir
+    wide = ir.VectorType(ir.IntType(32), LANES)
+    count = builder.trunc(count, ir.IntType(32))
+    one = builder.insert_element(ir.Constant(wide, ir.Undefined), count, ir.IntType(32)(0))
+    every = builder.shuffle_vector(one, one, ir.Constant(wide, [0] * LANES))
+    return builder.icmp_signed("<", ir.Constant(wide, list(range(LANES))), every)
+
+
+def call(builder: Any, name: str, result: Any, arguments: Any) -> Any:
+    """Calls an intrinsic of LLVM by its full name (`declare_intrinsic` refuses vectors)."""
+    ir, cgutils = native.ir, native.cgutils
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def suffix_of(kind: Any) -> str:
+    """Returns a vector's type as it stands in the names of LLVM's intrinsics."""
+    element = kind.element
+    bits = {"float": "f32", "double": "f64", "half": "f16"}.get(str(element)) or str(element)
+    return f"v{kind.count}{bits}"
+
+
+_MEMORY = {
+    "float32": ("float32", 4),
+    "float64": ("float64", 8),
+    "bfloat16": ("float32", 2),
+    "float16": ("float32", 2),
+}
+
+
+def _stored(memory: str) -> Any:
+    ir = native.ir
+    elements = {
+        "float32": ir.FloatType(),
+        "float64": ir.DoubleType(),
+        "bfloat16": ir.IntType(16),
+        "float16": ir.IntType(16),
+    }
+    return ir.VectorType(elements[memory], LANES)
+
+
+def _widen(builder: Any, memory: str, words: Any) -> Any:
+    ir = native.ir
+    if memory == "bfloat16":
+        wide = ir.VectorType(ir.IntType(32), LANES)
+        high = builder.shl(builder.zext(words, wide), ir.Constant(wide, [16] * LANES))
+        return builder.bitcast(high, ir.VectorType(ir.FloatType(), LANES))
+    if memory == "float16":
+        return builder.fpext(
+            builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), ir.VectorType(ir.FloatType(), LANES)
+        )
+    return words
+
+
+def _narrow(builder: Any, memory: str, value: Any) -> Any:
+    """Rounds to nearest even."""
+    ir = native.ir
+    words = ir.VectorType(ir.IntType(16), LANES)
+    if memory == "float16":
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), LANES)), words)
+    if memory == "bfloat16":
+        wide = ir.VectorType(ir.IntType(32), LANES)
+
+        def number(n: int) -> Any:
+            return ir.Constant(wide, [n] * LANES)
+
+        bits = builder.bitcast(value, wide)
+        odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, number(0x7FFF))), number(16))
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        return builder.trunc(builder.select(is_nan, number(0x7FC0), rounded), words)
+    return value
+
+
+def _load(memory: str) -> Deferred:
+    def build(typing_context: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], _stored(memory).as_pointer())
+            return _widen(builder, memory, builder.load(pointer, align=1))
+
+        return vector_of(_MEMORY[memory][0])(native.types.int64), code
+
+    return named(f"load_{memory}", build)
+
+
+def _load_part(memory: str) -> Deferred:
+    def build(typing_context: Any, address: Any, count: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir, kind = native.ir, _stored(memory)
+            pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+            one, zero = ir.IntType(32)(1), ir.Constant(kind, [0] * LANES)
+            mask = first_lanes(builder, arguments[1])
+            words = call(builder, f"llvm.masked.load.{suffix_of(kind)}.p0", kind, [pointer, one, mask, zero])
+            return _widen(builder, memory, words)
+
+        types = native.types
+        return vector_of(_MEMORY[memory][0])(types.int64, types.int64), code
+
+    return named(f"load_part_{memory}", build)
+
+
+def _store(memory: str) -> Deferred:
+    def build(typing_context: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], _stored(memory).as_pointer())
+            builder.store(_narrow(builder, memory, arguments[1]), pointer, align=1)
+            return context.get_dummy_value()
+
+        return native.types.void(native.types.int64, vector_of(_MEMORY[memory][0])), code
+
+    return named(f"store_{memory}", build)
+
+
+def _store_part(memory: str) -> Deferred:
+    def build(typing_context: Any, address: Any, value: Any, count: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir, kind = native.ir, _stored(memory)
+            pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+            mask, words = first_lanes(builder, arguments[2]), _narrow(builder, memory, arguments[1])
+            call(
+                builder,
+                f"llvm.masked.store.{suffix_of(kind)}.p0",
+                ir.VoidType(),
+                [words, pointer, ir.IntType(32)(1), mask],
+            )
+            return context.get_dummy_value()
+
+        types = native.types
+        return types.void(types.int64, vector_of(_MEMORY[memory][0]), types.int64), code
+
+    return named(f"store_part_{memory}", build)
+
+
+LOAD = {memory: _load(memory) for memory in _MEMORY}
+LOAD_PART = {memory: _load_part(memory) for memory in _MEMORY}
+STORE = {memory: _store(memory) for memory in _MEMORY}
+STORE_PART = {memory: _store_part(memory) for memory in _MEMORY}
+SIZE = {memory: size for memory, (_, size) in _MEMORY.items()}
+
+
+def stack(size: int) -> Deferred:
+    """Returns the expression for the address of that number of bytes, which live as long as the kernel's call."""
+
+    def build(typing_context: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir = native.ir
+            with builder.goto_entry_block():
+                space = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+                space.align = 64
+            return builder.ptrtoint(space, ir.IntType(64))
+
+        return native.types.int64(), code
+
+    return named(f"stack_{size}", build)
+
+
+@instruction
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copies memory from one address to another; both pieces must be apart."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        ir = native.ir
+        target, source = (builder.inttoptr(each, ir.IntType(8).as_pointer()) for each in arguments[:2])
+        call(
+            builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, arguments[2], ir.IntType(1)(0)]
+        )
+        return context.get_dummy_value()
+
+    types = native.types
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+def _load_one(memory: str) -> Deferred:
+    """The number at an address: as float32, if it is not float64."""
+
+    def build(typing_context: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir, kind = native.ir, _stored(memory).element
+            word = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            if memory == "bfloat16":
+                return builder.bitcast(
+                    builder.shl(builder.zext(word, ir.IntType(32)), ir.IntType(32)(16)), ir.FloatType()
+                )
+            if memory == "float16":
+                return builder.fpext(builder.bitcast(word, ir.HalfType()), ir.FloatType())
+            return word
+
+        return getattr(native.types, _MEMORY[memory][0])(native.types.int64), code
+
+    return named(f"load_one_{memory}", build)
+
+
+LOAD_ONE = {memory: _load_one(memory) for memory in _MEMORY}
+
+
+def _store_one(memory: str) -> Deferred:
+    """Writes a number to an address, rounded to the type of memory (a float64 first to float32, if that is smaller)."""
+
+    def build(typing_context: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            ir, kind, number = native.ir, _stored(memory).element, arguments[1]
+            if memory != "float64" and str(number.type) == "double":
+                number = builder.fptrunc(number, ir.FloatType())
+            if memory == "float16":
+                number = builder.bitcast(builder.fptrunc(number, ir.HalfType()), kind)
+            if memory == "bfloat16":
+                vector = ir.Constant(ir.VectorType(ir.FloatType(), LANES), ir.Undefined)
+                vector = _narrow(builder, memory, builder.insert_element(vector, number, ir.IntType(32)(0)))
+                number = builder.extract_element(vector, ir.IntType(32)(0))
+            builder.store(number, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return native.types.void(native.types.int64, value), code
+
+    return named(f"store_one_{memory}", build)
+
+
+STORE_ONE = {memory: _store_one(memory) for memory in _MEMORY}
 
 
 @instruction
 def splat(typing_context: Any, number: Any) -> Any:
     """Returns a vector with a number in every lane."""
-    kind = native.vector_types.vector(str(number), LANES)
+    kind = native.compilation.vector(str(number), LANES)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         ir = native.ir

@@ -6,8 +6,9 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.audit import _child as _child
-    from samebits.audit import _diff as _diff
+    from samebits.audit import _comparison as _comparison
+    from samebits.audit import _first_difference as _first_difference
     from samebits.audit import _record as _record
     from samebits.audit import _verify as _verify
 
-__getattr__, __dir__ = attach(__name__, ["_child", "_diff", "_record", "_verify"])
+__getattr__, __dir__ = attach(__name__, ["_child", "_comparison", "_first_difference", "_record", "_verify"])

@@ -96,6 +96,7 @@ class Callback:
         epoch 0 of 1
     """
 
+    __holds_user_objects__ = True
     every_rank = True
     """True if every process of a distributed training calls the hooks; False for callbacks that write files or print: rank 0 does."""
 

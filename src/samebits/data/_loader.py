@@ -10,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits._context import process
+from samebits._unseeded import no_seed
 from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
@@ -20,7 +21,7 @@ from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
 from samebits.data._rebuilt_loader import NeverRebuilt
 from samebits.data._workers.worker_pool import Workers
-from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError, UnseededError
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random._process import generator_states, seeds
 
 T_co = TypeVar("T_co", covariant=True)
@@ -165,9 +166,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         if seed is not None:
             return seed
         if process.op_determinism:
-            raise UnseededError(
-                "samebits.data.DataLoader needs a seed for its order and its elements, and none is set. "
-                "Call samebits.set_random_seed(seed) first, or pass seed=."
+            raise no_seed(
+                "samebits.data.DataLoader needs a seed for its order and its elements", instead="pass seed="
             )
         return torch.initial_seed()
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from samebits._context import process
+from samebits._unseeded import no_seed
 from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
 from samebits.data._collate.padding import PadCollate
@@ -25,7 +26,7 @@ from samebits.data._stages.sources import IterableSource, Random, Range, Source
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.data._torch_dataset import PipelineDataset
 from samebits.data._workers.serial_functions import needs_seed
-from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.errors import InvalidArgumentError
 from samebits.random._process import seeds
 
 Collate = Callable[[list[Any]], Any]
@@ -94,10 +95,7 @@ class Pipeline(Resumable):
             UnseededError: under the switch, if neither `seed` nor the process's seed is set.
         """
         if seed is None and seeds.root_seed() is None and process.op_determinism:
-            raise UnseededError(
-                "Pipeline.random() without a seed, and none is set: call samebits.set_random_seed(seed) first, or "
-                "pass seed="
-            )
+            raise no_seed("Pipeline.random() draws", instead="pass seed=")
         return cls(Random(seed))
 
     # Transformations of elements
@@ -400,9 +398,8 @@ class Pipeline(Resumable):
             return seed
         what = needs_seed(self._stage)
         if what is not None:
-            raise UnseededError(
-                f"a samebits.data.Pipeline needs a seed for {what}, and none is set. Call samebits.set_random_seed(seed) first, "
-                "or with_options(seed=...)"
+            raise no_seed(
+                f"a samebits.data.Pipeline needs a seed for {what}", instead="with_options(seed=...)"
             )
         return 0
 

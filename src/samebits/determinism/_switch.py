@@ -16,7 +16,7 @@ import torch
 from samebits._context import ACROSS, Across, OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect import user_code
 from samebits._inspect.patching import Patches
-from samebits._inspect.wrong_calls import explain_wrong_calls
+from samebits._inspect.user_call import explain_wrong_calls
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import _compile, _machine_invariant
 from samebits.determinism import _cuda_loading as cuda_loading

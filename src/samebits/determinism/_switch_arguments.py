@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from samebits._inspect.wrong_calls import WrongCall
+from samebits._inspect.user_call import WrongCall
 
 _MEANT = (
     (

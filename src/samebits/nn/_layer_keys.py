@@ -16,7 +16,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits import random
 from samebits._context import Words, process
-from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError, UnseededError
+from samebits._unseeded import no_seed
+from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError
 from samebits.nn import _activation_checkpointing as activation_checkpointing
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
@@ -284,10 +285,7 @@ def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> 
     """
     seed = seeds.root_seed() if seed is None else seed
     if seed is None:
-        raise UnseededError(
-            "samebits.nn.set_step: there is no seed. Call samebits.set_random_seed(seed) at the top of the program, or "
-            "give set_step(module, step, seed=...)."
-        )
+        raise no_seed("samebits.nn.set_step derives keys", instead="give set_step(module, step, seed=...)")
     set_key(module, int_keys.fold(int_keys.root(seed), _STEP), step)
 
 

@@ -18,7 +18,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits._context import Words, process
 from samebits._inspect.rng_states import HasRngState
-from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
+from samebits._unseeded import from_entropy
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random import _keys as keys
 from samebits.random._cpu import philox
@@ -97,9 +98,9 @@ class Generator(torch.nn.Module, HasRngState):
     def from_non_deterministic_state(cls, *, device: torch.device | str | None = None) -> Generator:
         """Returns a generator with 128 bits of the operating system. Raises `UnseededError` under op determinism."""
         if process.op_determinism:
-            raise UnseededError(
-                "Generator.from_non_deterministic_state() under op determinism: the next run would draw different "
-                "numbers. Use Generator.from_seed(seed)."
+            raise from_entropy(
+                "Generator.from_non_deterministic_state() seeds from the operating system; op determinism is on",
+                "Generator.from_seed(seed)",
             )
         seed, offset = np.frombuffer(os.urandom(16), np.uint64).tolist()
         return cls._on((seed, offset), device)

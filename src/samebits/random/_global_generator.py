@@ -9,7 +9,8 @@ import torch
 
 from samebits._context import Position, Words, process
 from samebits._inspect import rng_states
-from samebits.errors import InvalidArgumentError, UnseededError
+from samebits._unseeded import no_seed
+from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._generator import Generator
 from samebits.random._process import draw_counts, seeds
@@ -108,9 +109,9 @@ def _make_generator() -> Generator:
             device=torch.get_default_device(),
         )
     if process.op_determinism:
-        raise UnseededError(
-            "get_global_generator() under op determinism: neither a seed nor a generator is set. Call "
-            "samebits.set_random_seed(seed), or set_global_generator(Generator.from_seed(seed)), before."
+        raise no_seed(
+            "get_global_generator() makes a generator under op determinism",
+            instead="set_global_generator(Generator.from_seed(seed))",
         )
     return Generator.from_non_deterministic_state()
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect.attributes import attributes_of
+from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import restore_state, state_of
 from samebits._inspect.tree import PLAIN
 from samebits.errors import InvalidArgumentError, RunMismatchError

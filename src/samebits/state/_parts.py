@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect.attributes import attributes_of
+from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import owner_of_module

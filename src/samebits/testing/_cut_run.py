@@ -14,9 +14,8 @@ from torch.utils.data import TensorDataset
 
 from samebits._context import Observer, Position, observed, process
 from samebits._inspect.tree import of_nested
-from samebits.audit._diff.first_difference import Difference, first_difference_of_segments
-from samebits.audit._record.read_record import Record, read_record
-from samebits.audit._record.record_file import RecordFile
+from samebits.audit._first_difference import Difference, first_difference_of_segments
+from samebits.audit._record.record_file import Record, RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.callbacks import Callback
 from samebits.data import DataLoader

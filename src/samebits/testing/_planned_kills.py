@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samebits.audit._child.launch_spec import KILLS
-from samebits.audit._verify.check_plan import BaselineFacts, Kill, ProcessVariation
+from samebits.audit._child.kill_points import KILL_POINTS, Kill
+from samebits.audit._verify.check_plan import BaselineFacts, ProcessVariation
 from samebits.errors import InvalidArgumentError
 
 Place = int | str | tuple[str, int]
@@ -81,9 +81,9 @@ def _split(place: Place) -> tuple[str, int | None]:
     where, step = (
         ("body", place) if isinstance(place, int) else (place, None) if isinstance(place, str) else place
     )
-    if where not in (_RANDOM, *KILLS) or (where == _RANDOM and step is not None):
+    if where not in (_RANDOM, *KILL_POINTS) or (where == _RANDOM and step is not None):
         raise InvalidArgumentError(
-            f"run_and_kill(at={place!r}): choose 'random', a step number, one of {KILLS}, or (one of them, step)."
+            f"run_and_kill(at={place!r}): choose 'random', a step number, one of {tuple(KILL_POINTS)}, or (one of them, step)."
         )
     return where, step
 

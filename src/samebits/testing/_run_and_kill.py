@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.audit._diff.first_difference import first_difference_of_segments
-from samebits.audit._verify.baseline_facts import facts_of
+from samebits.audit._first_difference import first_difference_of_segments
+from samebits.audit._verify.baseline import facts_of
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder

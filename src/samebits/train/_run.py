@@ -16,7 +16,7 @@ import torch
 
 from samebits._arguments import require_int
 from samebits._context import Words, notify, process
-from samebits._inspect.wrong_calls import explain_wrong_calls
+from samebits._inspect.user_call import explain_wrong_calls
 from samebits.checkpoint._store import resolve
 from samebits.data._loader_state import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits._inspect.wrong_calls import WrongCall
+from samebits._inspect.user_call import WrongCall
 
 _PARTS = ("model", "loss_fn", "optimizer")
 _EPOCHS = ("epochs", "max_epochs", "num_train_epochs")
@@ -34,16 +34,14 @@ _PLACES = {
 
 def explain(call: WrongCall) -> str:
     """Returns the message for a call that does not fit the signature."""
-    given = ", ".join(
-        [*(f"<{type(arg).__name__}>" for arg in call.args), *(f"{name}=..." for name in call.named)]
-    )
+    named = (f"{name}=..." for name in call.named)
+    given = ", ".join([*(f"<{type(arg).__name__}>" for arg in call.args), *named])
     missing = [part for part in _PARTS[len(call.args) :] if part not in call.named]
     problems = [f"without {', '.join(missing)}"] if missing else []
     problems += [f"{name}: {_PLACES.get(name, 'there is no such argument')}" for name in call.unknown]
     if len(call.args) > len(_PARTS):
         problems.append("each argument after optimizer needs its name, as scheduler=scheduler")
-    if not problems:
-        problems.append("an argument is given twice")
+    problems = problems or ["an argument is given twice"]
     epochs = next((call.named[name] for name in _EPOCHS if name in call.unknown), "...")
     return (
         f"samebits.Trainer({given}): {'; '.join(problems)}. Type\n"

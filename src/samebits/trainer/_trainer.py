@@ -14,7 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from samebits._context import observed
-from samebits._inspect.wrong_calls import explain_wrong_calls
+from samebits._inspect.user_call import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._progress_bar import progress_bars
 from samebits.errors import InvalidArgumentError
@@ -84,6 +84,8 @@ class Trainer:
         >>> trainer.fit(batches, epochs=3, run_dir="run", verbose=0).epoch  # trains the third epoch only
         [0, 1, 2]
     """
+
+    __holds_user_objects__ = True
 
     @explain_wrong_calls(other_trainers.explain)
     def __init__(

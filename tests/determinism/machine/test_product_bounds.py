@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import samebits
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from op_testing import close, laid_out, layouts, numbers, over_threads
 from product_reference import bits, fma32, fma64, fma_exact, reference
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._machine_invariant.linear_ops import products
 from samebits.errors import UnimplementedError

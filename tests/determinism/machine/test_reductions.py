@@ -11,7 +11,7 @@ import exact_cases
 import machine_reductions
 from exact_reductions import EXACT, NEEDS_OURS, REFUSED
 from op_testing import replaced
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 from samebits.determinism._machine_invariant.reduction_ops import sums
 
 pytestmark = pytest.mark.slow

@@ -10,36 +10,9 @@ import ast
 import types
 from collections.abc import Iterable, Iterator
 
-from samebits._inspect._program.syntax import Scope, last_name, made_from, parameters_of, self_of, syntax_tree
+from samebits._inspect._program.call_kinds import DRAWS_OR_COPIES, FED_METHODS, LIKE, OF_SHAPE, PLAIN_TYPES
+from samebits._inspect._program.syntax import Scope, Sources, last_name, made_from, parameters_of, self_of
 
-_OF_SHAPE = frozenset(
-    "shape ndim device dtype layout is_cuda requires_grad size dim numel ndimension get_device stride".split()  # noqa: SIM905
-)
-"""Attributes and methods whose results do not depend on a tensor's numbers."""
-_LIKE = frozenset(
-    [
-        "len",
-        "isinstance",
-        "type",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "hasattr",
-    ]
-)
-"""Calls whose results depend on the kind and the shape of their arguments alone."""
-_DRAWS_OR_COPIES = frozenset(
-    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli bernoulli_
-    multinomial dropout integers standard_normal gauss rand_like randn_like randint_like normal_ uniform_ random_
-    deepcopy clone detach state_dict parameters named_parameters item""".split()  # noqa: SIM905
-)
-"""Functions that draw, and those that take a copy of what is trained."""
-_FED = frozenset(["forward", "__call__", "training_step", "on_batch_end", "__getitem__"])
-"""Methods that get a batch, or what was computed from it, and whose calls do not show their name."""
-_INT = frozenset(["int", "str", "bool", "device", "dtype", "Size"])
 _DEPTH = 6
 
 
@@ -55,10 +28,7 @@ class DataDependence:
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
-        files = sorted({code.co_filename for code in codes})
-        self._trees = [tree for tree in map(syntax_tree, files) if tree is not None]
-        self._nodes = [node for tree in self._trees for node in ast.walk(tree)]
-        self._parents = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
+        self._sources = Sources(codes)
         self._known: dict[tuple[int, str], bool] = {}
 
     def attribute(self, name: str) -> bool:
@@ -81,7 +51,7 @@ class DataDependence:
         )
 
     def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
-        for node in self._nodes:
+        for node in self._sources.nodes:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     inner = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
@@ -90,15 +60,12 @@ class DataDependence:
                 yield node.target, node.value
 
     def _scope(self, node: ast.AST) -> Scope:
-        node = self._parents[node]
-        while not isinstance(node, Scope):
-            node = self._parents[node]
-        return node
+        return self._sources.scope_around(self._sources.parents[node])
 
     def _depends(self, node: ast.AST, scope: Scope, depth: int) -> bool:
         """Returns True if the value of an expression depends on data or random numbers."""
         if isinstance(node, ast.Attribute):
-            return node.attr not in _OF_SHAPE and self._depends(node.value, scope, depth)
+            return node.attr not in OF_SHAPE and self._depends(node.value, scope, depth)
         if isinstance(node, ast.Call):
             return self._call_depends(node, scope, depth)
         if isinstance(node, ast.Name):
@@ -109,17 +76,17 @@ class DataDependence:
 
     def _call_depends(self, call: ast.Call, scope: Scope, depth: int) -> bool:
         name = last_name(call.func)
-        if name in _DRAWS_OR_COPIES:
+        if name in DRAWS_OR_COPIES:
             return not (name == "item" and not self._depends(call.func, scope, depth))
-        if name in _LIKE:
+        if name in LIKE:
             return False
-        holder = call.func.value if isinstance(call.func, ast.Attribute) and name not in _OF_SHAPE else None
+        holder = call.func.value if isinstance(call.func, ast.Attribute) and name not in OF_SHAPE else None
         arguments = [*call.args, *(one.value for one in call.keywords)]
         if any(self._depends(one, scope, depth) for one in (*arguments, *([holder] if holder else []))):
             return True
         return depth < _DEPTH and any(
-            isinstance(inner, ast.Call) and last_name(inner.func) in _DRAWS_OR_COPIES
-            for function in self._functions(name)
+            isinstance(inner, ast.Call) and last_name(inner.func) in DRAWS_OR_COPIES
+            for function in self._sources.functions.get(name, ())
             for inner in ast.walk(function)
         )
 
@@ -149,18 +116,20 @@ class DataDependence:
         """Returns True unless every call of the function gives the parameter what depends on no data."""
         assert not isinstance(scope, ast.Module)
         positions = [one.arg for one in (*scope.args.posonlyargs, *scope.args.args)]
-        own = self_of(scope, self._parents[scope])
+        own = self_of(scope, self._sources.parents[scope])
         if name == own:
             return False
         given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
         kind = next((one.annotation for one in given if one.arg == name), None)
-        if kind is not None and last_name(kind) in _INT:
+        if kind is not None and last_name(kind) in PLAIN_TYPES:
             return False
-        if isinstance(scope, ast.Lambda) or scope.name in _FED:
+        if isinstance(scope, ast.Lambda) or scope.name in FED_METHODS:
             return True
         place = positions.index(name) - bool(own) if name in positions else None
         calls = [
-            one for one in self._nodes if isinstance(one, ast.Call) and last_name(one.func) == scope.name
+            one
+            for one in self._sources.nodes
+            if isinstance(one, ast.Call) and last_name(one.func) == scope.name
         ]
         for call in calls:
             values = [one.value for one in call.keywords if one.arg in (name, None)]
@@ -175,11 +144,8 @@ class DataDependence:
             isinstance(one, ast.Attribute | ast.Name)
             and isinstance(one.ctx, ast.Load)
             and last_name(one) == name
-            for one in self._nodes
+            for one in self._sources.nodes
         )
-
-    def _functions(self, name: str) -> list[ast.FunctionDef]:
-        return [one for one in self._nodes if isinstance(one, ast.FunctionDef) and one.name == name]
 
 
 def last_name_of(scope: Scope) -> str:

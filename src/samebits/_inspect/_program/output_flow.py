@@ -12,64 +12,39 @@ import ast
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from samebits._inspect._program.call_kinds import (
+    CALCULATE,
+    COLLECTS,
+    CONTAINERS,
+    DRAWS,
+    FILLS,
+    KEEPS,
+    LIBRARIES,
+    OUTPUT,
+    QUIET,
+    READS,
+    REFLECTS,
+    TRAINED,
+    TRAINS,
+    is_arithmetic,
+    is_number,
+)
 from samebits._inspect._program.syntax import (
+    Scope,
+    Sources,
+    called,
+    is_declared_outside,
     last_name,
     made_from,
+    names_in,
     names_of,
     parameters_of,
+    root_of,
     self_of,
-    syntax_tree,
+    values_of,
 )
 
-_OUTPUT = frozenset(
-    """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
-    log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
-    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
-    hist imshow bar set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc""".split()  # noqa: SIM905
-)
-"""Names of functions and methods that bring a value out of the program and change nothing in it."""
-_COLLECTS = frozenset(
-    "append appendleft extend insert add update setdefault put push count increment".split()  # noqa: SIM905
-)
-"""Methods that put their argument into the object: its uses count."""
-_KEEPS = frozenset(["append", "appendleft", "extend", "insert", "add", "put"])
-_FILLS = frozenset(["append", "appendleft", "extend", "insert", "add", "update", "clear"])
-_CONTAINERS = frozenset(["list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"])
-_NUMBERS = frozenset(["float", "int", "len", "str", "round", "bool", "item", "tolist", "format"])
-"""Functions and methods whose results are numbers and texts."""
-_ARITHMETIC = frozenset(
-    """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr reversed round
-    set sorted str sum tuple type zip isinstance hasattr any all Counter deque defaultdict
-    namedtuple DataFrame Series""".split()  # noqa: SIM905
-)
-_LIBRARIES = frozenset(
-    "math np numpy torch statistics datetime timedelta time json os pd tabulate humanize textwrap".split()  # noqa: SIM905
-)
-_CALCULATE = frozenset(["sklearn", "scipy", "math", "statistics", "numpy"])
-_READS = frozenset(
-    """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy format join
-    split strip lower upper startswith endswith ljust rjust center zfill encode replace round total_seconds strftime isoformat
-    elapsed most_common index norm size numel dim argmax read getvalue rate perf_counter time monotonic now""".split()  # noqa: SIM905
-)
-"""Methods that return a value and change nothing."""
-_QUIET = _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"}
-_DRAWS = frozenset(
-    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli multinomial
-    dropout integers standard_normal gauss rand_like randn_like randint_like beta gamma exponential poisson seed manual_seed
-    initial_seed save load copyto put place putmask fill_diagonal""".split()  # noqa: SIM905
-)
-"""Functions of libraries that draw, or that change something."""
-_REFLECTS = frozenset(["vars", "asdict", "astuple", "getattr", "__dict__", "__getstate__"])
-_TRAINED = frozenset(["param_groups", "state", "data", "grad", "requires_grad", "weight", "bias"])
-"""Attributes of what is trained."""
-_TRAINS = frozenset(
-    ["backward", "step", "unscale_", "apply", "copy_to", "load_state_dict", "restore", "swap"]
-)
-"""Methods that change what is trained."""
-_RATES = frozenset(["lr", "momentum", "weight_decay"])
-"""Keys of numbers in an optimizer's groups."""
 _DEPTH = 40
-_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class OutputFlow:
@@ -82,35 +57,18 @@ class OutputFlow:
     """
 
     def __init__(self, codes: Iterable[types.CodeType], committed: Collection[str]) -> None:
-        files = {code.co_filename for code in codes}
-        self._trees = [tree for tree in map(syntax_tree, sorted(files)) if tree is not None]
-        self._parents = {
-            child: node
-            for tree in self._trees
-            for node in ast.walk(tree)
-            for child in ast.iter_child_nodes(node)
-        }
+        self._sources = Sources(codes)
         self._committed = frozenset(committed)
-        nodes = [node for tree in self._trees for node in ast.walk(tree)]
-        self._by_name: dict[str, list[ast.FunctionDef]] = {}
-        for node in nodes:
-            if isinstance(node, ast.FunctionDef):
-                self._by_name.setdefault(node.name, []).append(node)
-        self._bases = {
-            node.name: [last_name(base) for base in node.bases]
-            for node in nodes
-            if isinstance(node, ast.ClassDef)
-        }
-        """The names of the bases of the user's classes, by name."""
+        nodes = self._sources.nodes
         self._imported = {
             one.asname or one.name
             for node in nodes
-            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in _CALCULATE
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in CALCULATE
             for one in node.names
-        } - _DRAWS
+        } - DRAWS
         """Names of functions of libraries that only calculate."""
         self._known: dict[tuple[int, str, bool], bool] = {}
-        self._root: tuple[_Scope | None, str] = (None, "")
+        self._root: tuple[Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
 
     def variable(self, code: types.CodeType | None, name: str) -> bool:
@@ -118,7 +76,9 @@ class OutputFlow:
 
         `code`: of the function whose variable it is; None: a global variable of any of the files.
         """
-        scopes: Sequence[_Scope | None] = self._trees if code is None else [self._scope_of(code)]
+        scopes: Sequence[Scope | None] = (
+            self._sources.trees if code is None else [self._sources.scope_of(code)]
+        )
         for scope in scopes:
             self._ask(scope, name)
             if scope is None or not self._variable(scope, name, 0):
@@ -133,14 +93,15 @@ class OutputFlow:
         self._ask(None, "")
         reflects = any(
             isinstance(one, ast.Attribute | ast.Name)
-            and last_name(one) in _REFLECTS
-            and getattr(self._scope_around(one), "name", "") not in {"__str__", "__repr__", "__format__"}
-            for tree in self._trees
+            and last_name(one) in REFLECTS
+            and getattr(self._sources.scope_around(one), "name", "")
+            not in {"__str__", "__repr__", "__format__"}
+            for tree in self._sources.trees
             for one in ast.walk(tree)
         )
-        return bool(self._trees) and not reflects and self._attribute(name, 0)
+        return bool(self._sources.trees) and not reflects and self._attribute(name, 0)
 
-    def _ask(self, scope: _Scope | None, name: str) -> None:
+    def _ask(self, scope: Scope | None, name: str) -> None:
         """Begins a question. An answer inside a cycle holds for its own question alone, and so does what the root excuses."""
         self._root = scope, name
         self._known.clear()
@@ -149,24 +110,11 @@ class OutputFlow:
         """Returns True if a method of the user's class of this name mentions what a commit holds."""
         return any(
             isinstance(node, ast.ClassDef) and node.name == kind and self._mentions_committed(node)
-            for tree in self._trees
+            for tree in self._sources.trees
             for node in ast.walk(tree)
         )
 
-    def _scope_of(self, code: types.CodeType) -> _Scope | None:
-        for tree in self._trees:
-            if tree.samebits_file != code.co_filename:  # type: ignore[attr-defined]
-                continue
-            if code.co_name == "<module>":
-                return tree
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-                    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                    if first <= code.co_firstlineno <= node.lineno:
-                        return node
-        return None
-
-    def _variable(self, scope: _Scope, name: str, depth: int) -> bool:
+    def _variable(self, scope: Scope, name: str, depth: int) -> bool:
         key = (id(scope), name, False)
         if key not in self._known:
             self._known[key] = True  # a cycle: `total = total + x`
@@ -181,18 +129,18 @@ class OutputFlow:
             self._known[key] = True
             loads = (
                 node
-                for tree in self._trees
+                for tree in self._sources.trees
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
             )
             self._known[key] = depth < _DEPTH and all(
-                self._is_output(node, self._scope_around(node), depth + 1) for node in loads
+                self._is_output(node, self._sources.scope_around(node), depth + 1) for node in loads
             )
         return self._known[key]
 
-    def _loads(self, scope: _Scope, name: str) -> Iterator[tuple[ast.expr, _Scope]]:
+    def _loads(self, scope: Scope, name: str) -> Iterator[tuple[ast.expr, Scope]]:
         """Yields where the variable is read, in the functions inside the scope, too (where it is not theirs)."""
-        waiting: list[tuple[ast.AST, _Scope]] = [(part, scope) for part in ast.iter_child_nodes(scope)]
+        waiting: list[tuple[ast.AST, Scope]] = [(part, scope) for part in ast.iter_child_nodes(scope)]
         while waiting:
             node, where = waiting.pop()
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
@@ -204,25 +152,20 @@ class OutputFlow:
                 inner = node
             waiting.extend((part, inner) for part in ast.iter_child_nodes(node))
 
-    def _scope_around(self, node: ast.AST) -> _Scope:
-        while not isinstance(node, _Scope):
-            node = self._parents[node]
-        return node
-
-    def _is_output(self, node: ast.expr, scope: _Scope, depth: int) -> bool:
+    def _is_output(self, node: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if the value of an expression flows only into output."""
-        above = self._parents[node]
+        above = self._sources.parents[node]
         if isinstance(above, ast.Expr):
             return True
         if isinstance(above, ast.Call):
             return self._is_output_of_call(node, above, scope, depth)
         if isinstance(above, ast.keyword):
-            call = self._parents[above]
+            call = self._sources.parents[above]
             return isinstance(call, ast.Call) and self._is_output_of_call(above, call, scope, depth)
         if isinstance(above, ast.Attribute | ast.Subscript) and not isinstance(above.ctx, ast.Load):
             return above.value is node or self._store(above, scope, depth)
         if isinstance(above, ast.Lambda):
-            return self._is_output(above, self._scope_around(self._parents[above]), depth)
+            return self._is_output(above, self._sources.scope_around(self._sources.parents[above]), depth)
         if isinstance(above, ast.Yield | ast.YieldFrom | ast.Await):
             return False
         if isinstance(above, ast.AugAssign) and isinstance(above.target, ast.Name):
@@ -231,7 +174,7 @@ class OutputFlow:
         if isinstance(above, ast.NamedExpr):
             return self._store(above.target, scope, depth) and self._is_output(above, scope, depth)
         if isinstance(above, ast.comprehension):
-            whole = self._parents[above]
+            whole = self._sources.parents[above]
             return isinstance(whole, ast.expr) and self._is_output(whole, scope, depth)
         if isinstance(above, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = above.targets if isinstance(above, ast.Assign) else [above.target]
@@ -246,52 +189,56 @@ class OutputFlow:
             return isinstance(above, ast.Delete)
         return isinstance(above, ast.expr) and self._is_output(above, scope, depth)
 
-    def _is_output_of_call(self, node: ast.AST, call: ast.Call, scope: _Scope, depth: int) -> bool:
-        name = _called(call)
+    def _is_output_of_call(self, node: ast.AST, call: ast.Call, scope: Scope, depth: int) -> bool:
+        name = called(call)
         if node is call.func:  # a method of the object: `meter.update(loss)`
-            if name in _FILLS and self._is_container(call, scope):
+            if name in FILLS and self._is_container(call, scope):
                 return True  # it returns None
             return (
-                (name not in _TRAINS or (name == "step" and self._is_of_root(call, scope)))
+                (name not in TRAINS or (name == "step" and self._is_of_root(call, scope)))
                 and (not name.endswith("_") or self._is_of_root(call, scope))
                 and not self._given_committed(call)
                 and self._are_quiet(call, depth)
-                and (name in _READS or not self._may_be_committed(scope, _root(call.func)))
+                and (name in READS or not self._may_be_committed(scope, root_of(call.func)))
                 and self._is_output(call, scope, depth)
             )
-        if self._functions(call):
+        if self._sources.functions_of(call):
             return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
-        if name in _OUTPUT or (name == "dump" and _root(call.func) in {"json", "yaml"}):
+        if name in OUTPUT or (name == "dump" and root_of(call.func) in {"json", "yaml"}):
             return True
-        if self._is_arithmetic(call) or name in _READS:
-            return not isinstance(self._parents[call], ast.Expr) and self._is_output(call, scope, depth)
-        if name in _COLLECTS and isinstance(call.func, ast.Attribute) and _root(call.func) not in _LIBRARIES:
+        if self._is_arithmetic(call) or name in READS:
+            return not isinstance(self._sources.parents[call], ast.Expr) and self._is_output(
+                call, scope, depth
+            )
+        if name in COLLECTS and isinstance(call.func, ast.Attribute) and root_of(call.func) not in LIBRARIES:
             return self._fill(call.func.value, scope, depth) and self._is_output(call, scope, depth)
         return False
 
     def _is_arithmetic(self, call: ast.Call) -> bool:
-        return _is_arithmetic(call) or (isinstance(call.func, ast.Name) and call.func.id in self._imported)
+        return is_arithmetic(call) or (isinstance(call.func, ast.Name) and call.func.id in self._imported)
 
-    def _is_container(self, call: ast.Call, scope: _Scope) -> bool:
+    def _is_container(self, call: ast.Call, scope: Scope) -> bool:
         """Returns True if a method is called on a variable that is made as a list, a dict or a set, and nothing else."""
         holder = call.func.value if isinstance(call.func, ast.Attribute) else None
         if not isinstance(holder, ast.Name):
             return False
-        made = [*_made(scope, holder.id)] or [one for tree in self._trees for one in _made(tree, holder.id)]
+        made = [*values_of(scope, holder.id)] or [
+            one for tree in self._sources.trees for one in values_of(tree, holder.id)
+        ]
         return bool(made) and all(
             isinstance(one, ast.List | ast.Dict | ast.Set)
-            or (isinstance(one, ast.Call) and _called(one) in _CONTAINERS)
+            or (isinstance(one, ast.Call) and called(one) in CONTAINERS)
             for one in made
             if not isinstance(one, ast.Constant)
         )
 
-    def _is_of_root(self, call: ast.Call, scope: _Scope) -> bool:
+    def _is_of_root(self, call: ast.Call, scope: Scope) -> bool:
         holder = call.func.value if isinstance(call.func, ast.Attribute) else None
         return isinstance(holder, ast.Name) and (scope, holder.id) == self._root
 
     def is_memo(self, code: types.CodeType, name: str) -> bool:
         """Returns True for a dict that is only filled by `if key not in d: d[key] = f(key)`: another process fills it alike."""
-        scope = self._scope_of(code)
+        scope = self._sources.scope_of(code)
         if scope is None:
             return False
         stored = {
@@ -299,13 +246,13 @@ class OutputFlow:
         }
         filled = False
         for node, _ in self._loads(scope, name):
-            above = self._parents[node]
+            above = self._sources.parents[node]
             if isinstance(above, ast.Compare) or (
                 isinstance(above, ast.Subscript) and isinstance(above.ctx, ast.Load)
             ):
                 continue
-            assigned = self._parents[above]
-            around = self._parents.get(assigned)
+            assigned = self._sources.parents[above]
+            around = self._sources.parents.get(assigned)
             if (
                 not isinstance(above, ast.Subscript)
                 or not isinstance(assigned, ast.Assign)
@@ -313,12 +260,12 @@ class OutputFlow:
             ):
                 return False
             asks = ast.unparse(around.test) == f"{ast.unparse(above.slice)} not in {name}"
-            varying = _names_in(assigned.value) & stored - _names_in(above.slice)
+            varying = names_in(assigned.value) & stored - names_in(above.slice)
             calls = (one for one in ast.walk(assigned.value) if isinstance(one, ast.Call))
             if (
                 not asks
                 or varying
-                or not all(self._is_arithmetic(one) or _called(one) in _READS for one in calls)
+                or not all(self._is_arithmetic(one) or called(one) in READS for one in calls)
             ):
                 return False
             filled = True
@@ -328,19 +275,19 @@ class OutputFlow:
         """Returns True if the user's functions of this name only output the parameter that gets the value."""
         if depth >= _DEPTH or not self._are_quiet(call, depth):
             return False
-        for function in self._functions(call):
+        for function in self._sources.functions_of(call):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
             if isinstance(node, ast.keyword):
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
             else:
                 at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
-                at += bool(names) and names[0] == self_of(function, self._parents[function])
+                at += bool(names) and names[0] == self_of(function, self._sources.parents[function])
                 name = names[at] if at < len(names) else None
             if name is None or not self._variable(function, name, depth + 1):
                 return False
         return True
 
-    def _is_output_of_function(self, scope: _Scope, depth: int) -> bool:
+    def _is_output_of_function(self, scope: Scope, depth: int) -> bool:
         """Returns True if the results of a function flow only into output, at each of its calls."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
             return False
@@ -349,20 +296,20 @@ class OutputFlow:
             return self._attribute(scope.name, depth + 1)
         calls = [
             node
-            for tree in self._trees
+            for tree in self._sources.trees
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and _called(node) == scope.name
+            if isinstance(node, ast.Call) and called(node) == scope.name
         ]
         return bool(calls) and all(
-            self._is_output(call, self._scope_around(call), depth + 1) for call in calls
+            self._is_output(call, self._sources.scope_around(call), depth + 1) for call in calls
         )
 
-    def _store(self, target: ast.expr, scope: _Scope, depth: int) -> bool:
+    def _store(self, target: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if what gets the value flows only into output."""
         if isinstance(target, ast.Name):
             if target.id in self._committed:
                 return False
-            scopes = self._trees if _declared_outside(scope, target.id) else [scope]
+            scopes = self._sources.trees if is_declared_outside(scope, target.id) else [scope]
             return all(self._variable(where, target.id, depth + 1) for where in scopes)
         if isinstance(target, ast.Tuple | ast.List):
             return all(self._store(one, scope, depth) for one in target.elts)
@@ -370,14 +317,14 @@ class OutputFlow:
             return self._store(target.value, scope, depth)
         return self._fill(target, scope, depth)
 
-    def _fill(self, holder: ast.expr, scope: _Scope, depth: int) -> bool:
+    def _fill(self, holder: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if an object flows only into output that gets the value inside it: `x.n = v`, `x[k] = v`."""
         attributes = [one.attr for one in ast.walk(holder) if isinstance(one, ast.Attribute)]
-        root = _root(holder)
+        root = root_of(holder)
         if (
             not root
             or len(attributes) > 1
-            or not _TRAINED.isdisjoint(attributes)
+            or not TRAINED.isdisjoint(attributes)
             or self._may_be_committed(scope, root)
         ):
             return False
@@ -385,18 +332,14 @@ class OutputFlow:
             return self._attribute(attributes[0], depth + 1)
         return self._variable(scope, root, depth + 1)
 
-    def _is_self(self, name: str, scope: ast.AST) -> bool:
-        """Returns True for the object of a method; inside functions of a method for the usual name."""
-        return name == "self" or (bool(name) and name == self_of(scope, self._parents.get(scope, scope)))
-
-    def _may_be_committed(self, scope: _Scope, name: str, depth: int = 0) -> bool:
+    def _may_be_committed(self, scope: Scope, name: str, depth: int = 0) -> bool:
         """Returns True if a variable may be a part of what a commit holds: `for group in optimizer.param_groups`."""
         if name in self._committed or depth > 5:
             return True
         if (scope, name) == self._root:
             return False
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in parameters_of(scope):
-            return not self._is_self(name, scope)
+            return not self._sources.is_self(name, scope)
         for node in ast.walk(scope):
             made = made_from(node, name)
             if made is not None and any(
@@ -408,11 +351,11 @@ class OutputFlow:
                 return True
         return False
 
-    def _only_outputs(self, body: Sequence[ast.stmt], scope: _Scope, depth: int) -> bool:
+    def _only_outputs(self, body: Sequence[ast.stmt], scope: Scope, depth: int) -> bool:
         """Returns True if statements that run under a condition do nothing but output and arithmetic for it."""
         return depth < _DEPTH and all(self._statement(one, scope, depth + 1) for one in body)
 
-    def _statement(self, node: ast.stmt, scope: _Scope, depth: int) -> bool:
+    def _statement(self, node: ast.stmt, scope: Scope, depth: int) -> bool:
         if not all(self._changes_nothing(one, scope, depth) for one in _calls(node)):
             return False
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -425,15 +368,15 @@ class OutputFlow:
             return self._only_outputs(node.body, scope, depth)
         return isinstance(node, ast.Expr | ast.Pass | ast.Import | ast.ImportFrom)
 
-    def _changes_nothing(self, call: ast.Call, scope: _Scope, depth: int) -> bool:
-        name = _called(call)
-        if self._functions(call):
+    def _changes_nothing(self, call: ast.Call, scope: Scope, depth: int) -> bool:
+        name = called(call)
+        if self._sources.functions_of(call):
             return depth < _DEPTH and self._are_quiet(call, depth)
-        if name in _OUTPUT or name in _READS or self._is_arithmetic(call):
-            return name in _OUTPUT or not isinstance(self._parents[call], ast.Expr)
+        if name in OUTPUT or name in READS or self._is_arithmetic(call):
+            return name in OUTPUT or not isinstance(self._sources.parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
         inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)
-        if base is None or not inner or _root(base) in _LIBRARIES:
+        if base is None or not inner or root_of(base) in LIBRARIES:
             return False
         return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
 
@@ -442,7 +385,7 @@ class OutputFlow:
 
         True if there is none: the methods of a package's object.
         """
-        for function in self._functions(call):
+        for function in self._sources.functions_of(call):
             key = (id(function), "", True)
             if key not in self._known:
                 self._known[key] = True
@@ -457,55 +400,21 @@ class OutputFlow:
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await):
             return False
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            return self._is_self(_root(node), function) or not self._may_be_committed(function, _root(node))
+            return self._sources.is_self(root_of(node), function) or not self._may_be_committed(
+                function, root_of(node)
+            )
         if not isinstance(node, ast.Call):
             return True
-        if self._functions(node):
+        if self._sources.functions_of(node):
             return self._are_quiet(node, depth)
-        return _called(node) in _QUIET or self._is_arithmetic(node)
-
-    def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
-        """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
-        named = self._by_name.get(_called(call), [])
-        if not named or not isinstance(call.func, ast.Attribute):
-            return [one for one in named if not isinstance(self._parents[one], ast.ClassDef)] or named
-        kinds = self._classes_of(call.func.value, self._scope_around(call))
-        return [one for one in named if kinds is None or getattr(self._parents[one], "name", "") in kinds]
-
-    def _classes_of(self, holder: ast.expr, scope: _Scope) -> set[str] | None:
-        """Returns the names of the classes that an object may have, with their bases; None where that is not known."""
-        if isinstance(holder, ast.Name) and self._is_self(holder.id, scope):
-            around: ast.AST = scope
-            while not isinstance(around, ast.ClassDef | ast.Module):
-                around = self._parents[around]
-            return self._with_bases({around.name}) if isinstance(around, ast.ClassDef) else None
-        name = (
-            holder.attr
-            if isinstance(holder, ast.Attribute)
-            else holder.id
-            if isinstance(holder, ast.Name)
-            else ""
-        )
-        places = [scope] if isinstance(holder, ast.Name) else self._trees
-        made = [value for place in places for value in _made(place, name)]
-        if not made and isinstance(holder, ast.Name):
-            made = [value for tree in self._trees for value in _made(tree, name)]
-        made = [value for value in made if not isinstance(value, ast.Constant)]  # `meter = None` at first
-        kinds = {_called(value) if isinstance(value, ast.Call) else "" for value in made}
-        known = kinds and all(kind in self._bases for kind in kinds)
-        return self._with_bases(kinds) if known else None
-
-    def _with_bases(self, kinds: set[str]) -> set[str]:
-        while more := {base for kind in kinds for base in self._bases.get(kind, ())} - kinds:
-            kinds = kinds | more
-        return kinds
+        return called(node) in QUIET or self._is_arithmetic(node)
 
     def _given_committed(self, call: ast.Call) -> bool:
         """Returns True if a call gets an object of the run, or may get a part of one; a number that was made of it is none."""
-        if _called(call) in _KEEPS and not self._functions(call):
+        if called(call) in KEEPS and not self._sources.functions_of(call):
             return False  # what a container keeps has uses of its own
         given = [one.value if isinstance(one, ast.keyword) else one for one in (*call.args, *call.keywords)]
-        return any(self._mentions_committed(one) for one in given if not _is_number(one))
+        return any(self._mentions_committed(one) for one in given if not is_number(one))
 
     def _mentions_committed(self, node: ast.AST) -> bool:
         return any(
@@ -523,53 +432,3 @@ def _calls(node: ast.stmt) -> Iterator[ast.Call]:
         if isinstance(one, ast.Call):
             yield one
         waiting.extend(ast.iter_child_nodes(one))
-
-
-def _called(call: ast.Call) -> str:
-    """Returns the last name of the called function: "add_scalar" of `writer.add_scalar(...)`."""
-    return last_name(call.func)
-
-
-def _made(scope: ast.AST, name: str) -> Iterator[ast.expr]:
-    """Yields what is assigned to the variable, or to attributes, of this name."""
-    for node in ast.walk(scope):
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign)
-            else []
-        )
-        if any(last_name(target) == name for target in targets) and node.value is not None:  # type: ignore[attr-defined]
-            yield node.value  # type: ignore[attr-defined]
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
-def _is_number(node: ast.expr) -> bool:
-    if isinstance(node, ast.Subscript):  # `optimizer.param_groups[0]["lr"]`, `scheduler.get_last_lr()[0]`
-        key, held = node.slice, node.value
-        rate = isinstance(key, ast.Constant) and key.value in _RATES
-        return rate or (isinstance(held, ast.Call) and _called(held) == "get_last_lr")
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _NUMBERS)
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _is_arithmetic(call: ast.Call) -> bool:
-    name = _called(call)
-    if name in _DRAWS or name.endswith("_") or name.startswith("set_"):
-        return False
-    if isinstance(call.func, ast.Attribute):
-        return _root(call.func) in _LIBRARIES and not {"out"} & {one.arg for one in call.keywords}
-    return name in _ARITHMETIC
-
-
-def _declared_outside(scope: ast.AST, name: str) -> bool:
-    return any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in ast.walk(scope))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import types
+from collections.abc import Iterable, Iterator
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -19,6 +21,80 @@ def syntax_tree(file: str) -> ast.Module | None:
         return None
     tree.samebits_file = file  # type: ignore[attr-defined]
     return tree if tree.body else None
+
+
+class Sources:
+    """The syntax trees of the files of some functions, with the parent of every node."""
+
+    def __init__(self, codes: Iterable[types.CodeType]) -> None:
+        files = sorted({code.co_filename for code in codes})
+        self.trees = [tree for tree in map(syntax_tree, files) if tree is not None]
+        self.nodes = [node for tree in self.trees for node in ast.walk(tree)]
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.functions: dict[str, list[ast.FunctionDef]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.FunctionDef):
+                self.functions.setdefault(node.name, []).append(node)
+        self.bases = {
+            node.name: [last_name(base) for base in node.bases]
+            for node in self.nodes
+            if isinstance(node, ast.ClassDef)
+        }
+        """The names of the bases of the user's classes, by name."""
+
+    def scope_around(self, node: ast.AST) -> Scope:
+        """Returns the function or module that a node is in; of a function, itself."""
+        while not isinstance(node, Scope):
+            node = self.parents[node]
+        return node
+
+    def scope_of(self, code: types.CodeType) -> Scope | None:
+        """Returns the tree of a function, by its file, name and line; None if there is none."""
+        for tree in self.trees:
+            if tree.samebits_file != code.co_filename:  # type: ignore[attr-defined]
+                continue
+            if code.co_name == "<module>":
+                return tree
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+                    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                    if first <= code.co_firstlineno <= node.lineno:
+                        return node
+        return None
+
+    def is_self(self, name: str, scope: ast.AST) -> bool:
+        """Returns True for the object of a method; inside functions of a method for the usual name."""
+        return name == "self" or (bool(name) and name == self_of(scope, self.parents.get(scope, scope)))
+
+    def functions_of(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
+        named = self.functions.get(called(call), [])
+        if not named or not isinstance(call.func, ast.Attribute):
+            return [one for one in named if not isinstance(self.parents[one], ast.ClassDef)] or named
+        kinds = self._classes_of(call.func.value, self.scope_around(call))
+        return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
+
+    def _classes_of(self, holder: ast.expr, scope: Scope) -> set[str] | None:
+        """Returns the names of the classes that an object may have, with their bases; None where that is not known."""
+        if isinstance(holder, ast.Name) and self.is_self(holder.id, scope):
+            around: ast.AST = scope
+            while not isinstance(around, ast.ClassDef | ast.Module):
+                around = self.parents[around]
+            return self._with_bases({around.name}) if isinstance(around, ast.ClassDef) else None
+        name = last_name(holder)
+        places = [scope] if isinstance(holder, ast.Name) else self.trees
+        made = [value for place in places for value in values_of(place, name)]
+        if not made and isinstance(holder, ast.Name):
+            made = [value for tree in self.trees for value in values_of(tree, name)]
+        made = [value for value in made if not isinstance(value, ast.Constant)]  # `meter = None` at first
+        kinds = {called(value) if isinstance(value, ast.Call) else "" for value in made}
+        known = kinds and all(kind in self.bases for kind in kinds)
+        return self._with_bases(kinds) if known else None
+
+    def _with_bases(self, kinds: set[str]) -> set[str]:
+        while more := {base for kind in kinds for base in self.bases.get(kind, ())} - kinds:
+            kinds = kinds | more
+        return kinds
 
 
 def last_name(node: ast.expr) -> str:
@@ -72,3 +148,32 @@ def made_from(node: ast.AST, name: str) -> ast.expr | None:
         return None
     stored = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
     return value if name in stored else None
+
+
+def called(call: ast.Call) -> str:
+    """Returns the last name of the called function: "add_scalar" of `writer.add_scalar(...)`."""
+    return last_name(call.func)
+
+
+def values_of(scope: ast.AST, name: str) -> Iterator[ast.expr]:
+    """Yields what is assigned to the variable, or to attributes, of this name."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(last_name(target) == name for target in targets):
+            yield node.value
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def root_of(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_declared_outside(scope: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in ast.walk(scope))

@@ -1,4 +1,4 @@
-"""The user's functions by name, and the global names that they use. Nothing is called."""
+"""The user's functions by name, and the names in them: which draw, read a clock, or remember. Nothing is called."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 from samebits._inspect._program import bytecode
-from samebits._inspect.installed_objects import may_hold_state
-from samebits._inspect.user_code import is_library, is_user_type
+from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
+from samebits._inspect.user_code import is_library, is_user_type, may_hold_state
 
 _MAKES = ("__init__", "__new__", "__post_init__")
-_DRIVERS = ("samebits.train.", "samebits.trainer.")
-"""The packages whose loops call the user's functions (`Trainer`): the order of these calls is read from its code."""
 
 
 class UserFunctions:
     """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
 
     Functions are found by name alone: `x.update()` may call any user's function called `update`.
+
+    Args:
+        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of the user's
+            functions is read from that package's code, too.
+        driver: the package below it, whose loops call them.
     """
 
-    def __init__(self, frame: types.FrameType) -> None:
+    def __init__(self, frame: types.FrameType, driver: str) -> None:
         self.functions: dict[str, list[types.CodeType]] = {}
         self.constructors: dict[str, list[types.CodeType]] = {}
         """The functions that a call of a class runs, by the name of the class."""
@@ -33,10 +37,11 @@ class UserFunctions:
         self.modules: list[types.ModuleType] = []
         for name in (frame.f_globals.get("__name__"), "__main__"):
             self._add_module(sys.modules.get(str(name)))
-        if str(frame.f_globals.get("__name__")).startswith(_DRIVERS):
-            for name in sorted(sys.modules):
-                if name.startswith(_DRIVERS):
-                    self._add_members(sys.modules[name])
+        root, *inner = str(frame.f_globals.get("__name__")).split(".")
+        if root == "samebits" and inner:
+            drivers = (f"{root}.{inner[0]}.", f"{driver}.")
+            for name in sorted(one for one in sys.modules if one.startswith(drivers)):
+                self._add_members(sys.modules[name])
         self.add(frame.f_code)
 
     @property
@@ -137,3 +142,115 @@ def codes_of(item: Any) -> list[types.CodeType]:
 def _module_of(item: Any) -> str:
     """Returns the module that a function or a class comes from."""
     return str(item.__module__) if isinstance(item, type | types.FunctionType) else ""
+
+
+_CLOCKS = frozenset(
+    [
+        "time",
+        "time_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "monotonic",
+        "monotonic_ns",
+        "process_time",
+        "thread_time",
+        "now",
+        "utcnow",
+        "default_timer",
+        "elapsed_time",
+    ]
+)
+
+
+class NameUse:
+    """The names in the user's functions, and in the function with the loop."""
+
+    def __init__(self, program: UserFunctions, loop: CodeType) -> None:
+        self._program = program
+        self._code = loop
+
+    def names(self) -> set[str]:
+        """Returns the names and the strings in the user's code."""
+        codes = [self._code, *(code for found in self._program.functions.values() for code in found)]
+        texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
+        return texts.union(*(code.co_names for code in codes))
+
+    def draws(self, function: str, draws: frozenset[str]) -> bool:
+        """Returns True if the user's function of this name, or one that it calls, mentions a name of `draws`."""
+        codes = self._program.functions.get(function, ())
+        return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
+
+    def timed(self, name: str) -> bool:
+        """Returns True if all that the program assigns to a name, constants aside, comes from a clock on the same line."""
+        found = False
+        for codes in [[self._code], *self._program.functions.values()]:
+            for code in codes:
+                for line in _lines_storing(code, name):
+                    if not line & _CLOCKS:
+                        return False
+                    found = True
+        return found
+
+    def memo(self, container: str, draws: frozenset[str], own: list[CodeType]) -> bool:
+        """Returns True if only functions that first check for the key (`if k not in cache:`) and draw nothing before fill a dict.
+
+        `own`: the methods of the class that holds the dict; if there are none, every function counts.
+        """
+        found = False
+        for code in own or [code for codes in self._program.functions.values() for code in codes]:
+            filled = _position_of_fill(code, container)
+            if filled is None:
+                continue
+            if code is self._code or not _asks_for_key(code) or self._names_before(code, filled) & draws:
+                return False
+            found = True
+        return found
+
+    def _names_before(self, code: CodeType, end: int, depth: int = 0) -> set[str]:
+        names = {
+            str(item.argval)
+            for item in instructions(code)[:end]
+            if item.opname.startswith((*ATTRIBUTES, *GLOBALS))
+        }
+        for name in [*names] if depth < 3 else []:
+            for called in self._program.functions.get(name, ()):
+                names |= self._names_before(called, len(instructions(called)), depth + 1)
+        return names
+
+
+def _position_of_fill(code: CodeType, container: str) -> int | None:
+    """Returns the number of the instruction that loads the container to store an item in it; None if there is none."""
+    items = instructions(code)
+    for at, item in enumerate(items):
+        if item.argval == container and item.opname.startswith("LOAD"):
+            taken = use(items, at)
+            if taken is not None and items[taken.at].opname == "STORE_SUBSCR":
+                return at
+    return None
+
+
+def _asks_for_key(code: CodeType) -> bool:
+    """Returns True if the code asks for a key: by `in` or `get`."""
+    return any(
+        item.opname == "CONTAINS_OP" or (item.opname.startswith(ATTRIBUTES) and item.argval == "get")
+        for item in instructions(code)
+    )
+
+
+def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
+    """Returns the names loaded on each line that stores a value other than a constant to `name`."""
+    lines: dict[int, set[str]] = {}
+    stored: set[int] = set()
+    constant = True
+    for item in instructions(code):
+        line = item.positions.lineno if item.positions is not None else None
+        if line is None:
+            continue
+        if item.opname.startswith("STORE") and item.argval == name and not constant:
+            stored.add(line)
+        elif item.opname.startswith((*ATTRIBUTES, *GLOBALS)):
+            lines.setdefault(line, set()).add(str(item.argval))
+        constant = item.opname == "LOAD_CONST" or (
+            constant and item.opname.startswith(("COPY", "LOAD_FAST", *GLOBALS))
+        )
+    return [lines.get(line, set()) for line in stored]

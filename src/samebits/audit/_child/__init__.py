@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.audit._child import kill as kill
     from samebits.audit._child import launch as launch
-    from samebits.audit._child import loader_workers as loader_workers
-    from samebits.audit._child import perturb as perturb
+    from samebits.audit._child import variations as variations
 
-__getattr__, __dir__ = attach(__name__, ["kill", "launch", "loader_workers", "perturb"])
+__getattr__, __dir__ = attach(__name__, ["launch", "variations"])

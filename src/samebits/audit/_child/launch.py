@@ -22,8 +22,8 @@ import torch
 
 from samebits import _context as context
 from samebits import audit
-from samebits.audit._child.folder_renames import rename_folders_by_copy
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
+from samebits.audit._verify.mounts import rename_folders_by_copy
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._switch import WeakerThanAskedError
 from samebits.errors import SamebitsError
@@ -31,6 +31,7 @@ from samebits.random import set_random_seed
 
 if TYPE_CHECKING:
     from samebits.audit._record.recorder import Recorder
+
 
 EXIT_USAGE = 2
 _PR_SET_PDEATHSIG = 1
@@ -121,7 +122,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.overlaid:
         stack.enter_context(rename_folders_by_copy())
     if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", "0"))):
-        killer = audit._child.kill.Killer(
+        killer = audit._child.variations.Killer(
             spec.kill["at"],
             spec.kill["step"],
             lambda at, step: _last_words(recorder, at, step),
@@ -131,13 +132,13 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
     if recorder is not None or spec.num_workers is not None:
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
-        stack.enter_context(audit._child.loader_workers.set_loader_workers(spec.num_workers, note, own))
+        stack.enter_context(audit._child.variations.set_loader_workers(spec.num_workers, note, own))
     if spec.slow:
-        slow = audit._child.perturb.SlowMachine()
+        slow = audit._child.variations.SlowMachine()
         stack.enter_context(context.observed(slow))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(slow))
     if spec.listing_seed is not None:
-        stack.enter_context(audit._child.perturb.set_listing_order(spec.listing_seed))
+        stack.enter_context(audit._child.variations.set_listing_order(spec.listing_seed))
     return recorder
 
 

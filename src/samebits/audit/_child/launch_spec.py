@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from samebits._context import Across
+from samebits.audit._child.kill_points import KILL_POINTS
 from samebits.errors import InvalidArgumentError
 
 LEVELS = ("loss", "state")
-KILLS = ("body", "after_body", "validation", "commit", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LaunchSpec:
     batches_per_epoch: int | None = None
     commit_steps: tuple[int, ...] | None = None
     kill: dict[str, Any] | None = None
-    """`{"at": one of KILLS, "step": k}`: the process kills itself there, with SIGKILL.
+    """`{"at": one of KILL_POINTS, "step": k}`: the process kills itself there, with SIGKILL.
 
     In a job of several ranks also `"rank"`, the one that does it, and `"parent"`: True if it kills torchrun, too.
     """
@@ -61,10 +61,10 @@ class LaunchSpec:
         if self.every < 1:
             raise InvalidArgumentError(f"LaunchSpec(every={self.every}): expected 1 or more")
         if self.kill is not None and (
-            self.kill.get("at") not in KILLS or not isinstance(self.kill.get("step"), int)
+            self.kill.get("at") not in KILL_POINTS or not isinstance(self.kill.get("step"), int)
         ):
             raise InvalidArgumentError(
-                f"LaunchSpec(kill={self.kill!r}): expected {{'at': one of {KILLS}, 'step': int}}"
+                f"LaunchSpec(kill={self.kill!r}): expected {{'at': one of {tuple(KILL_POINTS)}, 'step': int}}"
             )
 
     def write(self, path: str | os.PathLike[str]) -> Path:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.audit._record import read_record as read_record
     from samebits.audit._record import record_file as record_file
     from samebits.audit._record import recorder as recorder
     from samebits.audit._record import torch_hooks as torch_hooks
 
-__getattr__, __dir__ = attach(__name__, ["read_record", "record_file", "recorder", "torch_hooks"])
+__getattr__, __dir__ = attach(__name__, ["record_file", "recorder", "torch_hooks"])

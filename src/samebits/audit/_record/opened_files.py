@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,79 +20,47 @@ _SCRATCH = (os.environ.get("TMPDIR", "/tmp"), "/dev", "/proc")  # noqa: S108 (no
 OUTSIDE = "writes outside its run directory: "
 """The beginning of a note of a recorder."""
 
-_listeners: list[Callable[[str, str | None], None]] = []
-"""Each is called with a path that is opened for writing, or with one and the path that it is renamed to."""
-_readers: list[Callable[[str], None]] = []
-"""Each is called with a path that is opened for reading."""
+_watched: list[tuple[dict[str, None], dict[str, None] | None]] = []
+"""The files that each `record_opened_files` has seen: written, and read (None: these do not count)."""
 MOST_BYTES = 4 << 30
 """Bytes of all files together that are digested at most; the files beyond have no digest."""
 _hooked: list[bool] = []
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and (_listeners or _readers):
+    if event == "open" and _watched:
         path, _, flags = arguments
         if not isinstance(flags, int) or not isinstance(path, str | bytes | os.PathLike):
             return
-        if flags & _WRITING:
-            for listener in _listeners:
-                listener(os.fsdecode(path), None)
-        else:
-            for reader in _readers:
-                reader(os.fsdecode(path))
-    elif event == "os.rename" and _listeners:  # `os.replace` is one, too
-        before, after, *_ = arguments
-        for listener in _listeners:
-            listener(os.fsdecode(before), os.fsdecode(after))
+        for written, read in _watched:
+            if flags & _WRITING:
+                written.setdefault(os.path.realpath(os.fsdecode(path)))
+            elif read is not None:
+                read.setdefault(os.path.abspath(os.fsdecode(path)))
+    elif event == "os.rename" and _watched:  # `os.replace` is one, too
+        before, after = (os.path.realpath(os.fsdecode(path)) for path in arguments[:2])
+        for written, _ in _watched:
+            if before in written:
+                del written[before]
+                written.setdefault(after)
 
 
 @contextmanager
-def record_written_files(files: dict[str, None]) -> Iterator[None]:
-    """Adds to `files`, once each and in order, the real path of each file that is opened for writing while the block
-    runs.
+def record_opened_files(written: dict[str, None], read: dict[str, None] | None = None) -> Iterator[None]:
+    """Adds to `written` and `read`, once each and in order, the files that Python opens while the block runs.
 
-    A file that is renamed (written under another name first) has its last name.
-    Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
+    `written` gets real paths; a file that is renamed (written under another name first) has its last name. `read` gets
+    absolute paths. Libraries that open files in C (cv2, HDF5) are not seen, nor are loader workers, which are processes of
+    their own. Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
     """
-
-    def opened(path: str, renamed: str | None) -> None:
-        real = os.path.realpath(path)
-        if renamed is None:
-            files.setdefault(real)
-        elif real in files:
-            del files[real]
-            files.setdefault(os.path.realpath(renamed))
-
-    _install()
-    _listeners.append(opened)
-    try:
-        yield
-    finally:
-        _listeners.remove(opened)
-
-
-@contextmanager
-def record_read_files(files: dict[str, None]) -> Iterator[None]:
-    """Adds to `files` the absolute path of each file that Python opens for reading while the block runs.
-
-    Libraries that open files in C (cv2, HDF5) are not seen, nor are loader workers, which are processes of their own.
-    """
-
-    def opened(path: str) -> None:
-        files.setdefault(os.path.abspath(path))
-
-    _install()
-    _readers.append(opened)
-    try:
-        yield
-    finally:
-        _readers.remove(opened)
-
-
-def _install() -> None:
     if not _hooked:
         sys.addaudithook(_hook)
         _hooked.append(True)
+    _watched.append((written, read))
+    try:
+        yield
+    finally:
+        _watched[:] = [pair for pair in _watched if pair[0] is not written]
 
 
 def digests(
@@ -103,17 +71,8 @@ def digests(
     Files of Python, of installed packages and of the system, and those below `left_out`, are not the user's.
     """
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    others = (
-        *left_out,
-        *installed,
-        *_SCRATCH,
-        *_compiled(),
-        Path(__file__).parents[2],
-        "/sys",
-        "/etc",
-        "/usr",
-        "/lib",
-    )
+    system = ("/sys", "/etc", "/usr", "/lib")
+    others = (*left_out, *installed, *_SCRATCH, *_compiled(), Path(__file__).parents[2], *system)
     roots = tuple(os.path.realpath(root) + os.sep for root in others if root)
     found, size = {}, 0
     for path in dict.fromkeys(map(os.path.realpath, files)):

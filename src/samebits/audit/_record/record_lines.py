@@ -1,20 +1,66 @@
-"""The lines of a record, as digests."""
+"""The lines of a record, as digests, and what is noted of a step until its line is written."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 
+from samebits._byte_digest import of_bytes
 from samebits._context import Position
-from samebits._inspect._program import loop_locals
+from samebits._inspect import structure
+from samebits._inspect._program import carried_locals
+from samebits._inspect.reachable import LeafWalk
 from samebits._inspect.rng_states import generators
-from samebits._inspect.tree import Leaves, of_nested
-from samebits.audit._record import memory
+from samebits._inspect.tree import Leaves, of_nested, plain
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.record_file import RecordFile
-from samebits.audit._record.step_observations import ObservedStep, digest_of
+
+
+@dataclass
+class ObservedStep:
+    """A step in progress."""
+
+    position: Position
+    due: bool
+    """True if its number is one that is recorded."""
+    ends: bool
+    """True if the loop may end after this step: the end of an epoch."""
+    components: dict[str, Leaves] = field(default_factory=dict)
+    losses: list[Any] = field(default_factory=list)
+    differentiated: list[Any] = field(default_factory=list)
+    """Numbers whose gradient `torch.autograd.grad` computed."""
+    inputs: list[Leaves] = field(default_factory=list)
+    """The inputs of each training forward of a plain script."""
+    outputs: list[bytes] = field(default_factory=list)
+    """The hashes of the outputs of evaluations."""
+
+    def batch(self) -> Leaves:
+        """Returns the inputs of all forwards as one component: those of the second one are numbered after those of the first."""
+        names: tuple[str, ...] = ()
+        for seen in self.inputs:
+            prefix = str(len(names)) if names else ""
+            names += tuple(".".join(filter(None, (prefix, name))) for name in seen.names)
+        return Leaves(names, b"".join(seen.hashes for seen in self.inputs))
+
+    def evaluations(self) -> str:
+        """Returns one digest of all evaluations."""
+        return digest_of(self.outputs)
+
+    def join(self, later: ObservedStep) -> None:
+        """Adds the observations of `later`: the two were one step, which ends where that one does."""
+        self.losses += later.losses
+        self.differentiated += later.differentiated
+        self.inputs += later.inputs
+        self.outputs += later.outputs
+        self.components = later.components
+
+
+def digest_of(hashes: list[bytes]) -> str:
+    """Returns one digest of hashes in their order."""
+    return of_bytes(*hashes)
 
 
 class LineWriter:
@@ -75,8 +121,8 @@ class LineWriter:
 
     def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
         objects, loader = self._subjects.objects(), self._subjects.loader()
-        taken = loop_locals.take(frame, objects, loader, at_exit=at_exit)
-        return {**taken, "memory": memory.take(frame, objects, loader)} if self._all_memory else taken
+        taken = carried_locals.take(frame, objects, loader, at_exit=at_exit)
+        return {**taken, "memory": take_memory(frame, objects, loader)} if self._all_memory else taken
 
 
 def _place(at: Position) -> dict[str, Any]:
@@ -88,3 +134,26 @@ def _loss(value: Any) -> str:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return float(value).hex() if isinstance(value, float | int) else of_nested(value).digest()
+
+
+_MOST = 2000
+"""The leaves of a program that `take_memory` reads."""
+
+
+def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
+    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
+    frames = carried_locals.loop_frames(frame)
+    carried, _ = carried_locals.of_frames(frame)
+    held = {**carried_locals.script_globals(frame), **carried, **objects}
+    walk = LeafWalk(_MOST, thorough=True)
+    walk.skip(objects)
+    for name, value in sorted(held.items()):
+        walk.value(name, value, 0)
+    if loader is not None:
+        walk.value(carried_locals.name_of(loader, frames), loader, 0)
+    carried_locals.release_locals(frames)
+    found = walk.leaves().by_name()
+    modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
+    for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():
+        found |= {f"{path}.{name}".lstrip("."): plain(repr(value)) for name, value in parts.items()}
+    return Leaves(tuple(found), b"".join(found.values()))

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,19 +16,11 @@ import torch
 from samebits._context import ACROSS, Across, Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
-from samebits.audit._record.loader_generators import states_of, watch_loaders
-from samebits.audit._record.observed_objects import ObservedObjects
-from samebits.audit._record.opened_files import (
-    digests,
-    lines_outside,
-    record_read_files,
-    record_written_files,
-)
-from samebits.audit._record.parameter_updates import UpdateDetector
+from samebits.audit._record.observed_objects import ObservedObjects, UpdateDetector
+from samebits.audit._record.opened_files import digests, lines_outside, record_opened_files
 from samebits.audit._record.record_file import RecordFile, start_line
-from samebits.audit._record.record_lines import LineWriter
-from samebits.audit._record.step_observations import ObservedStep
-from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
+from samebits.audit._record.record_lines import LineWriter, ObservedStep
+from samebits.audit._record.torch_hooks import TorchListener, generator_states, torch_hooks, watch_loaders
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._warn_once import notices
 
@@ -141,7 +133,7 @@ class Recorder(Observer, TorchListener):
     def loader_begins(self, loader: torch.utils.data.DataLoader[Any]) -> None:
         """Takes the generators that a torch loader holds."""
         if self._full:
-            self._loader_generators = states_of(loader) | self._loader_generators
+            self._loader_generators = generator_states(loader) | self._loader_generators
 
     @_note_exceptions
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
@@ -422,7 +414,6 @@ def recording(
     """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
     recorder.file.write(start_line(script, level, every))
     recorder.folders += allowed
-    reads = nullcontext() if recorder.read is None else record_read_files(recorder.read)
-    written, loaders = record_written_files(recorder.files), watch_loaders(recorder.loader_begins)
-    with observed(recorder), torch_hooks(recorder), written, reads, loaders:
+    files, loaders = record_opened_files(recorder.files, recorder.read), watch_loaders(recorder.loader_begins)
+    with observed(recorder), torch_hooks(recorder), files, loaders:
         yield

@@ -10,17 +10,21 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.jit import _builtins
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
 
-from samebits._inspect.patching import Patches
+from samebits._inspect.generators_in import generators_in
+from samebits._inspect.patching import Patches, replaced
+from samebits._inspect.rng_states import of_generator
 
 
 class TorchListener:
@@ -203,3 +207,28 @@ def _notify_optimizer_event(hooks: _Hooks, event: str, optimizer: torch.optim.Op
     if hooks.is_active():
         for listener in hooks.listeners:
             getattr(listener, event)(optimizer)
+
+
+_PARTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
+
+
+@contextmanager
+def watch_loaders(begins: Callable[[DataLoader[Any]], None]) -> Iterator[None]:
+    """Calls `begins` with each torch DataLoader when it is iterated for the first time."""
+    iterate, known = DataLoader.__iter__, WeakSet[DataLoader[Any]]()
+
+    @functools.wraps(iterate)
+    def watched(self: DataLoader[Any]) -> Any:
+        if self not in known:
+            known.add(self)
+            begins(self)
+        return iterate(self)
+
+    with replaced(DataLoader, "__iter__", watched):
+        yield
+
+
+def generator_states(loader: DataLoader[Any]) -> dict[str, str]:
+    """Returns path to hash, of the state of each generator that the loader's parts hold."""
+    parts = [(name, getattr(loader, name, None)) for name in _PARTS]
+    return {found.path: of_generator(found.generator).hex() for found in generators_in(parts)}

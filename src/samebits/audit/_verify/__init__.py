@@ -6,8 +6,8 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.audit._verify.check_process import Request as Request
+    from samebits.audit._verify.check_process import jobs as jobs
     from samebits.audit._verify.child_processes import SignalledError as SignalledError
-    from samebits.audit._verify.job_count import jobs as jobs
     from samebits.audit._verify.verification import verify as verify
     from samebits.audit._verify.verify_table import show as show
 
@@ -16,7 +16,7 @@ __getattr__, __dir__ = attach(
     names={
         "Request": "samebits.audit._verify.check_process",
         "SignalledError": "samebits.audit._verify.child_processes",
-        "jobs": "samebits.audit._verify.job_count",
+        "jobs": "samebits.audit._verify.check_process",
         "show": "samebits.audit._verify.verify_table",
         "verify": "samebits.audit._verify.verification",
     },

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from samebits._context import Across
+from samebits.audit._child.kill_points import Kill
 
 GROUPS = ("run-again", "busy", "replicas", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
-KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
-"""The rows of "kill", which `--checks` also takes one by one."""
-
 WORKERS, THREADS = (0, 1, 3), (1, 3)
-KILL_NAMES = (
-    "killed mid-epoch, resumed",
-    "killed at an epoch's last step, resumed",
+
+
+class KillRow(NamedTuple):
+    """A row of "kill": the name that `--checks` takes, and its title in the table."""
+
+    option: str
+    title: str
+    title_without_validation: str = ""
+
+
+MID_EPOCH = KillRow("kill-mid-epoch", "killed mid-epoch, resumed")
+EPOCH_END = KillRow("kill-epoch-end", "killed at an epoch's last step, resumed")
+TWICE = KillRow(
+    "kill-twice",
     "killed in a validation, then in a save, resumed twice",
+    "killed in a step, then in a save, resumed twice",
 )
-KILLED_IN_A_STEP = KILL_NAMES[2].replace("a validation", "a step")
-"""The name of the third row where the script has no validation."""
+KILL_ROWS = (MID_EPOCH, EPOCH_END, TWICE)
+KILLS = tuple(row.option for row in KILL_ROWS)
 
 
 @dataclass(frozen=True)
@@ -43,29 +54,6 @@ class BaselineFacts:
     """The number of processes of a job."""
     unequal_replicas: str = ""
     """The reason why replicas may be unequal after a step; empty: DistributedDataParallel promises that they are equal."""
-
-
-_PLACES = {
-    "body": "in step {}",
-    "optimizer": "in step {}'s optimizer",
-    "after_body": "after step {}",
-    "validation": "in step {}'s validation",
-    "commit": "while saving before step {}",
-}
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A SIGKILL from inside: `at` is "body", "optimizer", "after_body", "validation" or "commit" of `step`."""
-
-    at: str
-    step: int
-    rank: int | None = None
-    """The rank that is killed, in a job of several; None: all of them, by the death of torchrun."""
-
-    def description(self) -> str:
-        """The kill point in words."""
-        return _PLACES[self.at].format(self.step)
 
 
 @dataclass(frozen=True)
@@ -95,6 +83,8 @@ class Check:
     promised: bool = True
     does_not_apply: str = ""
     note: str = ""
+    option: str = ""
+    """The name by which `--checks` takes it alone."""
 
 
 def run_again() -> Check:
@@ -114,8 +104,8 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
         found.append(Check("busy", "beside busy processes", "one per core", (ProcessVariation(busy=True),)))
     if "replicas" in groups and (facts.ranks > 1 or groups == ("replicas",)):
         found.append(_replicas(facts))
-    kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
-    found += [check for name, check in kills if name in groups or "kill" in groups]
+    kills = kill_checks(facts, random.Random(seed))
+    found += [check for check in kills if check.option in groups or "kill" in groups]
     if "workers" in groups:
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
@@ -161,11 +151,11 @@ def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
     """Returns three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
     if not facts.uses_run:
         why = "the script does not use samebits.Run"
-        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
-    if facts.steps[-1] == facts.steps[0]:
+    elif facts.steps[-1] == facts.steps[0]:
         why = "a run of one step has no boundary to resume from"
-        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
-    return [_mid_epoch(facts, draw), _epoch_end(facts, draw), _twice(facts, draw)]
+    else:
+        return [_mid_epoch(facts, draw), _epoch_end(facts, draw), _twice(facts, draw)]
+    return [Check("kill", row.title, does_not_apply=why, option=row.option) for row in KILL_ROWS]
 
 
 def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
@@ -187,17 +177,9 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
     half = facts.steps[len(facts.steps) // 2]
     late = [pair for pair in pairs if pair[0] >= half] or pairs
     commit, step = draw.choice(sorted([pair for pair in late if pair[0] % 2] or late))
-    kill = Kill(draw.choice(("body", "optimizer")), step, _draw_rank(facts, draw))
-    return Check(
-        "kill",
-        KILL_NAMES[0],
-        _describe(facts, kill, commit),
-        (ProcessVariation(kill, (commit,)), ProcessVariation()),
-    )
-
-
-def _draw_rank(facts: BaselineFacts, draw: random.Random) -> int | None:
-    return draw.randrange(facts.ranks) if facts.ranks > 1 else None
+    place = draw.choice(("body", "optimizer"))
+    kill = Kill(place, step, draw.randrange(facts.ranks) if facts.ranks > 1 else None)
+    return _killed_once(MID_EPOCH, facts, kill, commit)
 
 
 def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
@@ -216,12 +198,7 @@ def _epoch_end(facts: BaselineFacts, draw: random.Random) -> Check:
     step = draw.choice(lasts[:-1] or lasts)
     commit = max(facts.steps[1], step - draw.randrange(4))
     kill = Kill(draw.choice(("optimizer", "after_body")), step)
-    return Check(
-        "kill",
-        KILL_NAMES[1],
-        _describe(facts, kill, commit),
-        (ProcessVariation(kill, (commit,)), ProcessVariation()),
-    )
+    return _killed_once(EPOCH_END, facts, kill, commit)
 
 
 def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
@@ -234,11 +211,17 @@ def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
     kill = Kill("validation" if early else "optimizer", step, 0 if facts.ranks > 1 else None)
     commit = max(first, step - draw.randrange(4))
     save = draw.randrange(step + 1, end) if step + 1 < end else end
-    name = KILL_NAMES[2] if early else KILLED_IN_A_STEP
+    title = TWICE.title if early else TWICE.title_without_validation
     second = Kill("commit", save)
     varied = f"{_describe(facts, kill, commit)}; then {_sigkill(facts, second)}"
     resumed = ProcessVariation(second, (save,))
-    return Check("kill", name, varied, (ProcessVariation(kill, (commit,)), resumed, ProcessVariation()))
+    processes = (ProcessVariation(kill, (commit,)), resumed, ProcessVariation())
+    return Check("kill", title, varied, processes, option=TWICE.option)
+
+
+def _killed_once(row: KillRow, facts: BaselineFacts, kill: Kill, commit: int) -> Check:
+    processes = (ProcessVariation(kill, (commit,)), ProcessVariation())
+    return Check("kill", row.title, _describe(facts, kill, commit), processes, option=row.option)
 
 
 def _describe(facts: BaselineFacts, kill: Kill, commit: int) -> str:

@@ -1,4 +1,4 @@
-"""One process of a check: its command and environment, and its outcome."""
+"""One process of a check: its command, environment and surroundings, and its outcome."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from samebits._context import Across
 from samebits.audit._child.launch_spec import LaunchSpec
-from samebits.audit._record.read_record import Record, read_record
-from samebits.audit._record.record_file import folder_of_rank
+from samebits.audit._record.record_file import Record, folder_of_rank, read_record
 from samebits.audit._verify import reaper
-from samebits.audit._verify.busy_processes import busy_processes
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.child_processes import ExitedProcess, run_child
-from samebits.audit._verify.folder.working_folder import WorkingFolder
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
-from samebits.audit._verify.process_start import Start
+from samebits.audit._verify.working_folder import Start, WorkingFolder
 from samebits.errors import RecordError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -310,3 +309,45 @@ def _record_of(folder: Path) -> Record | None:
         return read_record(folder)
     except RecordError:  # it died before its first step
         return None
+
+
+def jobs() -> int:
+    """Returns the number of jobs. Two take 0.6 of the time on two cores; on a GPU its memory may not be enough for two."""
+    return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
+
+
+_LOOP = """
+import os, sys
+parent = int(sys.argv[1])
+while os.getppid() == parent:  # so that it ends when the check is killed
+    for _ in range(10**6):
+        pass
+"""
+
+
+@contextmanager
+def busy_processes() -> Iterator[None]:
+    """Runs one process per core that only counts, while the block runs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    command = [sys.executable, "-I", "-S", "-c", _LOOP, str(os.getpid())]
+    processes = [subprocess.Popen(command) for _ in range(cores)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+AVX2_ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
+    "NUMBA_CPU_FEATURES": "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,+sahf,+sse,"
+    "+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave",
+    "NUMBA_CPU_NAME": "haswell",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
+"""Environment variables with which the libraries of a process play a CPU of 2013: vectors of 256 bits, no matrix instructions."""

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits._progress import Progress
-from samebits.audit._diff.first_difference import Difference
+from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.opened_files import OUTSIDE
-from samebits.audit._record.read_record import Record
-from samebits.audit._verify.baseline_comparison import BaselineComparison, with_cause
-from samebits.audit._verify.baseline_facts import facts_of
+from samebits.audit._record.record_file import Record
+from samebits.audit._verify.baseline import BaselineComparison, facts_of, with_cause
 from samebits.audit._verify.check_plan import (
     GROUPS,
     KILLS,
@@ -33,9 +32,8 @@ from samebits.audit._verify.check_plan import (
 )
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
-from samebits.audit._verify.folder.copies_and_links import WrittenError
-from samebits.audit._verify.folder.working_folder import working_folder
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
+from samebits.audit._verify.working_folder import WrittenError, working_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 
 SHOWN_FILES = 3
@@ -160,8 +158,8 @@ class _Verification:
         notes = list(dict.fromkeys(note for record in baselines for note in record.notes))
         outside = [note.removeprefix(OUTSIDE) for note in notes if note.startswith(OUTSIDE)]
         if len(outside) > SHOWN_FILES:
-            rest = f"{', '.join(outside[:SHOWN_FILES])}, ... {len(outside) - SHOWN_FILES} more"
-            notes = [note for note in notes if not note.startswith(OUTSIDE)] + [OUTSIDE + rest]
+            notes = [note for note in notes if not note.startswith(OUTSIDE)]
+            notes.append(OUTSIDE + shortened(outside, SHOWN_FILES))
         notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(

@@ -10,7 +10,7 @@ from samebits import audit
 from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
 
 if TYPE_CHECKING:
-    from samebits.audit._diff.comparison import Comparison
+    from samebits.audit._comparison import Comparison
 
 SCHEMA = "samebits.diff/1"
 
@@ -38,8 +38,8 @@ def diff(
     Read more: docs/verify.md
     """
     check_json_file(json_file)
-    read = audit._record.read_record.read_ranks
-    found = audit._diff.comparison.compare_ranks(read(first), read(second))
+    read = audit._record.record_file.read_ranks
+    found = audit._comparison.compare_ranks(read(first), read(second))
     if not is_standard_output(json_file):
         print(found.sentence())
     write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **_content(found)})

@@ -102,7 +102,7 @@ def run(
 def _warn_of_empty(folder: Path) -> None:
     """Warns of a record without a step: whoever keeps it as evidence has nothing."""
     with contextlib.suppress(RecordError):  # the process died at its start, and has said why
-        found = audit._record.read_record.read_record(folder)
+        found = audit._record.record_file.read_record(folder)
         if not (found.steps or found.forwards):
             print(
                 f"samebits: run: {folder} holds no step: the script trained nothing. A samebits.Run that has finished does not "
@@ -115,7 +115,7 @@ def _check_record(folder: Path, command: list[str]) -> None:
     """Raises for a record of another script: a killed run's next process adds to its record."""
     found = None
     with contextlib.suppress(RecordError):  # none there yet, or one of a process that died at its start
-        found = audit._record.read_record.read_record(folder)
+        found = audit._record.record_file.read_record(folder)
     if found is None:
         return
     words, script = list(found.start["argv"]), found.start["script"]

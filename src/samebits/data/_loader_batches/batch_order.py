@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from samebits._context import Words
 from samebits._inspect import rng_states
-from samebits._inspect.attributes import attributes_of
+from samebits._inspect.object_parts import attributes_of
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
 from samebits.data._stages.stage import INFINITE
 from samebits.errors import UnimplementedError

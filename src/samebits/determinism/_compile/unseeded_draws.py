@@ -19,7 +19,7 @@ import torch.fx.traceback
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
 from samebits.determinism._compile.inductor import dynamo_error
-from samebits.determinism._guards.torch_draws import DrawRule, unseeded_message
+from samebits.determinism._guards.torch_draws import DrawRule, unseeded_draw
 from samebits.errors import UnseededError
 from samebits.random._process.seeds import torch_was_seeded
 
@@ -119,7 +119,7 @@ def _constant(value: Any, scripted: Any) -> Any:
 
 
 def _refuse(name: str, line: str) -> None:
-    text = unseeded_message(f"{name} at {line}, captured into a graph,")
+    error = unseeded_draw(f"{name} at {line}, captured into a graph,")
     if "torch._dynamo.exc" in sys.modules:
-        raise dynamo_error(UnseededError)(text, first_useful_frame=None)
-    raise UnseededError(text)
+        raise dynamo_error(UnseededError)(str(error), first_useful_frame=None)
+    raise error

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
-from samebits._inspect.source_text import call_of_frame
+from samebits._inspect.user_call import call_of_frame
 from samebits._inspect.user_code import INSTALLED, owner_of_frame
+from samebits._unseeded import from_entropy
 from samebits.determinism._warn_once import warn_once
-from samebits.errors import UnseededError, UnseededWarning
+from samebits.errors import UnseededWarning
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "")
     if lasts or made_by_library:
         warn_once(f"{source.name} {frame.f_code.co_filename}", f"{where}: {_OF_A_LIBRARY}", UnseededWarning)
     elif not imports:
-        raise UnseededError(f"{where}: the next run would draw other numbers. Use {source.instead}.")
+        raise from_entropy(where, source.instead)
 
 
 def line_of_frame(frame: FrameType) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from samebits._inspect.source_text import calling_op
+from samebits._inspect.user_call import calling_op
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels
 from samebits.determinism._replacement import Replacement

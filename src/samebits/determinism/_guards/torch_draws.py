@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from samebits._inspect.source_text import calling_op
+from samebits._inspect.user_call import calling_op
+from samebits._unseeded import CURE, no_seed
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels, overload
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning
 from samebits.random._process import generator_states
 from samebits.random._process.seeds import torch_was_seeded
 
-_CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
 _RATES = {"dropout_p", "dropout"}
 _DRAW_NOTHING = {
     "aten::_cudnn_attention_forward_no_dropout_inplace",
@@ -41,7 +41,7 @@ class SeedGuard:
         if not torch_was_seeded() and _has_drawn():
             text = (
                 "enable_op_determinism() was called after torch's default generator, which has no seed, had been drawn "
-                f"from: values made so far (initial weights?) differ in every run. {_CURE}"
+                f"from: values made so far (initial weights?) differ in every run. {CURE}."
             )
             warn_once("unseeded draws", text, UnseededWarning)
         if not torch_was_seeded():
@@ -69,7 +69,7 @@ class SeedGuard:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if rule.draws_from_default(args, kwargs):
                 if not is_seeded():
-                    raise UnseededError(unseeded_message(calling_op(name)))
+                    raise unseeded_draw(calling_op(name))
                 if not generator_states.is_preserving():
                     self.remove()
             return kernel(*args, **kwargs)
@@ -117,9 +117,9 @@ def _address(generator: Any) -> int:
     return generator._cdata
 
 
-def unseeded_message(draw: str) -> str:
-    """Returns the message for an op that draws without a seed; `draw` is the op and its line, as `calling_op` gives them."""
-    return f"{draw} draws from torch's default generator, and no seed was set: the next run would draw other numbers. {_CURE}"
+def unseeded_draw(draw: str) -> UnseededError:
+    """Returns the error of an op that draws without a seed; `draw` is the op and its line, as `calling_op` gives them."""
+    return no_seed(f"{draw} draws from torch's default generator", instead="torch.manual_seed(seed)")
 
 
 def _keys() -> tuple[str, ...]:

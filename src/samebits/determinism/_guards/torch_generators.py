@@ -21,6 +21,7 @@ import torch
 
 from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_code import calling_line
+from samebits._unseeded import from_entropy
 from samebits.determinism._guards.random_sources import (
     DISTRIBUTED_SAMPLER,
     GENERATOR,
@@ -31,7 +32,7 @@ from samebits.determinism._guards.random_sources import (
     line_of_frame,
 )
 from samebits.determinism._warn_once import warn_once
-from samebits.errors import UnseededError, UnseededWarning
+from samebits.errors import UnseededWarning
 
 _DEFAULT_SEED = torch.Generator().initial_seed()
 _UNDRAWN = torch.Generator().get_state()
@@ -115,9 +116,9 @@ def _note_generators(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Any:
     def refused(*_: Any) -> NoReturn:
-        raise UnseededError(
-            f"{source.name}, called at {calling_line()}, seeds from the operating system, so that the next run would draw other "
-            f"numbers; op determinism is on. Use {source.instead}."
+        raise from_entropy(
+            f"{source.name}, called at {calling_line()}, seeds from the operating system; op determinism is on",
+            source.instead,
         )
 
     return stand_in(seed, refused)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from samebits._inspect.source_text import calling_function, calling_op
+from samebits._inspect.user_call import calling_function, calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, tensors_for_numbers
 from samebits.determinism._machine_invariant import coverage, replacements
 from samebits.determinism._machine_invariant.operands import IS_NOT_COVERED

@@ -10,7 +10,7 @@ import torch
 
 from samebits._context import Words
 from samebits._inspect.rng_states import numpy_words, python_words
-from samebits.errors import UnseededError
+from samebits._unseeded import no_seed
 from samebits.random._process import generator_states
 from samebits.random._process.mt19937 import BASE, MANY, SEEDED, WORDS, words_since
 
@@ -65,9 +65,10 @@ def draws() -> dict[str, int | str]:
         {'torch': 3, 'numpy': 0, 'python': 0}
     """
     if _note is None:
-        raise UnseededError(
-            "samebits.random.draws() has nothing to count from: no step of a samebits.Run has begun, and nothing called "
-            "samebits.set_random_seed(seed)."
+        raise no_seed(
+            "samebits.random.draws() counts from the last seed or step",
+            "there is none",
+            "call it in a step of a samebits.Run",
         )
     stream, cuda = _note
     counts = words_since(_torch(), numpy_words(), python_words(), stream, BASE)

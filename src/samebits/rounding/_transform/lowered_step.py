@@ -10,7 +10,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from samebits._context import Words, process
-from samebits.errors import InvalidArgumentError, UnseededError
+from samebits._unseeded import no_seed
+from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
 from samebits.replica._analysis.fixpoint import analyze
@@ -202,9 +203,10 @@ class LoweredStep:
             return int_keys.fold(process.run_key, _STREAM)
         seed = seeds.root_seed()
         if seed is None:
-            raise UnseededError(
-                "the lowered step: no seed is set, so replicas would round differently and drift apart. Give "
-                "lower(step, seed=...), or call samebits.set_random_seed(seed), with one seed on all ranks, before."
+            raise no_seed(
+                "the lowered step draws",
+                "replicas would round differently and drift apart (all ranks need the same seed)",
+                "give lower(step, seed=...)",
             )
         return int_keys.fold(int_keys.root(seed), _STREAM)
 

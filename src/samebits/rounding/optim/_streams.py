@@ -16,7 +16,7 @@ import torch
 
 from samebits._context import Words, process
 from samebits._native import kernel
-from samebits.errors import UnseededError
+from samebits._unseeded import no_seed
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import block
 from samebits.random._process import seeds
@@ -31,9 +31,9 @@ def process_key(caller: str) -> Words:
         return int_keys.fold(process.run_key, _STREAM)
     seed = seeds.root_seed()
     if seed is None:
-        raise UnseededError(
-            f"{caller}.step(): no seed is set, so replicas would round differently and drift apart. Call "
-            "samebits.set_random_seed(seed), with one seed on all ranks, before."
+        raise no_seed(
+            f"{caller}.step() draws",
+            "replicas would round differently and drift apart (all ranks need the same seed)",
         )
     return int_keys.fold(int_keys.root(seed), _STREAM)
 

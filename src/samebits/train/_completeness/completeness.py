@@ -2,7 +2,7 @@
 
 At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the frame of
 the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit, and is not written
-again before the next iteration reads it (`liveness` for locals, `read_before_write` for the rest) would be lost by a
+again before the next iteration reads it (`carried_locals` for locals, `read_before_write` for the rest) would be lost by a
 resume: `IncompleteStateError`.
 
 In between it compares the structure of the run's modules and the settings of the process (`structure`), which no commit
@@ -26,7 +26,7 @@ import torch
 from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits._inspect import structure, user_code
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
@@ -199,13 +199,13 @@ class Completeness:
     ) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps not before an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
-        known |= loop_locals.carried_if_an_inner_loop_is_empty(frame)
+        known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
         held = {id(thing) for thing in objects.values()}
         assert self._program is not None
         flow = OutputFlow(self._program.codes, committed_names(frame, objects, None))
         return [
             name
-            for name, value in sorted(loop_locals.assigned_in_loop(frame).items())
+            for name, value in sorted(carried_locals.assigned_in_loop(frame).items())
             if name not in known and id(value) not in held and not flow.variable(frame.f_code, name)
         ]
 
@@ -239,12 +239,12 @@ class Completeness:
         assert self._program is not None
         assert self._before is not None
         if whole:
-            frames = loop_locals.loop_frames(frame)
+            frames = carried_locals.loop_frames(frame)
             now = {
                 **self._before.structure,
                 "": {**settings, **assigned_attributes.values(frames, self._program)},
             }
-            loop_locals.release_locals(frames)
+            carried_locals.release_locals(frames)
         else:
             modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
@@ -257,7 +257,7 @@ class Completeness:
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> Judged:
         if self._program is None:
-            self._program = UserFunctions(frame)
+            self._program = UserFunctions(frame, "samebits.train")
         self._looks += 1
         saved = state.gather(objects) | {"run_state": run_state}
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom

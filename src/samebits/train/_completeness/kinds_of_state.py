@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect import actions
-from samebits._inspect.installed_objects import may_hold_state
+from samebits._inspect import reachable
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import GENERATORS_ONLY, HeldGenerators, is_known, name_of_known
 
@@ -28,10 +27,23 @@ def action_of(kind: type) -> str | None:
     """Returns the name of the walk's method for values of a type; None if they are not read."""
     if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
         return "optimizer"
-    if kind.__module__.startswith("samebits.") and actions.action_of(kind) == "attributes":
+    if kind.__module__.startswith("samebits.") and reachable.action_of(kind) == "attributes":
         return "holder"
-    action = actions.thorough_action_of(kind)
-    return "installed" if action is None and may_hold_state(kind) else action
+    action = reachable.thorough_action_of(kind)
+    if action is None:
+        return "installed" if may_hold_state(kind) else None
+    return _OF_A_SNAPSHOT.get(action, action)
+
+
+_OF_A_SNAPSHOT = {
+    "attributes": "owned_attributes",
+    "function": "function_and_attributes",
+    "generator": "marked_generator",
+    "iterator": "iterator_of_the_user",
+    "module": "hooked_module",
+    "tensor": "uncommitted_tensor",
+}
+"""The methods of `StateSnapshot` that do more than those of any walk."""
 
 
 class Role(NamedTuple):

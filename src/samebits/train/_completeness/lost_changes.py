@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect._program import bytecode, loop_locals, user_functions
+from samebits._inspect._program import bytecode, carried_locals, user_functions
 from samebits._inspect._program.data_dependence import DataDependence
-from samebits._inspect._program.name_use import NameUse
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
-from samebits._inspect.installed_objects import may_hold_state
-from samebits._inspect.leaf_hashes import of_ends
+from samebits._inspect._program.user_functions import NameUse
+from samebits._inspect.reachable import of_ends
 from samebits._inspect.rng_states import of_state
 from samebits._inspect.structure import ENVIRON, Structure, differences
 from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits._inspect.user_code import may_hold_state
 from samebits.train._completeness import reachable_state
 
 _DRAWS = frozenset(
@@ -158,7 +158,7 @@ class LostChanges:
         flow = self._flow_of(program, frozenset(committed))
         left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
-        names = loop_locals.carried_if_an_inner_loop_is_empty(frame)
+        names = carried_locals.carried_if_an_inner_loop_is_empty(frame)
         left = [c for c in left if c not in printed and not self._is_cache(c)]
         unlikely = [c for c in left if c.now.root == "local" and c.now.places[0].name in names]
         return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
@@ -216,7 +216,7 @@ class LostChanges:
         """
         for kind in snapshot.kinds:
             program.add_class(kind)
-        asking = loop_locals.fetching_frames(frame)
+        asking = carried_locals.fetching_frames(frame)
         kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
         made_from = (
             asking, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size, kinds,
@@ -261,7 +261,7 @@ class LostChanges:
 
 def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
     """Returns True for a dict of the loop's own function that remembers what is computed of its keys alone."""
-    place, code = change.now.places[0], loop_locals.loop_frames(frame)[-1].f_code
+    place, code = change.now.places[0], carried_locals.loop_frames(frame)[-1].f_code
     grown = change.path == f"{place.name}.keys()"
     return grown and place.kind == "local" and flow.is_memo(code, place.name)
 
@@ -285,7 +285,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     role = change.taken.roots[place.name]
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False
-    code = next((one.f_code for one in loop_locals.loop_frames(frame) if place.name in one.f_locals), None)
+    code = next((one.f_code for one in carried_locals.loop_frames(frame) if place.name in one.f_locals), None)
     if not aliased and flow.variable(code if place.kind == "local" else None, place.name):
         return True
     last = change.now.places[-1]
@@ -440,12 +440,12 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
 def committed_names(frame: FrameType, objects: Mapping[str, Any], loader: Any) -> set[str]:
     """Returns the names of variables that hold objects of the run, the loader or the run itself; and the objects' own names."""
     held = {id(thing) for thing in objects.values()} | {id(loader)}
-    frames = loop_locals.loop_frames(frame)
+    frames = carried_locals.loop_frames(frame)
     found = {
         name
         for one in frames
         for name, value in {**one.f_globals, **one.f_locals}.items()
         if id(value) in held or type(value).__module__ == "samebits.train._run"
     }
-    loop_locals.release_locals(frames)
+    carried_locals.release_locals(frames)
     return found | objects.keys()

@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 import torch
 
 from samebits._inspect import rng_states, structure
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits._inspect.attributes import attributes_of, own_names
 from samebits._inspect.generators_in import generators_in
-from samebits._inspect.hooks import hooks_of
-from samebits._inspect.installed_objects import may_hold_state
+from samebits._inspect.object_parts import attributes_of, own_names
 from samebits._inspect.reachable import DEPTH, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
-from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._loader_state import Resumable
 from samebits.train._completeness import kinds_of_state
 
@@ -73,16 +72,15 @@ class NotedObject(NamedTuple):
     way: tuple[int, ...]
 
 
+_MOST, _MOST_INSTALLED = 600, 400
+"""The leaves of a snapshot, and those in objects of installed packages, so that these crowd out nothing of the user's."""
+
+
 class StateSnapshot(Walk):
     """A walk that keeps its leaves by path. Afterwards it holds none of the user's objects."""
 
-    most = 600
-    most_installed = 400
-    """Leaves in objects of installed packages: a number of their own, so that they crowd out nothing of the user's."""
-    thorough = True
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_MOST, thorough=True)
         self.leaves_by_path: dict[str, Leaf] = {}
         self.kinds: set[type] = set()
         """Classes of the user's objects, and of the parts of the loader."""
@@ -154,13 +152,13 @@ class StateSnapshot(Walk):
         self._places.append(place)
         self._note(name, value)
         if kind in {"local", "global"} and self.roots[name].group in {"object", "library", "class"}:
-            self._add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
+            self.add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
 
-    def skip(self, objects: dict[str, Any]) -> None:
+    def give(self, objects: dict[str, Any]) -> None:
         """Skips the objects of the run as any walk does, and keeps their names: a variable may later hold another object."""
-        super().skip(objects)
+        self.skip(objects)
         self._names_given = {id(thing): name for name, thing in objects.items()}
         self._positions = {id(thing._live) for thing in objects.values() if isinstance(thing, Resumable)}
 
@@ -208,25 +206,18 @@ class StateSnapshot(Walk):
             if place.kind not in {"item", "stream"}:
                 self._holds.setdefault(place.name, set()).add(id(value))
         self._way.append(id(value))
-        if depth > DEPTH and self.action(type(value)) == "attributes" and id(value) not in self._seen:
+        if depth > DEPTH and self.action(type(value)) == "owned_attributes" and id(value) not in self._seen:
             self._seen.add(id(value))
             self.installed(path, value, depth)
         else:
-            super().value(path, value, depth)
+            self.read(path, value, depth)
         self._way.pop()
 
-    def _add(self, path: str, hashed: bytes) -> None:
+    def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
-        places = tuple(self._places)
-        self.leaves_by_path[path] = Leaf(
-            hashed,
-            self._value,
-            self._root,
-            places,
-            tuple(self._owners),
-            tuple(self._way),
-            bool(self._owners) and may_hold_state(self._owners[-1][0]),
-        )
+        held = tuple(self._places), tuple(self._owners), tuple(self._way)
+        installed = bool(self._owners) and may_hold_state(self._owners[-1][0])
+        self.leaves_by_path[path] = Leaf(hashed, self._value, self._root, *held, installed)
 
     def met(self, identity: int) -> bool:
         """Returns True if the object of this identity was walked."""
@@ -248,10 +239,10 @@ class StateSnapshot(Walk):
         """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
         return kinds_of_state.action_of(kind)
 
-    def attributes(self, path: str, value: Any, depth: int) -> None:
+    def owned_attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the attributes of a user's object."""
         self._owner = type(value)
-        super().attributes(path, value, depth)
+        self.attributes(path, value, depth)
         self._owner = None
         if isinstance(value, torch.optim.Optimizer):
             self.optimizer(path, value, depth)
@@ -275,7 +266,7 @@ class StateSnapshot(Walk):
 
     def noted_objects(self) -> None:
         """Walks the attributes of the noted objects, the nearest first, and of those inside them."""
-        self.most += self.most_installed
+        self.most += _MOST_INSTALLED
         while self._deferred and len(self.names) < self.most:
             path, value, self._root, places, owners, way = self._deferred.popleft()
             self._places, self._owners, self._way = list(places), list(owners), list(way)
@@ -299,26 +290,22 @@ class StateSnapshot(Walk):
                 place = StoredPlace("name" if root == "global" else root, name)
                 places = (place, StoredPlace("attr", path.rpartition(".")[2]))
                 self.names.append(path)
+                hashed, way = of_generator(generator), (id(generator),)
                 self.leaves_by_path[path] = Leaf(
-                    of_generator(generator),
-                    None,
-                    root,
-                    places,
-                    (),
-                    (id(generator),),
-                    installed=True,
-                    generator=True,
+                    hashed, None, root, places, (), way, installed=True, generator=True
                 )
 
-    def generator(self, path: str, value: Any, depth: int) -> None:
+    def marked_generator(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf: the state of a random generator."""
-        super().generator(path, value, depth)
+        self.generator(path, value, depth)
         if path in self.leaves_by_path:
             self.leaves_by_path[path] = self.leaves_by_path[path]._replace(generator=True)
 
-    def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
+    def hooked_module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Walks a module's attributes, and those of its parameters; its hooks come last."""
-        super().module(path, value, depth)
+        self._owner = type(value) if is_user_type(type(value)) else None
+        self.module(path, value, depth)
+        self._owner = None
         if may_hold_state(type(value)):
             self.installed(path, value, depth)
         elif not is_user_type(type(value)):
@@ -342,9 +329,9 @@ class StateSnapshot(Walk):
         self.structure = structure.of_modules(self.modules)
         self.modules.clear()
 
-    def function(self, path: str, value: types.FunctionType, depth: int) -> None:
+    def function_and_attributes(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks the values in a function's cells, and its attributes: `f.calls += 1`."""
-        super().function(path, value, depth)
+        self.function(path, value, depth)
         self._attributes_in(path, value, depth)
 
     def _attributes_in(self, path: str, value: Any, depth: int) -> None:
@@ -364,25 +351,25 @@ class StateSnapshot(Walk):
             if any(kinds_of_state.is_users_own(one) for one in inner):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
-    def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
+    def uncommitted_tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds one leaf, unless the commit holds this memory. Parameters of unknown modules count by torch's count of writes."""
         if kinds_of_state.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
-            self._add(path, plain((value._version, value.data_ptr())))
+            self.add(path, plain((value._version, value.data_ptr())))
             self._tensors[path] = weakref.ref(value)
         else:
-            super().tensor(path, value, depth)
+            self.tensor(path, value, depth)
 
-    def iterator(self, path: str, value: Any, depth: int) -> None:
+    def iterator_of_the_user(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless it was given to the run, or is the iteration of a loader that was."""
         if id(value) in self._given or id(getattr(value, "position", None)) in self._positions:
             return
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
-            super().iterator(path, value, depth)
+            self.iterator(path, value, depth)
         if frame is not None:
-            loop_locals.release_locals([frame])
+            carried_locals.release_locals([frame])
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """Adds one leaf, which changes with the optimizer's state or its learning rates."""
@@ -395,7 +382,7 @@ class StateSnapshot(Walk):
             for item in state.values()
         ]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
-        self._add(f"{path}.state", plain([counts, rates]))
+        self.add(f"{path}.state", plain([counts, rates]))
 
 
 def take(
@@ -414,10 +401,10 @@ def take(
     `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into. `known`:
     the generators that an earlier check found; None: they are searched for, which takes most of the time.
     """
-    frames = loop_locals.loop_frames(frame)
+    frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()
     walk._ignored_paths = frozenset(ignored)
-    walk.skip(dict(objects))
+    walk.give(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
     passed += [
@@ -429,11 +416,11 @@ def take(
     walk.steps |= {
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
-    carried, _ = loop_locals.of_frames(frame)
+    carried, _ = carried_locals.of_frames(frame)
     outer = _globals(frames[-1], program)
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
-        roots.append(("loader", loop_locals.name_of(loader, frames), loader))
+        roots.append(("loader", carried_locals.name_of(loader, frames), loader))
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
     try:
@@ -444,7 +431,7 @@ def take(
         walk.found = _generators(roots, passed) if known is None else known
         walk.generators(walk.found)
     finally:
-        loop_locals.release_locals(frames)
+        carried_locals.release_locals(frames)
     return walk
 
 
@@ -468,4 +455,4 @@ def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
             found |= {
                 name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
             }
-    return found | loop_locals.script_globals(frame)
+    return found | carried_locals.script_globals(frame)

@@ -17,10 +17,11 @@ import torch
 from samebits._byte_digest import of_bytes
 from samebits._context import process
 from samebits._inspect import user_code
+from samebits._unseeded import CURE, no_seed
 from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
-from samebits.errors import InvalidArgumentError, RunMismatchError, UnseededError
+from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.random._process import seeds
 from samebits.train._state import hyperparameters
 from samebits.train._state.hyperparameters import Hyperparameters
@@ -190,9 +191,6 @@ def _name_of(line: str) -> str | None:
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
 
 
-_CURE = "Call samebits.set_random_seed(seed) at the top of the program."
-
-
 @dataclass(frozen=True)
 class RunSeed:
     """A run's seed."""
@@ -225,7 +223,7 @@ def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
 
 def _default_seed(recorded: RunSeed | None) -> RunSeed:
     if process.op_determinism:
-        raise UnseededError(f"Run: no seed was set. {_CURE}")
-    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {_CURE}")
+        raise no_seed("Run begins under op determinism")
+    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {CURE}.")
     process.seed = torch.initial_seed() if recorded is None else recorded.seed
     return RunSeed(process.seed, seeded=False)

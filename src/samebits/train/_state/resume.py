@@ -21,7 +21,7 @@ import torch
 from samebits import _digest as digest
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits._inspect._program import loop_locals
+from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
@@ -51,7 +51,7 @@ class CarriedValues:
         """Returns the values that the `for` statement in `frame` carries; unless `direct`, it iterates over an object of Python's (enumerate)."""
         if not direct:
             return cls(None, {})
-        parts = loop_locals.take(frame, dict(objects), at_exit=True).values()
+        parts = carried_locals.take(frame, dict(objects), at_exit=True).values()
         hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
         own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
         held = {

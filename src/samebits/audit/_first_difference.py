@@ -1,18 +1,84 @@
-"""The comparison of two records: the first step that differs, and in it the first component that differs."""
+"""The first difference of two records: the first step that differs, in it the first component, and the sentence about it."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from samebits.audit._diff.difference import Difference as Difference
-from samebits.audit._record.read_record import Record, RecordLine
-from samebits.audit._record.read_record import merge as merge
-from samebits.audit._record.read_record import read_record as read_record
-from samebits.audit._record.read_record import read_segments as read_segments
-from samebits.errors import RecordError as RecordError
+from samebits.audit._record.record_file import Record, RecordLine
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference of two records."""
+
+    step: int
+    component: str
+    """The cause as far as the records show it: the first in causal order that differs."""
+    paths: tuple[str, ...]
+    """Leaves of the component that differ; empty if it has none."""
+    detail: str = ""
+    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Further components that differ in the same line, with their paths."""
+    epoch: int = 0
+    batch_index: int = 0
+    place: str = "step"
+    """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
+    rank: int | None = None
+    """The rank on which it is, in a job of several."""
+
+    def sentence(self) -> str:
+        """Returns one readable line: step, component, leaves, other components that differ."""
+        detail = f" ({self.detail})" if self.detail else ""
+        more = ", ".join(_name_leaves(component, paths) for component, paths in self.others)
+        return f"{self._where()}{_name_leaves(self.component, self.paths)} {_verb(self)}{detail}" + (
+            f", then {more}" if more else ""
+        )
+
+    def _where(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}: "
+        if self.place == "end":
+            return rank
+        if self.place == "start":
+            return f"{rank}before the first step: "
+        if self.place == "resumed":
+            return f"{rank}resumed at step {self.step + 1}: "
+        return f"{rank}step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
+
+
+def _verb(difference: Difference) -> str:
+    if difference.component == "end":
+        return "differs"
+    plural = difference.component == "locals" and len(difference.paths) > 1
+    return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
+
+
+_TITLES = {
+    "final": "the model at the script's end",
+    "steps": "the numbers of steps",
+    "end": "the record",
+    "lr": "learning rate",
+    "eval": "evaluation outputs",
+    "memory": "what the program holds",
+}
+
+
+def _name_leaves(component: str, paths: tuple[str, ...]) -> str:
+    """Returns a component and up to two of its leaves."""
+    if component == "locals":
+        plain = [path for path in paths if path.isidentifier()] == list(paths)
+        title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
+        return f"{title} {shortened([f'`{path}`' for path in paths])}"
+    title = _TITLES.get(component, component)
+    shown = [path for path in paths if path]
+    return f"{title} ({shortened(shown)})" if shown else title
+
+
+def shortened(items: Sequence[str], shown: int = 2) -> str:
+    """Returns the first items and the number of the others: "a, b, ... 3 more"."""
+    return ", ".join(items[:shown]) + (f", ... {len(items) - shown} more" if len(items) > shown else "")
+
 
 _MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
 AFTER_A_BODY = ("generators", "data", *_MADE, "scalars", "locals", "locals_at_exit")
@@ -30,7 +96,7 @@ _MEMORY = "memory"
 """All values that could be read of the program (`record.memory`): they name causes, and are no difference by themselves."""
 _EFFECTS = frozenset({"loss", "model", "output"})
 """Components that only show that something before them differs."""
-_SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
+SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
 
 
@@ -66,8 +132,8 @@ def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[s
         later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
         if mine is None or later is None or later not in a.steps or theirs.step >= difference.step:
             continue
-        still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
-        paths = _without_ignored(_paths(_MEMORY, mine, theirs), _MEMORY, mine, theirs, ignore)
+        still = {*differing_paths(_MEMORY, a.steps[later], b.steps[later])}
+        paths = _without_ignored(differing_paths(_MEMORY, mine, theirs), _MEMORY, mine, theirs, ignore)
         lost = tuple(path for path in paths if path in still)
         if lost:
             others = ((difference.component, difference.paths), *difference.others)
@@ -88,49 +154,6 @@ def _by_loader_generators(difference: Difference, a: Record, b: Record) -> Diffe
     return replace(difference, component="generators", paths=tuple(sorted(paths)), others=others)
 
 
-def earliest(differences: Iterable[Difference | None]) -> Difference | None:
-    """Returns the first of the ranks' differences: in time, and in one step in causal order.
-
-    A rank that reads another batch changes the gradients of all, in the same step.
-    """
-    order = ("memory", *AFTER_A_BODY)
-
-    def when(found: Difference) -> tuple[float, int]:
-        place = order.index(found.component) if found.component in order else len(order)
-        return math.inf if found.place == "end" else found.step, place
-
-    return min(filter(None, differences), key=when, default=None)
-
-
-def replica_difference(
-    first: Record, other: Record, may_differ: frozenset[str], ignore: frozenset[str]
-) -> Difference | None:
-    """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
-
-    Only what both have is compared. What is in `may_differ` or `ignore` (components and paths) is no difference by
-    itself; that of `may_differ` may be the cause of one.
-    """
-    for mine, theirs in _pairs(first, other):
-        parts = {
-            name: paths
-            for name in _SHARED_ONLY - ignore
-            if (paths := tuple(path for path in _unequal(name, mine, theirs) if path not in ignore))
-        }
-        if not may_differ.issuperset(path for paths in parts.values() for path in paths):
-            return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
-    return None
-
-
-def unequal_leaves(first: Record, other: Record) -> dict[str, None]:
-    """Returns the parameters and buffers that differ between two ranks after any step, in the order of the model."""
-    lines = list(_pairs(first, other))
-    return {path: None for name in ("model", "buffers") for pair in lines for path in _unequal(name, *pair)}
-
-
-def _unequal(component: str, mine: RecordLine, theirs: RecordLine) -> tuple[str, ...]:
-    return _paths(component, mine, theirs, shared=True)
-
-
 def steps_compared(a: Record, b: Record) -> int:
     """Returns the number of steps that both records have."""
     return len(a.steps.keys() & b.steps.keys())
@@ -138,9 +161,12 @@ def steps_compared(a: Record, b: Record) -> int:
 
 def unstable(a: Record, b: Record) -> frozenset[str]:
     """Returns the paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
-    pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
+    pairs = [*matched_lines(a, b), *zip(a.initial, b.initial, strict=False)]
     return frozenset(
-        path for mine, theirs in pairs for name in (*_LOCALS, _MEMORY) for path in _paths(name, mine, theirs)
+        path
+        for mine, theirs in pairs
+        for name in (*_LOCALS, _MEMORY)
+        for path in differing_paths(name, mine, theirs)
     )
 
 
@@ -157,17 +183,17 @@ def _is_below(path: str, root: str) -> bool:
     return path.startswith(root) and path[len(root) : len(root) + 1] in ("", ".", "[", ")")
 
 
-def _pairs(a: Record, b: Record) -> Iterator[tuple[RecordLine, RecordLine]]:
+def matched_lines(a: Record, b: Record) -> Iterator[tuple[RecordLine, RecordLine]]:
     return ((line, b.steps[key]) for key, line in a.steps.items() if key in b.steps)
 
 
 def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
     ignore |= _unused_generators(a, b)
     last = dict(a.steps.keys())
-    for mine, theirs in _pairs(a, b):
+    for mine, theirs in matched_lines(a, b):
         parts = _parts(mine, theirs, ignore, at_exit=last[mine.loop] == mine.step)
         if parts and not _is_cache(parts, mine, theirs):
-            return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
+            return difference_between(mine, theirs, parts, AFTER_A_BODY, "step")
     return None
 
 
@@ -188,7 +214,7 @@ def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Differe
             parts = _lasting(parts, a, b, theirs, ignore)
         if parts and not (_is_cache(parts, mine, theirs) and _equal_from_here(a, b, ignore)):
             place = "start" if theirs.step < 0 else "resumed"
-            return _difference(mine, theirs, parts, BEFORE_A_BODY, place)
+            return difference_between(mine, theirs, parts, BEFORE_A_BODY, place)
     return None
 
 
@@ -222,13 +248,17 @@ def _unused_generators(a: Record, b: Record) -> frozenset[str]:
         {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
         for record in (a, b)
         for began in [record.start.get("generators") or {}]
-        for last in [next((line.leaves.get("generators", {}) for line in _backwards(record)), {})]
+        for last in [
+            next(
+                (
+                    line.leaves.get("generators", {})
+                    for line in (*reversed(record.steps.values()), *record.initial)
+                ),
+                {},
+            )
+        ]
     ]
     return frozenset(unused[0] & unused[1])
-
-
-def _backwards(record: Record) -> list[RecordLine]:
-    return [*reversed(record.steps.values()), *record.initial]
 
 
 def _lasting(
@@ -303,8 +333,8 @@ def _parts(
             continue
         if component == _AT_EXIT and not at_exit:
             continue
-        shared = shared_only and component in _SHARED_ONLY
-        paths = _paths(component, mine, theirs, shared=shared)
+        shared = shared_only and component in SHARED_ONLY
+        paths = differing_paths(component, mine, theirs, shared=shared)
         if component in {*_LOCALS, "generators"}:
             paths = _without_ignored(paths, component, mine, theirs, ignore)
         if component == "locals":
@@ -342,7 +372,9 @@ def _split_locals(components: dict[str, tuple[str, ...]], paths: tuple[str, ...]
     components |= {name: part for name, part in (("data", data), ("locals", others)) if part}
 
 
-def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> tuple[str, ...]:
+def differing_paths(
+    component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False
+) -> tuple[str, ...]:
     a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
     if a == b:
         return ()
@@ -351,7 +383,7 @@ def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool
     return (*own, *missing)
 
 
-def _difference(
+def difference_between(
     mine: RecordLine,
     theirs: RecordLine,
     parts: dict[str, tuple[str, ...]],

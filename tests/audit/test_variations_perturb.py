@@ -10,9 +10,8 @@ import torch
 import samebits
 from samebits._context import CheckOverrides, process
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
-from samebits.audit._child.loader_workers import set_loader_workers
-from samebits.audit._child.perturb import set_listing_order
-from samebits.audit._record.opened_files import lines_outside, record_written_files
+from samebits.audit._child.variations import set_listing_order, set_loader_workers
+from samebits.audit._record.opened_files import lines_outside, record_opened_files
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
@@ -113,7 +112,7 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     files = {}
-    with record_written_files(files):
+    with record_opened_files(files):
         for _ in range(2):
             open("metrics.csv", "a").close()
         open("metrics.csv").close()

@@ -10,8 +10,8 @@ import types
 import numpy as np
 import torch
 
-from samebits._inspect._program import loop_locals
-from samebits._inspect.reachable import MAX_LEAVES, Walk
+from samebits._inspect._program import carried_locals
+from samebits._inspect.reachable import MAX_LEAVES, LeafWalk
 
 
 class Meter:
@@ -41,7 +41,7 @@ class Data(torch.utils.data.Dataset):
 
 def taken(objects):
     """The leaves of objects that are locals of a loop."""
-    walk = Walk()
+    walk = LeafWalk()
     for name, value in objects.items():
         walk.value(name, value, 0)
     leaves = walk.leaves()
@@ -125,7 +125,7 @@ def test_parameters_of_what_the_run_knows_are_left_to_the_model_component():
     net = Net()
 
     def leaves():
-        return loop_locals.take(None, {"net": net})["locals"]
+        return carried_locals.take(None, {"net": net})["locals"]
 
     before = leaves()
     net.layer.weight.data.add_(1)
@@ -169,7 +169,7 @@ def test_the_frame_of_the_loop_is_found_behind_library_code():
 
     def steps():
         for number in range(3):
-            found.append(loop_locals.take(sys._getframe(1), {})["scalars"].names)
+            found.append(carried_locals.take(sys._getframe(1), {})["scalars"].names)
             yield number
 
     def train():

@@ -1,4 +1,4 @@
-"""The verdict of a check from its outcomes: equal, the first difference, or no proof."""
+"""The baseline: the facts of its record on which the plan depends, and the verdict of a check by comparison with it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from samebits.audit._diff.first_difference import (
+from samebits.audit._child.variations import OWN_LOADERS
+from samebits.audit._comparison import earliest, replica_difference, unequal_leaves
+from samebits.audit._first_difference import (
     Difference,
-    Record,
-    earliest,
     first_difference_of_segments,
     harmless,
-    replica_difference,
+    shortened,
     steps_compared,
-    unequal_leaves,
     unstable,
 )
 from samebits.audit._record.opened_files import OUTSIDE
-from samebits.audit._verify.check_plan import Check
+from samebits.audit._record.record_file import Record, RecordLine
+from samebits.audit._verify.check_plan import BaselineFacts, Check
 from samebits.audit._verify.check_process import ProcessOutcome
 from samebits.audit._verify.verify_report import CheckRow
 
@@ -104,7 +104,7 @@ class BaselineComparison:
         unequal = {path: None for other in others for path in unequal_leaves(first, other)}
         legal = {path: kind for kind in reversed(_LEGAL) for path in facts[kind]}
         remark = "; ".join(
-            f"{_shown(paths)} may differ between two steps: {why}"
+            f"{shortened(paths)} may differ between two steps: {why}"
             for kind, why in _LEGAL.items()
             if (paths := [path for path in unequal if legal.get(path) == kind])
         )
@@ -130,10 +130,6 @@ def _when(difference: Difference) -> float:
 
 def _segments(runs: Sequence[Records], rank: int) -> list[Record]:
     return [record for records in runs if (record := records[rank]) is not None]
-
-
-def _shown(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:2]) + (f", ... {len(paths) - 2} more" if len(paths) > 2 else "")
 
 
 def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
@@ -173,3 +169,49 @@ def _proves_nothing(outcomes: Sequence[ProcessOutcome], compared: int) -> str:
     if any(record is None or not record.resumed_from for record in resumed):
         return "a restart began anew instead of resuming"
     return "" if compared else "no step was compared"
+
+
+def facts_of(record: Record, *others: Record) -> BaselineFacts:
+    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, the switch's
+    promise.
+
+    `record` is that of rank 0, `others` those of the other ranks of a job.
+    """
+    lines = list(record.steps.values())
+    end = record.end or {}
+    return BaselineFacts(
+        steps=tuple(sorted(line.step for line in lines)),
+        epoch_firsts=frozenset(line.step for line in lines if line.batch_index == 0),
+        epoch_lasts=_epoch_lasts(lines),
+        validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
+        uses_run=_uses_run(end),
+        loaders=end.get("loaders"),
+        other_loaders=", ".join(
+            note.removesuffix(OWN_LOADERS) for note in end.get("notes", ()) if note.endswith(OWN_LOADERS)
+        ),
+        across=end.get("across"),
+        ranks=1 + len(others),
+        unequal_replicas=_unequal_replicas(end),
+    )
+
+
+def _unequal_replicas(end: dict[str, Any]) -> str:
+    replicas = end.get("replicas", {})
+    if not replicas.get("ddp"):
+        return "no DistributedDataParallel was called"
+    in_a_step = replicas["sharded"] and not _uses_run(end)
+    return (
+        "ZeroRedundancyOptimizer exchanges parameters after the step of its own optimizer"
+        if in_a_step
+        else ""
+    )
+
+
+def _uses_run(end: dict[str, Any]) -> bool:
+    return any(seen.startswith("loop ") for seen in end.get("seen", ()))
+
+
+def _epoch_lasts(lines: list[RecordLine]) -> frozenset[int]:
+    """Returns the last step of every epoch, and of the run."""
+    newest = {(line.loop, line.epoch): line.step for line in lines}
+    return frozenset(newest.values())

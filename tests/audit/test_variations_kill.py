@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from samebits.audit._child.launch_spec import LaunchSpec
-from samebits.audit._diff.first_difference import first_difference_of_segments, read_record, read_segments
+from samebits.audit._first_difference import first_difference_of_segments
+from samebits.audit._record.record_file import read_record, read_segments
 
 SCRIPT = """
 import sys, warnings

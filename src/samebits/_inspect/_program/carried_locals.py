@@ -4,6 +4,8 @@ Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instr
 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it before it writes it. Paths
 that leave the loop before another body, or by an exception that the loop does not handle itself, do not count: a loop
 variable that is only printed after the loop is written again by the next body.
+
+The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around the loop.
 """
 
 from __future__ import annotations
@@ -11,12 +13,18 @@ from __future__ import annotations
 import dis
 import inspect
 import re
+import sys
+import types
 from collections.abc import Collection, Iterable, Sequence
 from types import CodeType
+from typing import Any
 
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.control_flow import ControlFlow, Edge
-from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, saved_names
+from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
+from samebits._inspect.reachable import LeafWalk
+from samebits._inspect.tree import PLAIN, Leaves
+from samebits._inspect.user_code import is_library
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -30,7 +38,6 @@ class Liveness:
     def __init__(self, code: CodeType, offset: int) -> None:
         self.code = code
         self.flow = ControlFlow(code, offset)
-        self.ring = self.flow.ring()
         self.inner_loops = frozenset(inner_loops(self.flow))
         self._actions = _actions(self.flow.instructions, code)
         self._carried: dict[frozenset[InnerLoop], _Names] = {}
@@ -52,7 +59,7 @@ class Liveness:
         return self._carried[key]
 
     def _names(self, running: frozenset[InnerLoop]) -> _Names:
-        flow, ring = self.flow, self.ring
+        flow, ring = self.flow, self.flow.ring
         inside = _captured_cells(flow.instructions[: flow.head if ring is None else ring.top]) | flow.cells
         everything = frozenset[str]()
         if ring is not None:
@@ -83,7 +90,7 @@ _FOUND: dict[tuple[int, int], Liveness] = {}
 """By the identity of the code object (kept alive here): hashing it costs more than the walk over the locals."""
 
 
-def at(code: CodeType, offset: int) -> Liveness:
+def liveness_at(code: CodeType, offset: int) -> Liveness:
     """Returns the analysis for the instruction at `offset`, cached."""
     key = (id(code), offset)
     if key not in _FOUND:
@@ -93,12 +100,12 @@ def at(code: CodeType, offset: int) -> Liveness:
 
 def carried(code: CodeType, offset: int) -> _Names:
     """Returns `Liveness.carried` where nothing is known of inner loops."""
-    return at(code, offset).carried()
+    return liveness_at(code, offset).carried()
 
 
 def is_in_loop(code: CodeType, offset: int) -> bool:
     """Returns True if the instruction at `offset` is in a loop."""
-    return at(code, offset).ring is not None
+    return liveness_at(code, offset).flow.ring is not None
 
 
 def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
@@ -227,3 +234,142 @@ def _feeds_closure(item: dis.Instruction, following: Sequence[dis.Instruction]) 
             far.opname == "SET_FUNCTION_ATTRIBUTE" for far in following[:12]
         )
     return False
+
+
+_HELD_BY_FRAME = 3
+"""The references to a dict of locals: by the frame, a local variable, and the argument of `getrefcount`."""
+
+
+def take(
+    frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None, *, at_exit: bool = False
+) -> dict[str, Leaves]:
+    """Returns the components that the loop in `frame` holds. Bounded; never raises for a user's object.
+
+    `scalars`: live locals that are plain values; liveness alone proves that a following body reads them.
+    `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader` (only the
+    iterator holds it, whether or not a variable still names it).
+    `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
+    """
+    carried, after_loop = ({}, {}) if frame is None else of_frames(frame)
+    scalars, others, exits = LeafWalk(), LeafWalk(), LeafWalk()
+    others.skip(objects)
+    for name, value in sorted(carried.items()):
+        (scalars if type(value) in PLAIN else others).value(name, value, 0)
+    for name, value in sorted(script_globals(frame).items()):
+        if name not in carried:
+            others.value(name, value, 0)
+    if loader is not None:
+        others.value(name_of(loader, loop_frames(frame)), loader, 0)
+    for name, value in objects.items():
+        others.value(name, value, 0)
+    taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
+    if at_exit:
+        for name, value in sorted(after_loop.items()):
+            exits.value(name, value, 0)
+        taken["locals_at_exit"] = exits.leaves()
+    return taken
+
+
+def name_of(loader: Any, frames: list[types.FrameType]) -> str:
+    """Returns the name of a loader in the functions around a loop."""
+    names = [name for frame in frames for name, value in frame.f_locals.items() if value is loader]
+    return names[0] if names else "loader"
+
+
+def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
+    """Returns the user's frames from the one that fetches a batch up to that of the loop that repeats the fetch.
+
+    A loop in a user's generator also has the frame of its consumer, which carries locals, too.
+    """
+    frames, fetching = [], frame
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            frames.append(frame)
+            loops = is_in_loop(frame.f_code, frame.f_lasti)
+            if (
+                loops and not frame.f_code.co_flags & inspect.CO_GENERATOR
+            ) or frame.f_code.co_name == "<module>":
+                break
+        frame = frame.f_back
+    return frames or ([] if fetching is None else [fetching])
+
+
+def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
+    """Returns the code and the offset of the frames from the one that fetches a batch up to the innermost loop."""
+    places = []
+    for one in loop_frames(frame):
+        places.append((one.f_code, one.f_lasti))
+        if is_in_loop(*places[-1]):
+            return places
+    return places[:1]
+
+
+def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the two groups of `Liveness.carried`, with values, of the loop and of the loops that drive it.
+
+    The first has those of `carried_if_an_inner_loop_is_empty`, too.
+    """
+    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for one in loop_frames(frame):
+        found = one.f_locals
+        for variables, names in zip(groups, _carried_in_frame(one), strict=True):
+            for name in names:
+                if name in found:
+                    variables.setdefault(name, found[name])
+    return groups
+
+
+def _carried_in_frame(frame: types.FrameType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names of `Liveness.carried`, where the inner loops that surely run are known to run."""
+    found = liveness_at(frame.f_code, frame.f_lasti)
+    names = found.carried()
+    if names == found.carried(found.inner_loops):  # no name depends on it
+        return names
+    return found.carried(running_loops(found.inner_loops, found.flow, frame))
+
+
+def carried_if_an_inner_loop_is_empty(frame: types.FrameType | None) -> frozenset[str]:
+    """Returns the names in the first group of `of_frames` that a following body reads only if a loop inside it runs no time.
+
+    For example `loss` in `for micro_step in range(n): loss = ...`, read after it, where `n` changes from step to step.
+    """
+    names: set[str] = set()
+    for one in loop_frames(frame):
+        found = liveness_at(one.f_code, one.f_lasti)
+        names |= {*_carried_in_frame(one)[0]} - {*found.carried(found.inner_loops)[0]}
+    return frozenset(names)
+
+
+def assigned_in_loop(frame: types.FrameType) -> dict[str, Any]:
+    """Returns the locals that a `for` statement carries and that its body assigns."""
+    found = {}
+    for one in loop_frames(frame):
+        names, _ = _carried_in_frame(one)
+        stored = bytecode.stored_in_for(one.f_code, one.f_lasti)
+        found |= {name: one.f_locals[name] for name in names if name in stored and name in one.f_locals}
+    return found
+
+
+def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
+    """Returns the script's globals that its functions use."""
+    script = vars(sys.modules["__main__"])
+    while frame is not None:
+        if frame.f_globals is script and frame.f_code.co_name == "<module>":
+            names = names_read(frame.f_code)
+            return {name: script[name] for name in names if name in script and not name.startswith("__")}
+        frame = frame.f_back
+    return {}
+
+
+def release_locals(frames: list[types.FrameType]) -> None:
+    """Empties the dicts that `f_locals` left in frames of functions: before Python 3.13 they keep this step's tensors alive.
+
+    A dict that is referenced elsewhere (`locals()`, a debugger) is not changed.
+    """
+    if sys.version_info >= (3, 13):
+        return
+    for frame in frames:
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            held = frame.f_locals
+            if sys.getrefcount(held) == _HELD_BY_FRAME:
+                held.clear()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from samebits._inspect._program.liveness import carried, names_read
+from samebits._inspect._program.carried_locals import carried, names_read
 
 SEEN = []
 

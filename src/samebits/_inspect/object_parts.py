@@ -1,4 +1,7 @@
-"""The contents of objects of Python's library that no `__dict__` shows: partials, buffers, queues, caches, files, C values."""
+"""The parts of an object: attributes, slots, defaults of a function, and the contents that no `__dict__` shows.
+
+Partials, buffers, queues, caches, files and C values of Python's library have a reader each (`reader_of`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,56 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
 from samebits._inspect.user_code import is_library
+
+_MODULE_OWN = frozenset(vars(torch.nn.Module()))
+_OPTIMIZER_OWN = frozenset(
+    {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
+)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes of an object, its slots included, as they lie: no property, `__getattr__` or `__getattribute__` runs."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for name, slot in _slots(type(value)).items():
+        with suppress(AttributeError):  # never assigned
+            found[name] = slot.__get__(value)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
+    }
+
+
+@functools.lru_cache(maxsize=4096)
+def own_names(kind: type) -> frozenset[str]:
+    """Attributes of torch's own in instances of a user's subclass."""
+    if issubclass(kind, torch.nn.Module):
+        return _MODULE_OWN
+    return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
+
+
+def defaults_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The parameters of a function that have a default, each with it."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
+
 
 _WHOLE_BYTES = 4096
 """Longer buffers count by a hash of their two ends."""
@@ -55,12 +102,6 @@ def reader_of(kind: type) -> Reader | None:
     return None
 
 
-def _partial(value: functools.partial[Any]) -> Iterable[HeldPart]:
-    yield HeldPart("attr", ".func", value.func)
-    yield HeldPart("attr", ".args", value.args)
-    yield HeldPart("attr", ".keywords", value.keywords)
-
-
 def _buffer(value: Any) -> Iterable[HeldPart]:
     view = memoryview(value)
     if view.nbytes > 2 * _END_BYTES:
@@ -76,14 +117,6 @@ def _mmap(value: mmap.mmap) -> Iterable[HeldPart]:
     return [] if value.closed else [*_buffer(value), HeldPart("item", ".tell()", value.tell())]
 
 
-def _queue(value: queue.Queue[Any]) -> Iterable[HeldPart]:
-    return [HeldPart("item", "", list(value.queue))]
-
-
-def _sized_queue(value: queue.SimpleQueue[Any]) -> Iterable[HeldPart]:
-    return [HeldPart("item", ".qsize()", value.qsize())]
-
-
 def _memo(value: Any) -> Iterable[HeldPart]:
     """Lists the number of results in a cache: a function that draws returns others when it is called anew."""
     code = getattr(value.__wrapped__, "__code__", None)
@@ -95,22 +128,10 @@ def _memo(value: Any) -> Iterable[HeldPart]:
     ]
 
 
-def _context_variable(value: contextvars.ContextVar[Any]) -> Iterable[HeldPart]:
-    return [HeldPart("item", ".get()", value.get(None))]
-
-
 def _weak_values(value: Any) -> Iterable[HeldPart]:
     held = list(dict.items(value.data))
     weak = isinstance(value, weakref.WeakValueDictionary)
     return [HeldPart("item", ".values()", [key for key, _ in held] if weak else [item for _, item in held])]
-
-
-def _weak_set(value: weakref.WeakSet[Any]) -> Iterable[HeldPart]:
-    return [HeldPart("item", "", len(value))]
-
-
-def _thread_local(value: threading.local) -> Iterable[HeldPart]:
-    return [HeldPart("attr", f".{name}", item) for name, item in vars(value).items()]
 
 
 def _file(value: Any) -> Iterable[HeldPart]:
@@ -142,27 +163,6 @@ def _cycle(value: Any) -> Iterable[HeldPart]:
     return [HeldPart("attr", "", inner), HeldPart("attr", ".saved", len(saved))]
 
 
-def _coroutine(value: types.CoroutineType[Any, Any, Any]) -> Iterable[HeldPart]:
-    return [HeldPart("attr", "", -1 if value.cr_frame is None else value.cr_frame.f_lasti)]
-
-
-def _decimal_context(value: Any) -> Iterable[HeldPart]:
-    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
-    return [HeldPart("attr", f".{name}", getattr(value, name)) for name in names]
-
-
-def _database(value: Any) -> Iterable[HeldPart]:
-    return [HeldPart("rows", ".total_changes", value.total_changes)]
-
-
-def _cursor(value: Any) -> Iterable[HeldPart]:
-    return [HeldPart("rows", ".connection.total_changes", value.connection.total_changes)]
-
-
-def _synchronized(value: Any) -> Iterable[HeldPart]:
-    return [HeldPart("item", ".get_obj()", vars(value)["_obj"])]
-
-
 def _script_module(value: Any) -> Iterable[HeldPart]:
     """Yields the plain attributes of a TorchScript module: they are in C++."""
     known = vars(value).get("_concrete_type")
@@ -174,33 +174,45 @@ def _script_module(value: Any) -> Iterable[HeldPart]:
             yield HeldPart("attr", f".{name}", item)
 
 
+def _attributes(*names: str) -> Reader:
+    return lambda value: [HeldPart("attr", f".{name}", getattr(value, name)) for name in names]
+
+
+def _one(kind: str, path: str, read: Callable[[Any], Any]) -> Reader:
+    return lambda value: [HeldPart(kind, path, read(value))]
+
+
 _BY_TYPE: dict[type, Reader] = {
-    functools.partial: _partial,
+    functools.partial: _attributes("func", "args", "keywords"),
     bytearray: _buffer,
     array.array: _buffer,
     mmap.mmap: _mmap,
     ctypes._SimpleCData.__mro__[1]: _buffer,
-    queue.Queue: _queue,
-    queue.SimpleQueue: _sized_queue,
+    queue.Queue: _one("item", "", lambda value: list(value.queue)),
+    queue.SimpleQueue: _one("item", ".qsize()", lambda value: value.qsize()),
     functools._lru_cache_wrapper: _memo,
-    contextvars.ContextVar: _context_variable,
-    threading.local: _thread_local,
+    contextvars.ContextVar: _one("item", ".get()", lambda value: value.get(None)),
+    threading.local: lambda value: _attributes(*vars(value))(value),
     weakref.WeakKeyDictionary: _weak_values,
     weakref.WeakValueDictionary: _weak_values,
-    weakref.WeakSet: _weak_set,
+    weakref.WeakSet: _one("item", "", len),
     io.TextIOWrapper: _file,
     io.BufferedIOBase: _file,
     io.FileIO: _file,
     io.BytesIO: _in_memory,
     io.StringIO: _in_memory,
     itertools.cycle: _cycle,
-    types.CoroutineType: _coroutine,
+    types.CoroutineType: _one(
+        "attr", "", lambda value: -1 if value.cr_frame is None else value.cr_frame.f_lasti
+    ),
 }
 _BY_NAME: dict[str, Reader] = {
-    "decimal.Context": _decimal_context,
-    "sqlite3.Connection": _database,
-    "sqlite3.Cursor": _cursor,
-    "multiprocessing.sharedctypes.SynchronizedBase": _synchronized,
+    "decimal.Context": _attributes("prec", "rounding", "Emin", "Emax", "capitals", "clamp"),
+    "sqlite3.Connection": _one("rows", ".total_changes", lambda value: value.total_changes),
+    "sqlite3.Cursor": _one("rows", ".connection.total_changes", lambda value: value.connection.total_changes),
+    "multiprocessing.sharedctypes.SynchronizedBase": _one(
+        "item", ".get_obj()", lambda value: vars(value)["_obj"]
+    ),
     "torch.jit._script.RecursiveScriptModule": _script_module,
 }
 """The readers by name, so that reading imports none of these modules."""

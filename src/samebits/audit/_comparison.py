@@ -1,13 +1,22 @@
-"""The comparison of two recorded runs for a person: equal, the first difference, or why neither can be known."""
+"""The comparison of two recorded runs for a person, and of the ranks of one: equal, the first difference, or why not known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from samebits.audit._diff.difference import Difference
-from samebits.audit._diff.first_difference import earliest, first_difference, steps_compared
-from samebits.audit._record.read_record import Record
+from samebits.audit._first_difference import (
+    AFTER_A_BODY,
+    SHARED_ONLY,
+    Difference,
+    difference_between,
+    differing_paths,
+    first_difference,
+    matched_lines,
+    steps_compared,
+)
+from samebits.audit._record.record_file import Record, RecordLine
 from samebits.errors import RecordError
 
 EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2
@@ -104,3 +113,46 @@ def _end(record: Record) -> str:
         return f"{record.path} ends before its run did (it was killed, or is still running)"
     error = record.end.get("error")
     return f"{record.path} ended with {error}" if error else ""
+
+
+def earliest(differences: Iterable[Difference | None]) -> Difference | None:
+    """Returns the first of the ranks' differences: in time, and in one step in causal order.
+
+    A rank that reads another batch changes the gradients of all, in the same step.
+    """
+    order = ("memory", *AFTER_A_BODY)
+
+    def when(found: Difference) -> tuple[float, int]:
+        place = order.index(found.component) if found.component in order else len(order)
+        return math.inf if found.place == "end" else found.step, place
+
+    return min(filter(None, differences), key=when, default=None)
+
+
+def replica_difference(
+    first: Record, other: Record, may_differ: frozenset[str], ignore: frozenset[str]
+) -> Difference | None:
+    """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
+
+    Only what both have is compared. What is in `may_differ` or `ignore` (components and paths) is no difference by
+    itself; that of `may_differ` may be the cause of one.
+    """
+    for mine, theirs in matched_lines(first, other):
+        parts = {
+            name: paths
+            for name in SHARED_ONLY - ignore
+            if (paths := tuple(path for path in _unequal(name, mine, theirs) if path not in ignore))
+        }
+        if not may_differ.issuperset(path for paths in parts.values() for path in paths):
+            return difference_between(mine, theirs, parts, AFTER_A_BODY, "step")
+    return None
+
+
+def unequal_leaves(first: Record, other: Record) -> dict[str, None]:
+    """Returns the parameters and buffers that differ between two ranks after any step, in the order of the model."""
+    lines = list(matched_lines(first, other))
+    return {path: None for name in ("model", "buffers") for pair in lines for path in _unequal(name, *pair)}
+
+
+def _unequal(component: str, mine: RecordLine, theirs: RecordLine) -> tuple[str, ...]:
+    return differing_paths(component, mine, theirs, shared=True)

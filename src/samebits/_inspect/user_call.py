@@ -1,16 +1,20 @@
-"""The text that a user typed for a call that is running: `torch.randn(3)`, and the name of torch's function in it."""
+"""The call that a user typed: its text (`torch.randn(3)`), torch's function in it, and an error where it does not fit."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import linecache
+from collections.abc import Callable, Mapping
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from samebits._inspect.user_code import calling_frame, calling_line, owner_of_frame
+from samebits.errors import InvalidCallError
 
 _LONGEST = 72
 
@@ -89,3 +93,51 @@ def _name_of(value: Any) -> str:
         return "Tensor"
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
     return f"{module}.{name}" if isinstance(module, str) and name and callable(value) else ""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WrongCall(NamedTuple):
+    """A call that does not fit: its positional arguments (without `self`) and those with a name."""
+
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+    unknown: tuple[str, ...]
+    """The names that the function does not have."""
+
+
+def explain_wrong_calls(explain: Callable[[WrongCall], str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Returns a decorator: a call that does not fit the signature raises `InvalidCallError` with the text of `explain`.
+
+    `inspect.signature`, type checkers and editors see the function's own signature.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        is_method = next(iter(signature.parameters)) == "self"
+
+        @functools.wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                signature.bind(*args, **named)
+            except TypeError:
+                unknown = tuple(name for name in named if name not in signature.parameters)
+                wrong = WrongCall(args[1:] if is_method else args, named, unknown)
+                raise InvalidCallError(explain(wrong)) from None
+            return function(*args, **named)
+
+        return call
+
+    return decorate
+
+
+def name_of_variable(value: Any) -> str | None:
+    """Returns the name of a variable that holds this very object where the user's line is; None where none does."""
+    frame = calling_frame()
+    for variables in (frame.f_locals, frame.f_globals):
+        for name, held in variables.items():
+            if held is value and not name.startswith("_"):
+                return name
+    return None

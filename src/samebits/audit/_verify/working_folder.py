@@ -1,4 +1,8 @@
-"""The current folder where no overlay can be mounted: copies of files that are written, guarded links to those only read."""
+"""The user's working directory as each check sees it: the script's writes do not reach the user's files.
+
+An overlay (`mounts`) where one can be mounted; elsewhere copies of files that are written, and guarded links to those
+that are only read.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,156 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from samebits.audit._verify import reaper
-from samebits.audit._verify.folder.folder_contents import (
-    entries,
-    is_environment,
-    mirror_neighbours,
-    script_path_in_copy,
-)
-from samebits.audit._verify.process_start import Start
+from samebits.audit._verify import mounts, reaper
 from samebits.errors import VerifyError
+
+NOT_COPIED = frozenset({".git", ".hg", "__pycache__"})
+SOURCES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".sh")
+MOST_SOURCE_BYTES, MOST_SEEN = 10**6, 50_000
+"""A source file is no larger than this; the search for sources ends after that number of files and folders."""
+
+
+def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields everything in `folder`, outer folders first, except histories, caches and environments."""
+    waiting = deque([str(folder)])
+    while waiting:
+        with contextlib.suppress(PermissionError), os.scandir(waiting.popleft()) as found:
+            for entry in found:
+                if entry.name in NOT_COPIED or entry.name.endswith(".pyc"):
+                    continue
+                yield entry
+                if entry.is_dir(follow_symlinks=False) and not is_environment(entry.path):
+                    waiting.append(entry.path)
+
+
+def is_environment(folder: str) -> bool:
+    """Returns True if a folder is a virtual environment, or was installed by npm."""
+    return os.path.exists(os.path.join(folder, "pyvenv.cfg")) or os.path.basename(folder) == "node_modules"
+
+
+def copy_sources(folder: Path, target: Path) -> None:
+    """Copies programs and settings, and the folders that they are in, so that the user may continue editing.
+
+    In a folder of very many files those far down may be missing: the script sees the user's.
+    """
+    target.mkdir()
+    made = {}
+    for seen, entry in enumerate(entries(folder)):
+        if seen >= MOST_SEEN:
+            break
+        if not entry.name.endswith(SOURCES) or not entry.is_file(follow_symlinks=False):
+            continue
+        place = target / os.path.relpath(entry.path, folder)
+        with contextlib.suppress(OSError):  # one that may not be read, or is gone by now
+            if entry.stat().st_size <= MOST_SOURCE_BYTES:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(entry.path, place)
+                made.update(dict.fromkeys((place.parent, *place.parent.parents)))
+    for made_folder in made:
+        if made_folder.is_relative_to(target):
+            shutil.copystat(folder / made_folder.relative_to(target), made_folder)
+
+
+def mirror_neighbours(folder: Path, place: Path) -> Path:
+    """Returns the path of `folder` below `place`; beside it, and at each level above, are links to the neighbours of
+    `folder`.
+
+    So `../data` and `../../data` are the same as in `folder`. The path itself is not made.
+    """
+    copy = place / folder.relative_to(folder.anchor)
+    if copy.parent.is_dir():
+        return copy
+    inner = copy
+    for outer in folder.parents:
+        inner.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            for name in os.listdir(outer):
+                if name != inner.name:
+                    inner.with_name(name).symlink_to(outer / name)
+        inner = inner.parent
+    return copy
+
+
+def script_path_in_copy(folder: Path, copy: Path, script: str) -> str:
+    """Returns the path that starts in `copy` what `script` starts in `folder`; a script outside of `folder` keeps its path."""
+    path = Path(script)
+    if not path.is_absolute():
+        return script
+    for absolute in (path, Path(os.path.realpath(path.parent), path.name)):
+        if absolute.is_relative_to(folder):
+            return str(copy / absolute.relative_to(folder))
+    return script
+
+
+@dataclass(frozen=True)
+class Start:
+    """The words before its command, the folder it works in (None: this process's), and the script's name there."""
+
+    before: tuple[str, ...]
+    folder: Path | None
+    script: str
+
+
+_PROBE = """
+import os
+os.remove(".samebits-probe/file")
+os.rmdir(".samebits-probe")
+os.mkdir(".samebits-probe")
+assert os.listdir(".samebits-probe") == []
+"""
+"""An overlay whose upper file system keeps no attributes shows removed files again."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """The user's folder, with its programs as they were when the check began (`snapshot`)."""
+
+    user: Path
+    snapshot: Path
+
+    @classmethod
+    def of(cls, user: Path, scratch: Path) -> Overlay:
+        """Takes the snapshot. Raises `OSError` with the reason where no overlay of `user` can be mounted."""
+        _try(user, scratch / "probe")
+        copy_sources(user, scratch / "snapshot")
+        return cls(user, scratch / "snapshot")
+
+    def start(self, layer: Path, script: str, *, moved: bool) -> Start:
+        """Returns the start of a process that writes to `layer`, which is made; `moved`: the script runs under another path."""
+        layer.mkdir(exist_ok=True)
+        alias = mirror_neighbours(self.user, layer / "moved") if moved else None
+        if alias is not None:
+            alias.mkdir(exist_ok=True)
+            script = script_path_in_copy(self.user, alias, script)
+        return Start(_words(self.user, self.snapshot, layer, alias), alias or self.user, script)
+
+    def check(self) -> None:
+        """Does nothing: no process can have written to the user's folder."""
+
+
+def _words(user: Path, snapshot: Path, layer: Path, alias: Path | None = None) -> tuple[str, ...]:
+    places = map(str, (user, snapshot, layer, alias or ""))
+    return (sys.executable, "-I", "-S", mounts.__file__, *places)
+
+
+def _try(user: Path, scratch: Path) -> None:
+    """Mounts one and uses it: only this shows that it is allowed and works."""
+    (scratch / "lower" / ".samebits-probe").mkdir(parents=True)
+    (scratch / "lower" / ".samebits-probe" / "file").touch()
+    words = _words(user, scratch / "lower", scratch / "layer")
+    done = subprocess.run(
+        [*words, sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip().rpartition("\n")[2].removeprefix("samebits: "))
+
 
 MOST_BYTES, MOST_FILES = 200 * 10**6, 20_000
 """A folder up to this size is copied as a whole; of a larger one, the files that must be copied may be as large."""
@@ -194,3 +334,41 @@ def _destination(user: Path, link: Path) -> str:
     leads_to = Path(os.path.normpath(link.parent / os.readlink(link)))
     inside = leads_to.is_relative_to(user)
     return os.path.relpath(leads_to, link.parent) if inside else str(leads_to)
+
+
+class WorkingFolder(Protocol):
+    """The folder when the check began: each run root sees it, and changes it for itself alone."""
+
+    def start(self, layer: Path, script: str, *, moved: bool) -> Start:
+        """Returns the start of a process that sees the folder with the changes in `layer`."""
+        ...
+
+    def check(self) -> None:
+        """Raises `WrittenError` when a process opened a file for writing that it shares with the user."""
+        ...
+
+
+@contextmanager
+def working_folder(
+    user: Path, scratch: Path, written: Collection[str], notify: Callable[[str], None]
+) -> Iterator[WorkingFolder]:
+    """Makes an overlay of `user` where one can be mounted, else copies and guarded links; `notify` is called with a
+    text then.
+
+    `written` names files that the script is known to write, relative to `user`.
+
+    Raises:
+        VerifyError: there can be no overlay, and too much would have to be copied.
+    """
+    overlay, reason = None, ""
+    try:
+        overlay = Overlay.of(user, scratch)
+    except OSError as error:
+        reason = str(error)
+    if overlay is not None:
+        yield overlay
+        return
+    with Links.of(user, scratch, written, reason) as links:
+        if links.linked:
+            notify(f"{len(links.linked)} files of {user} are linked, not copied ({reason})")
+        yield links

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from samebits._inspect import source_text
+from samebits._inspect import user_call
 
 
 def of_torch(source):
     """A function that stands, for whoever looks at the stack, in a module of torch's."""
-    scope = {"source_text": source_text, "__name__": "torch.autograd"}
+    scope = {"source_text": user_call, "__name__": "torch.autograd"}
     exec(source, scope)
     return scope["ask"]
 

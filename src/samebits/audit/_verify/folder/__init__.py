@@ -1,1 +1,0 @@
-"""The user's working directory as each check sees it."""
