@@ -20,8 +20,7 @@ from samebits._context import process
 from samebits._inspect import rng_states
 from samebits.data import Pipeline
 from samebits.data import _purity as purity
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
+from samebits.data._calls.user_function import Function, key_words
 from samebits.data._workers import executor_choice
 from samebits.data._workers.serial_functions import functions
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError

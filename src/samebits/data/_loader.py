@@ -10,8 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits._context import process
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
+from samebits.data._calls.user_function import Function, key_words
 from samebits.data._collate.collate import default_collate
 from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
 from samebits.data._loader_batches.loader_batches import LoaderBatches

@@ -4,15 +4,125 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from torch.utils import _pytree
 
 from samebits._context import notify, process
-from samebits.data._device_placement import Placement
-from samebits.data._loader_batches.sharding import Remainder, Share, share
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictError, ConflictWarning, InvalidArgumentError
+
+# The move of elements to a device: through pinned memory, on a stream beside that of the computation.
+
+
+class Placement:
+    """Moves the tensors of an element, also those in dicts, lists and tuples; all else stays as it is.
+
+    To CUDA an element goes through pinned memory on a separate stream, so that the copy runs while the device still
+    computes the previous step. Nothing is read ahead, so positions do not change.
+    """
+
+    def __init__(self, device: str | torch.device | None, *, pin_memory: bool) -> None:
+        """Raises `InvalidArgumentError` if there is no such device, or no CUDA to pin memory for."""
+        try:
+            self._device = None if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f'Pipeline.prefetch(device={device!r}): {error}; give "cpu", "cuda" or "cuda:0"'
+            ) from None
+        self._pin = pin_memory
+        self._cuda = self._device is not None and self._device.type == "cuda"
+        if (self._cuda or pin_memory) and not torch.cuda.is_available():
+            asked = f"prefetch(device={str(device)!r})" if self._cuda else "with_options(pin_memory=True)"
+            raise InvalidArgumentError(
+                f"Pipeline.{asked}: torch finds no CUDA device here. Leave it out, or check torch.cuda.is_available() first"
+            )
+
+    def __call__(self, element: Any) -> Any:
+        """Returns the element on the device, ready for the next work of the current stream."""
+        if not self._cuda:
+            return self._map(element)
+        here = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._copy_stream):
+            moved = self._map(element)
+        here.wait_stream(self._copy_stream)
+        for tensor in _pytree.tree_leaves(moved):
+            if isinstance(tensor, torch.Tensor):
+                tensor.record_stream(here)  # its memory is not reused before `here` is done with it
+        return moved
+
+    @cached_property
+    def _copy_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    def _map(self, element: Any) -> Any:
+        return _pytree.tree_map_only(torch.Tensor, self._to_device, element)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        if (self._pin or self._cuda) and tensor.is_cpu:  # what a stage has put on a device stays there
+            tensor = tensor.pin_memory()
+        return tensor if self._device is None else tensor.to(self._device, non_blocking=self._cuda)
+
+
+# The rows of each global batch that a rank gets: the same batches, for any number of ranks.
+
+
+Remainder = Literal["pad", "drop", "uneven"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows `rank`, `rank + world_size`, ... of each batch.
+
+    Where a batch cannot be shared evenly: "pad" repeats its first rows, so that all ranks get the same number; "drop"
+    leaves out its last rows; "uneven" gives some ranks one row more (a batch of fewer rows than ranks still gives
+    each rank one).
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    remainder: Remainder = "pad"
+
+    def rows(self, count: int) -> np.ndarray:
+        """Returns the numbers of this rank's rows in a batch of `count` rows."""
+        if self.world_size == 1:
+            return np.arange(count)
+        own = np.arange(self.rank, count, self.world_size)
+        if self.remainder == "drop":
+            return own[: count // self.world_size]
+        if self.remainder == "uneven" and own.size:
+            return own
+        padded = np.arange(self.rank, -(-count // self.world_size) * self.world_size, self.world_size)
+        return padded % count
+
+    def check(self, batch_size: int) -> None:
+        """Raises `InvalidArgumentError` if full batches would not be shared evenly."""
+        if batch_size % self.world_size and self.remainder != "uneven":
+            raise InvalidArgumentError(
+                f"Pipeline.batch(batch_size={batch_size}): this is the size of the global batch, and {self.world_size} ranks "
+                f'cannot share it evenly; take a multiple of {self.world_size}, or with_options(remainder="uneven")'
+            )
+
+
+def share(rank: int | None, world_size: int | None, remainder: Remainder) -> Share:
+    """Returns the share of this process: as given, else that of torch.distributed, else everything.
+
+    Raises:
+        InvalidArgumentError: only one of rank and world_size is given, or 0 <= rank < world_size does not hold.
+    """
+    if rank is None and world_size is None:
+        together = dist.is_available() and dist.is_initialized()
+        return Share(dist.get_rank(), dist.get_world_size(), remainder) if together else Share()
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"Pipeline.with_options(rank={rank}, world_size={world_size}): give both, with 0 <= rank < world_size"
+        )
+    return Share(rank, world_size, remainder)
+
 
 Executor = Literal["auto", "process", "thread"]
 StartMethod = Literal["auto", "fork", "server"]

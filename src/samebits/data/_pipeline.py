@@ -11,9 +11,8 @@ from samebits._context import process
 from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
 from samebits.data._collate.padding import PadCollate
-from samebits.data._loader_batches.sharding import Remainder
 from samebits.data._loader_state import Resumable
-from samebits.data._options import Executor, OnConflict, Options, StartMethod
+from samebits.data._options import Executor, OnConflict, Options, Remainder, StartMethod
 from samebits.data._stages import shuffle_repeat, zip_mix
 from samebits.data._stages import streamed as streams
 from samebits.data._stages.batch_stages import batch

@@ -16,9 +16,8 @@ import torch
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits.data._calls import process_generators
-from samebits.data._calls.draw_keepers import Keeper, Numbers
+from samebits.data._calls.keepers import Keeper, Numbers, keepers
 from samebits.data._calls.own_generators import OwnGenerators, put_back
-from samebits.data._calls.reachable_keepers import keepers
 from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from samebits.data._workers.result_memory import empty, writes_in_place
+from samebits.data._workers.results import empty, writes_in_place
 
 _KINDS = "?bBhHiIlLqQefdFD"
 """NumPy's types that torch has too."""

@@ -16,11 +16,10 @@ from typing_extensions import override
 
 from samebits._context import Words
 from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
+from samebits.data._calls.user_function import Function, key_words
 from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask
 from samebits.data._stages.stage import Blocks
-from samebits.data._workers.result_memory import use_offered_memory
+from samebits.data._workers.results import use_offered_memory
 from samebits.errors import PipelineError
 from samebits.random import _int_keys as int_keys
 

@@ -9,9 +9,9 @@ from typing import Any
 from typing_extensions import override
 
 from samebits.data._calls.user_function import Function, Place
-from samebits.data._loader_batches.sharding import Share
+from samebits.data._options import Share
 from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
-from samebits.data._workers.result_memory import use_offered_memory
+from samebits.data._workers.results import use_offered_memory
 from samebits.errors import PipelineError
 
 

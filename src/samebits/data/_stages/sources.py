@@ -12,8 +12,7 @@ from typing_extensions import override
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import DrawRememberedError, UnsetGeneratorError
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
+from samebits.data._calls.user_function import Function, key_words
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError

@@ -17,8 +17,7 @@ import numpy as np
 from samebits._inspect import user_code
 from samebits.data._workers.inline import call_on_one_thread
 from samebits.data._workers.launch_workers import Launcher, WorkerHandle, launcher
-from samebits.data._workers.result_encoding import decode
-from samebits.data._workers.result_memory import ResultMemory
+from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import ANSWER, REQUEST, WorkerProgram, unpack_error
 from samebits.errors import PipelineError, PipelineTimeoutError
 
