@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data import Pipeline, check
-from samebits.data._workers.serial_functions import needs_seed
+from samebits.data._workers.serial import needs_seed
 from samebits.errors import PipelineDifferenceError
 
 

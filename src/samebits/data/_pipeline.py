@@ -23,7 +23,7 @@ from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, U
 from samebits.data._stages.sources import IterableSource, Random, Range, Source
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.data._torch_dataset import PipelineDataset
-from samebits.data._workers.serial_functions import needs_seed
+from samebits.data._workers.serial import needs_seed
 from samebits.errors import InvalidArgumentError, UnseededError
 from samebits.random._process import seeds
 

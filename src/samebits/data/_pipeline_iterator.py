@@ -13,8 +13,7 @@ from samebits.data._rolling_digest import update_digest
 from samebits.data._saved_position import ReadPosition
 from samebits.data._stages.batch_stages import Batching
 from samebits.data._stages.stage import Stage, State, Streamed
-from samebits.data._workers.executor_choice import draws_of, reader
-from samebits.data._workers.inline import Inline
+from samebits.data._workers.readers import Inline, draws_of, reader
 from samebits.errors import InvalidArgumentError, PipelineError
 
 

@@ -211,3 +211,10 @@ def split_repetition(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordin
     """Returns (index within the repetition, ordinal at which this repetition starts in an input of length `inner`)."""
     repetition, index = np.divmod(ordinals, length)
     return index, repetition * inner
+
+
+def place(state: State) -> tuple[int, int]:
+    """Returns the next group, and how many of its elements have been delivered."""
+    if state is None:
+        return 0, 0
+    return (state, 0) if isinstance(state, int) else tuple(state)

@@ -8,20 +8,237 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from samebits._inspect import rng_states
+from samebits.data import _purity as purity
 from samebits.data._calls.process_generators import Draws
-from samebits.data._calls.user_function import Place
+from samebits.data._calls.user_function import Function, Place
+from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch_stages import Batch
+from samebits.data._stages.interleave import Interleave
 from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch
 from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
-from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, State
-from samebits.data._workers.serial_functions import Effects
-from samebits.data._workers.tasks import place
+from samebits.data._stages.sources import FirstElements, IterableSource, Source
+from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Stage, State, place
+from samebits.data._workers.worker_process import one_thread
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning
+
+# The functions of a pipeline with lasting side effects, and the functions that these can reach.
+
+
+T = TypeVar("T")
+_PLAIN_ITERABLES = (list, tuple, range, str, dict, np.ndarray, torch.Tensor)
+
+
+def stage_functions(stage: Stage) -> list[Function]:
+    """Returns the user's functions of one stage."""
+    kept: Any = vars(stage)
+    if "_functions" not in kept:
+        kept["_functions"] = list(_iterate_functions(stage))
+    return kept["_functions"]
+
+
+def _iterate_functions(stage: Stage) -> Iterator[Function]:
+    if isinstance(stage, Source):
+        yield stage.function
+        return
+    if isinstance(stage, IterableSource) and callable(stage.iterable):
+        yield Function(stage.iterable, stage.kind)
+    for part in vars(stage).values():
+        if isinstance(part, Function):
+            yield part
+    operation = getattr(stage, "operation", None)
+    if operation is not None:
+        yield operation.function
+
+
+def functions(stage: Stage) -> list[Function]:
+    """Returns the user's functions of a stage and all below it, from the sources on."""
+    return [*(one for below in stage.inputs for one in functions(below)), *stage_functions(stage)]
+
+
+def may_draw(stage: Stage) -> str | None:
+    """Returns the name of the function that may draw from the process's generators, and its stage; None if none does."""
+    for below in stage.inputs:
+        if (found := may_draw(below)) is not None:
+            return found
+    if isinstance(stage, Interleave):
+        return f"{stage.describe()}: its inner streams are known only when they are opened"
+    if (
+        isinstance(stage, IterableSource)
+        and not callable(stage.iterable)
+        and not isinstance(stage.iterable, _PLAIN_ITERABLES)
+    ):
+        return f"{stage.describe()}: an iterator of a class that is not read"
+    for function in stage_functions(stage):
+        if function.reading.may_draw is not None:
+            return f"{stage.kind}({function.name}): {function.reading.may_draw}"
+    return None
+
+
+def needs_seed(stage: Stage) -> str | None:
+    """Returns the name of what in a stage, or below it, draws or may draw; None if a seed would decide nothing."""
+    own = stage.describe() if stage.draws else None
+    for function in stage_functions(stage):
+        if function.draws is not None:
+            own = f"{stage.kind}({function.name}): its parameter {function.draws}"
+    below = (needs_seed(one) for one in stage.inputs)
+    return own or next(filter(None, below), None) or may_draw(stage) or own_generators(stage)
+
+
+def own_generators(stage: Stage) -> str | None:
+    """Returns the name of a function that reaches generators of objects, and of one of these; None if there is none."""
+    for function in functions(stage):
+        if function.own.names:
+            return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
+    return None
+
+
+class Effects:
+    """The functions of a pipeline that must run one at a time, in order, in this process."""
+
+    def __init__(self, stage: Stage) -> None:
+        everything = functions(stage)
+        self.changing = [function for function in everything if function.effects]
+        serial = {id(function) for function in self.changing}
+        targets = set().union(*(_targets(function) for function in self.changing)) - {0}
+        if targets:  # readers of what they change see it as in a plain loop only in this process
+            serial |= {id(function) for function in everything if function.reading.reaches() & targets}
+        self._serial = serial
+
+    def affects(self, stage: Stage) -> bool:
+        """Returns True if one of them is in this stage, or below it."""
+        return bool(self._serial) and any(id(function) in self._serial for function in functions(stage))
+
+    def warn(self) -> None:
+        """Warns once of what is not computed in parallel, and why."""
+        for function in self.changing:
+            warn_about(function)
+
+
+def warn_about(function: Function) -> None:
+    """Warns once why a function is not called in parallel."""
+    found = function.effects[0]
+    where = (
+        f"{found.file}, line {found.line}"
+        if found.line
+        else "seen as it ran"
+        if function.noticed
+        else "as declared"
+    )
+    what = (
+        f"it changes `{found.variable}` ({found.kind}; {where})"
+        if found.line or function.noticed
+        else "it was declared so"
+    )
+    warn_once(
+        f"effects of {function.stage} {function.name} {found}",
+        f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: {what}, which a "
+        "worker would change in its own copy only. So it is called in this process, one element at a time, in order, and "
+        "nothing after it is computed ahead. Return what it counts or keeps as a part of the element, draw from a parameter "
+        "`rng` or `key`; or say stateful=False where the effect does not matter (a memo of what was not drawn).",
+        ConflictWarning,
+    )
+
+
+def _targets(function: Function) -> set[int]:
+    found = {finding.target for finding in function.effects}
+    return found | function.reading.reaches() if function.stateful or function.noticed else found
+
+
+class EffectNoticedError(Exception):
+    """A worker saw that a function changes a captured variable: (its number, the variable's name)."""
+
+
+class CaptureWatch:
+    """Compares captured values before and after the first task, for side effects that reading the code has missed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._functions = functions(stage)
+        self._sources = list(_sources(stage))
+        self.done = False
+
+    def run(self, task: Callable[[], T]) -> T:
+        """Returns the result of `task`; the first call notes its side effects."""
+        if self.done:
+            return task()
+        self.done = True
+        watched = [f for f in self._functions if f.stateful is None and not f.effects]
+        before = [purity.snapshot(function.reading) for function in watched]
+        sources = [source for source in self._sources if source.function in watched]
+        for source in sources:
+            source.handed = FirstElements()
+        try:
+            result = task()
+        finally:
+            handed = [source.handed for source in sources]
+            for source in sources:
+                source.handed = None
+        for function, then in zip(watched, before, strict=True):
+            for name in purity.changed(then, purity.snapshot(function.reading)):
+                function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+        for source, elements in zip(sources, handed, strict=True):
+            if elements is not None and not source.function.noticed and _persists(source, elements):
+                name = (
+                    f"an element of {type(source.data).__name__}, in place: map changes it there, not a copy"
+                )
+                source.function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+        return result
+
+    def noticed(self) -> tuple[int, str] | None:
+        """Returns the number of a function that was seen to change something, and the changed name."""
+        for number, function in enumerate(self._functions):
+            if function.noticed:
+                return number, function.noticed[0].variable
+        return None
+
+    def note(self, number: int, name: str) -> None:
+        """Notes a side effect that another process has seen."""
+        self._functions[number].noticed.append(purity.Finding(name, "changed while it ran", 0))
+
+
+def _sources(stage: Stage) -> Iterator[Source]:
+    if isinstance(stage, Source):
+        yield stage
+    for below in stage.inputs:
+        yield from _sources(below)
+
+
+def _persists(source: Source, handed: FirstElements) -> bool:
+    """Returns True if an element changed in place stays changed for the next reader."""
+    before = rng_states.of_process()
+    try:
+        return any(update_digest(0, source.read(index)) == now for index, now in handed.iter_changed())
+    except Exception:  # it cannot be read twice
+        return False
+    finally:
+        before.restore()
+
+
+class WatchedDraws:
+    """`process_generators.Draws` in a worker that watches its first task."""
+
+    def __init__(self, draws: Any, stage: Stage) -> None:
+        self._draws, self._watch = draws, CaptureWatch(stage)
+        self._known = self._watch.noticed() is not None
+
+    def run(self, task: Callable[[], T]) -> T:
+        """Returns the result of `task`.
+
+        Raises:
+            EffectNoticedError: the first task has changed a captured value.
+        """
+        result = self._watch.run(lambda: self._draws.run(task))
+        if not self._known and (found := self._watch.noticed()) is not None:
+            raise EffectNoticedError(*found)
+        return result
+
 
 _END = object()
 Fetch = Callable[[Blocks, int, int], Any]
@@ -148,13 +365,11 @@ class Serial:
                 yield element, [ordinal, number]
 
     def _next(self, elements: Iterator[Any]) -> Any:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            with self._draws.fill_each_call():  # never tried first: a function with effects is called once
-                return next(elements, _END)
-        finally:
-            torch.set_num_threads(threads)
+        with (
+            one_thread(),
+            self._draws.fill_each_call(),
+        ):  # never tried first: a function with effects is called once
+            return next(elements, _END)
 
     def _rewire(self, stage: Any) -> Any:
         if not self._effects.affects(stage):

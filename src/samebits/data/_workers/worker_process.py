@@ -1,4 +1,4 @@
-"""The worker's side: computes jobs until its parent closes the connection."""
+"""The worker's side: computes jobs until its parent closes the connection, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -28,54 +28,13 @@ from samebits.data._stages.stage import Blocks, Task
 from samebits.data._workers.results import ResultMemory, encode, offer_memory
 from samebits.errors import PipelineError
 
-# The lifetime of a worker: it ends with its parent, and not earlier because of SIGTERM or Ctrl-C.
-
-
-_PR_SET_PDEATHSIG = 1
-_CHECK_INTERVAL = 1.0
-"""Seconds between two checks that the parent lives, where the kernel does not notify."""
-
-
-@contextmanager
-def block_signals() -> Iterator[None]:
-    """Delays SIGTERM and SIGINT until the block ends; processes forked inside begin with them blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
-    """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # The kernel watches the thread that forked, not the process.
-    if sys.platform == "linux" and not by_thread:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-    _ignore_group_sigterm(parent)
-
-
-def _ignore_group_sigterm(parent: int) -> None:
-    """Ends this worker on SIGTERM only if the parent sent it: it is sent to a whole group, and the run commits first."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        while os.getppid() == parent:
-            received = signal.sigtimedwait({signal.SIGTERM}, _CHECK_INTERVAL)
-            if received is not None and received.si_pid == parent:
-                os._exit(0)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 REQUEST = struct.Struct("qqq")
 """Number of the job, its slot, bytes of the pickled job at the slot's start."""
 ANSWER = struct.Struct("q?qqq")
 """Number of the job, True if it failed, bytes used of its slot, offset and bytes of the pickled result in it."""
+_PR_SET_PDEATHSIG = 1
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks that the parent lives, where the kernel does not notify."""
 
 
 class WorkerProgram(Protocol):
@@ -159,6 +118,53 @@ def serve(
         slot = slots[which]
         job = pickle.loads(slot.read(0, size))  # noqa: S301 (from our parent)
         _send(connection, number, slot, broken or _compute_answer(work, job, slot))
+
+
+@contextmanager
+def block_signals() -> Iterator[None]:
+    """Delays SIGTERM and SIGINT until the block ends; processes forked inside begin with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
+    """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # The kernel watches the thread that forked, not the process.
+    if sys.platform == "linux" and not by_thread:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    _ignore_group_sigterm(parent)
+
+
+def _ignore_group_sigterm(parent: int) -> None:
+    """Ends this worker on SIGTERM only if the parent sent it: it is sent to a whole group, and the run commits first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            received = signal.sigtimedwait({signal.SIGTERM}, _CHECK_INTERVAL)
+            if received is not None and received.si_pid == parent:
+                os._exit(0)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes with one thread in the block, as a worker does: a large sum has different bits with more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _keep_freed_memory() -> None:
