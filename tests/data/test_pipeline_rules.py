@@ -22,7 +22,6 @@ from samebits.data import Pipeline
 from samebits.data import _purity as purity
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._workers import readers
-from samebits.data._workers.serial import functions
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random import _int_keys as int_keys
 
@@ -136,7 +135,7 @@ def test_side_effects_are_those_of_a_plain_loop(name):
 def test_without_the_rule_side_effects_are_lost(name):
     """Negative control: declared as free of effects, the function runs in workers, and its effects stay there."""
     pipeline = PIPELINES[name](noting)
-    for function in functions(pipeline._stage):
+    for function in pipeline._stage.all_functions():
         function.stateful = False
     list(pipeline.with_options(seed=3, num_parallel_calls=2))
     assert not log
@@ -366,7 +365,7 @@ def test_auto_stays_inline_for_cheap_maps_and_starts_workers_for_slow_ones():
         made = []
         original = readers.reader
         choice_made = lambda *arguments: made.append(original(*arguments)) or made[-1]
-        from samebits.data import _pipeline_iterator as module
+        from samebits.data import _resumable as module
 
         module.reader = choice_made
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,16 +12,43 @@ import torch.utils.data as torch_data
 
 from samebits._context import process
 from samebits.data._calls.user_function import Function, key_words
-from samebits.data._collate.collate import default_collate
-from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
-from samebits.data._loader_batches.loader_batches import LoaderBatches
-from samebits.data._loader_state import Resumable
+from samebits.data._collate import default_collate
+from samebits.data._loader_batches import BatchOrder, IndexOrder, LoaderBatches, SamplerOrder
 from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
-from samebits.data._rebuilt_loader import NeverRebuilt
+from samebits.data._resumable import Resumable
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random._process import generator_states, seeds
+
+_TORCHS: Any = torch_data.DataLoader.multiprocessing_context
+_ACCELERATE = "accelerate"
+
+
+class NeverRebuilt:
+    """Raises `UnimplementedError` where Accelerate reads the arguments of a loader to build its own.
+
+    That one would shuffle and draw as torch's, and have none of our state. Each of Accelerate's functions that builds one
+    reads all arguments of the given loader, `multiprocessing_context` included, which is a property in torch.
+    """
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """Returns the context that loader workers are started with, as torch's property."""
+        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] == _ACCELERATE:
+            raise UnimplementedError(
+                "accelerator.prepare(...) was given a samebits.data.DataLoader, and would build a torch DataLoader of it, "
+                "with other batches and without their state. Prepare the rest only, and iterate the samebits loader:\n"
+                "    model, optimizer = accelerator.prepare(model, optimizer)\n"
+                "    for step, batch in run.steps(loader):  # tensors move by batch.to(accelerator.device)\n"
+                "Under several processes it takes sampler=torch.utils.data.distributed.DistributedSampler(dataset, seed=1)."
+            )
+        return _TORCHS.fget(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        _TORCHS.fset(self, context)
+
 
 T_co = TypeVar("T_co", covariant=True)
 

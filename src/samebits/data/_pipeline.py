@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from samebits._context import process
 from samebits.data._calls.user_function import Function
-from samebits.data._collate.collate import default_collate
-from samebits.data._collate.padding import PadCollate
-from samebits.data._loader_state import Resumable
+from samebits.data._collate import PadCollate, default_collate
 from samebits.data._options import Executor, OnConflict, Options, Remainder, StartMethod
-from samebits.data._stages import shuffle_repeat, zip_mix
-from samebits.data._stages import streamed as streams
-from samebits.data._stages.batch_stages import batch
-from samebits.data._stages.buffering import Bucket, Pack, StreamShuffle
-from samebits.data._stages.cache import Cache, StreamCache
-from samebits.data._stages.interleave import Interleave
+from samebits.data._resumable import Resumable
+from samebits.data._stages import combine, order
+from samebits.data._stages.batch import Batch, Bucket, Pack, StreamBatch
 from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
-from samebits.data._stages.sources import IterableSource, Random, Range, Source
+from samebits.data._stages.sources import Cache, IterableSource, Random, Range, Source, StreamCache
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
-from samebits.data._torch_dataset import PipelineDataset
-from samebits.data._workers.serial import needs_seed
-from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random._process import seeds
 
 Collate = Callable[[list[Any]], Any]
@@ -167,7 +161,9 @@ class Pipeline(Resumable):
         """
         _check_at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
         return self._append_stage(
-            Interleave(self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage)
+            combine.Interleave(
+                self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage
+            )
         )
 
     # Order
@@ -183,25 +179,24 @@ class Pipeline(Resumable):
         """
         if buffer_size is not None:
             _check_at_least_1("shuffle", buffer_size=buffer_size)
-            kind: Any = shuffle_repeat.BufferShuffle if isinstance(self._stage, Addressed) else StreamShuffle
-            return self._append_stage(
-                kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch)
+            return self._append(
+                order.BufferShuffle,
+                order.StreamShuffle,
+                buffer_size,
+                reshuffle_each_epoch=reshuffle_each_epoch,
             )
         if not isinstance(self._stage, Addressed):
             raise InvalidArgumentError(
                 f"Pipeline.shuffle(): after {self._stage.describe()} elements can only be read in order; shuffle before it, "
                 "or give a buffer_size"
             )
-        return self._append_stage(
-            shuffle_repeat.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch)
-        )
+        return self._append_stage(order.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
 
     def repeat(self, count: int | None = None) -> Pipeline:
         """Repeats the elements `count` times (None: without end), each time shuffled and augmented anew."""
         if count is not None:
             _check_at_least_1("repeat", count=count)
-        kind: Any = shuffle_repeat.Repeat if isinstance(self._stage, Addressed) else streams.StreamRepeat
-        return self._append_stage(kind(self._stage, count))
+        return self._append(order.Repeat, order.StreamRepeat, count)
 
     def take(self, count: int) -> Pipeline:
         """Keeps the first `count` elements."""
@@ -225,20 +220,18 @@ class Pipeline(Resumable):
 
     def enumerate(self, start: int = 0) -> Pipeline:
         """Returns (number, element), with numbers counted from `start` in every epoch."""
-        if isinstance(self._stage, Addressed):
-            return self._append_stage(shuffle_repeat.Enumerate(self._stage, start))
-        return self._append_stage(streams.StreamSlice(self._stage, "enumerate", None, start=start))
+        return self._append(order.Enumerate, order.StreamEnumerate, start)
 
     # Combinations of pipelines
 
     @staticmethod
     def zip(*pipelines: Pipeline) -> Pipeline:
         """Returns tuples of one element of each; as long as the shortest."""
-        return _combine("zip", pipelines, zip_mix.Zip, streams.StreamZip)
+        return _combine("zip", pipelines, combine.Zip, combine.StreamZip)
 
     def concatenate(self, *others: Pipeline) -> Pipeline:
         """Returns all elements of this one, then all of the next, and so on."""
-        return _combine("concatenate", (self, *others), zip_mix.Concatenate, streams.StreamConcatenate)
+        return _combine("concatenate", (self, *others), combine.Concatenate, combine.StreamConcatenate)
 
     @staticmethod
     def mix(pipelines: Sequence[Pipeline], weights: Sequence[float]) -> Pipeline:
@@ -253,8 +246,8 @@ class Pipeline(Resumable):
         return _combine(
             "mix",
             pipelines,
-            lambda *stages: zip_mix.Mix(stages, weights),
-            lambda *stages: streams.StreamMix(stages, weights),
+            lambda *stages: combine.Mix(stages, weights),
+            lambda *stages: combine.StreamMix(stages, weights),
         )
 
     # Batches
@@ -264,8 +257,8 @@ class Pipeline(Resumable):
     ) -> Pipeline:
         """Returns batches of `batch_size` elements, put together by `collate`."""
         _check_at_least_1("batch", batch_size=batch_size)
-        return self._append_stage(
-            batch(self._stage, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder)
+        return self._append(
+            Batch, StreamBatch, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder
         )
 
     def padded_batch(
@@ -277,8 +270,8 @@ class Pipeline(Resumable):
         """
         _check_at_least_1("padded_batch", batch_size=batch_size)
         collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
-        return self._append_stage(
-            batch(self._stage, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch")
+        return self._append(
+            Batch, StreamBatch, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch"
         )
 
     def unbatch(self) -> Pipeline:
@@ -326,8 +319,7 @@ class Pipeline(Resumable):
 
     def cache(self) -> Pipeline:
         """Keeps elements in memory (of each process): every epoch then has the elements of the first."""
-        kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
-        return self._append_stage(kind(self._stage))
+        return self._append(Cache, StreamCache)
 
     def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
         """Lets workers be `buffer_size` batches ahead (without workers nothing is computed ahead).
@@ -397,7 +389,7 @@ class Pipeline(Resumable):
         seed = seeds.root_seed()
         if seed is not None:
             return seed
-        what = needs_seed(self._stage)
+        what = self._stage.needs_seed()
         if what is not None:
             raise UnseededError(
                 f"a samebits.data.Pipeline needs a seed for {what}, and none is set. Call samebits.set_random_seed(seed) first, "
@@ -408,15 +400,55 @@ class Pipeline(Resumable):
     def _append_stage(self, stage: Stage) -> Pipeline:
         return Pipeline(stage, self._options)
 
+    def _append(self, addressed: Any, streamed: Any, *arguments: Any, **named: Any) -> Pipeline:
+        """Appends the stage by index where this pipeline can be read so, else the one by stream."""
+        kind = addressed if isinstance(self._stage, Addressed) else streamed
+        return self._append_stage(kind(self._stage, *arguments, **named))
+
     def _slice(self, kind: str, part: Any) -> Pipeline:
         if not isinstance(self._stage, Addressed):
-            return self._append_stage(streams.StreamSlice(self._stage, kind, part))
+            return self._append_stage(order.StreamSlice(self._stage, kind, part))
         inside = range(part.start, min(part.stop, self._stage.length), part.step)
         if not inside:
             raise InvalidArgumentError(
                 f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
             )
-        return self._append_stage(shuffle_repeat.Slice(self._stage, kind, inside))
+        return self._append_stage(order.Slice(self._stage, kind, inside))
+
+
+class PipelineDataset(IterableDataset[Any]):
+    """The elements of a pipeline, for `torch.utils.data.DataLoader(dataset, batch_size=None)`.
+
+    Each `iter()` is the next epoch, as with the pipeline itself; the position is the pipeline's.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            raise UnimplementedError(
+                "a samebits pipeline in a worker of torch's DataLoader: each worker would read all of it, and none would know "
+                "its position. Give the DataLoader num_workers=0 and the pipeline its own workers: "
+                "pipeline.with_options(num_parallel_calls=4).as_iterable_dataset()"
+            )
+        return iter(self._pipeline)
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    @property
+    def endless(self) -> bool:
+        """True if the pipeline is known to have no end."""
+        return self._pipeline.endless
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the pipeline's position; see `Pipeline.state_dict`."""
+        return self._pipeline.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes the next `iter()` from a position; see `Pipeline.load_state_dict`."""
+        self._pipeline.load_state_dict(state)
 
 
 def _refuse_elements(given: Any) -> NoReturn:

@@ -172,12 +172,8 @@ def _ids(target: Any) -> list[int]:
     return list(map(id, [*target, *target.values()] if isinstance(target, dict) else target))
 
 
-# The keepers that a user's function can reach: a walk over objects, whatever its code does with them.
-
-
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
 """Bounds: objects that are walked over, keepers, items of a container that are visited."""
-# The last two: weak ones, OrderedDict, ...
 _CONTAINERS = (
     dict,
     set,
@@ -185,7 +181,7 @@ _CONTAINERS = (
     deque,
     MutableMapping,
     MutableSet,
-)
+)  # the last two: weak ones, OrderedDict, ...
 
 Part = tuple[Any, str]
 """An object, and its name in messages."""

@@ -23,9 +23,6 @@ from samebits.data._calls.remembered_draws import DrawRememberedError, Memos, Un
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random._cpu.philox import fold
 
-# Keys and NumPy generators for calls of a user's function, one for each element.
-
-
 Place = int | tuple[int, ...]
 """The place of an element: its ordinal, or its group's ordinal and its number in the group."""
 Places = Sequence[Place] | np.ndarray

@@ -1,4 +1,9 @@
-"""The start of worker processes: forked off this process, or by a server that shares nothing with it."""
+"""The start of worker processes: forked off this process, or off a server that shares nothing with it.
+
+The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends with this
+process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so that functions and
+classes of a script need no guard.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +33,105 @@ from samebits.determinism import enable_op_determinism
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random._process import seeds
 
-# A process that forks workers and shares nothing with this one: for when CUDA is initialised, which no fork
-# survives.
-#
-# It is started at the first need, and ends with this process. It imports this package and never `__main__`:
-# the work is sent by value (cloudpickle), so that functions and classes of a script need no guard.
-
-
 _FDS = 200
 """Descriptors in one message; the system allows 253."""
 _MAIN = (
     "import sys; sys.path[:] = {path!r}; from samebits.data._workers.launch_workers import main; main({fd})"
 )
+_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""The parent's ends of all workers' connections: a forked worker closes them, else its siblings would never end."""
+
+
+class WorkerHandle(Protocol):
+    """A worker's process."""
+
+    pid: int
+
+    def end(self, grace: float) -> int:
+        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts the workers of one team."""
+
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
+        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
+        ...
+
+    def close(self) -> None:
+        """Ends the launcher: no more workers will be started."""
+        ...
+
+
+def may_start() -> bool:
+    """Returns True if this process may have workers: one that is itself a worker, ours or torch's, may not."""
+    return not multiprocessing.current_process().daemon
+
+
+def launcher(method: str, work: WorkerProgram, slots: Sequence[ResultMemory]) -> Launcher:
+    """Returns the launcher for a start method: "fork", "server" or "auto"."""
+    if method == "auto":
+        method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
+    if method not in ("fork", "server"):
+        raise InvalidArgumentError(f'Pipeline: start_method={method!r}; give "fork", "server" or "auto"')
+    return _ForkLauncher(work, slots) if method == "fork" else _ServerLauncher(work, slots)
+
+
+class _ForkLauncher:
+    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
+        self._work, self._slots = work, slots
+
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
+        _ends.add(ours)
+        by_thread = threading.current_thread() is not threading.main_thread()
+        process = multiprocessing.get_context("fork").Process(
+            target=_run_forked,
+            args=(theirs, os.getpid(), self._work, self._slots, number, by_thread),
+            daemon=True,
+        )
+        with block_signals(), warnings.catch_warnings():
+            # Python 3.12 warns of any fork while threads run
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        return _ForkedProcess(process)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+
+class _ForkedProcess:
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+
+    def end(self, grace: float) -> int:
+        return _end(self._process, grace)
+
+
+def _run_forked(
+    connection: socket.socket,
+    parent: int,
+    work: WorkerProgram,
+    slots: list[ResultMemory],
+    number: int,
+    by_thread: bool,
+) -> None:
+    for end in list(_ends):
+        end.close()
+    serve(connection, parent, lambda: work, slots, number, by_thread=by_thread)
+
+
+class _ServerLauncher:
+    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
+        self._slots = slots
+        self._surroundings = WorkerSettings(work)
+
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
+        return ServedProcess(Server.instance(), theirs, self._surroundings.fd, self._slots, number)
+
+    def close(self) -> None:
+        self._surroundings.close()
 
 
 class WorkerSettings:
@@ -68,7 +160,11 @@ class WorkerSettings:
 
     @staticmethod
     def load(fd: int) -> WorkerProgram:
-        """Applies the settings to this process and returns its work."""
+        """Applies the settings to this process and returns its work.
+
+        Raises:
+            PipelineError: something that the work is made of cannot be loaded here.
+        """
         # Several workers read it, each at its own position.
         file: Any = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         path, seed, settings, dtype = pickle.load(file)  # noqa: S301 (from our own parent)
@@ -78,7 +174,13 @@ class WorkerSettings:
         torch.set_default_dtype(dtype)
         if settings is not None:
             enable_op_determinism(across=settings.across, on_unimplemented=settings.on_unimplemented)
-        return pickle.load(file)  # noqa: S301
+        try:
+            return pickle.load(file)  # noqa: S301
+        except Exception as error:
+            raise PipelineError(
+                f"the pipeline did not arrive in a worker process ({type(error).__name__}: {error}). Can what it is made of be "
+                "imported there? Or read without worker processes: num_parallel_calls=0"
+            ) from None
 
     def close(self) -> None:
         """Closes the file."""
@@ -191,10 +293,10 @@ def _start(children: dict[int, Any], control: socket.socket, number: int, fds: l
 
 def _end(child: Any, grace: float) -> int:
     child.join(grace)
-    if child.is_alive():
+    if child.is_alive():  # in the middle of a long call of a user's function
         child.kill()
         child.join()
-    code = child.exitcode
+    code = child.exitcode or 0  # None: other code has waited for it
     child.close()
     return code
 
@@ -204,139 +306,5 @@ def _run_worker(parent: int, control: socket.socket, number: int, fds: list[int]
     torch.set_num_threads(1)
     results.send_by_value()
     connection, work, *slots = fds
-    try:
-        computed: WorkerProgram = WorkerSettings.load(work)
-    except Exception as error:
-        computed = _UnreadableWork(error)
-    serve(
-        socket.socket(fileno=connection),
-        parent,
-        computed,
-        [ResultMemory(fd) for fd in slots],
-        number,
-        by_thread=False,
-    )
-
-
-class _UnreadableWork:
-    """Work that could not be loaded in the worker."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = PipelineError(
-            f"the pipeline did not arrive in a worker process ({type(error).__name__}: {error}). Can what it is made of be "
-            "imported there? Or read without worker processes: num_parallel_calls=0"
-        )
-
-    def begin(self, worker: int) -> None:
-        """Raises the error of loading the work."""
-        raise self._error
-
-    def compute(self, job: Any, slot: ResultMemory | None) -> Any:
-        """Never called."""
-        raise self._error
-
-    def describe(self, job: Any) -> str:
-        """Returns an empty text: the work is unknown."""
-        return str(job)
-
-
-_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""The parent's ends of all workers' connections: a forked worker closes them, else its siblings would never end."""
-
-
-class WorkerHandle(Protocol):
-    """A worker's process."""
-
-    pid: int
-
-    def end(self, grace: float) -> int:
-        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts the workers of one team."""
-
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the launcher: no more workers will be started."""
-        ...
-
-
-def may_start() -> bool:
-    """Returns True if this process may have workers: one that is itself a worker, ours or torch's, may not."""
-    return not multiprocessing.current_process().daemon
-
-
-def launcher(method: str, work: WorkerProgram, slots: Sequence[ResultMemory]) -> Launcher:
-    """Returns the launcher for a start method: "fork", "server" or "auto"."""
-    if method == "auto":
-        method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
-    if method not in ("fork", "server"):
-        raise InvalidArgumentError(f'Pipeline: start_method={method!r}; give "fork", "server" or "auto"')
-    return _ForkLauncher(work, slots) if method == "fork" else _ServerLauncher(work, slots)
-
-
-class _ForkLauncher:
-    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
-        self._work, self._slots = work, slots
-
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        _ends.add(ours)
-        by_thread = threading.current_thread() is not threading.main_thread()
-        process = multiprocessing.get_context("fork").Process(
-            target=_run_forked,
-            args=(theirs, os.getpid(), self._work, self._slots, number, by_thread),
-            daemon=True,
-        )
-        with block_signals(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads run
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        return _ForkedProcess(process)
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to close."""
-
-
-class _ForkedProcess:
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self.pid: int = process.pid
-
-    def end(self, grace: float) -> int:
-        self._process.join(grace)
-        if self._process.is_alive():  # in the middle of a long call of a user's function
-            self._process.kill()
-            self._process.join()
-        code = self._process.exitcode or 0  # None: other code has waited for it
-        self._process.close()
-        return code
-
-
-def _run_forked(
-    connection: socket.socket,
-    parent: int,
-    work: WorkerProgram,
-    slots: list[ResultMemory],
-    number: int,
-    by_thread: bool,
-) -> None:
-    for end in list(_ends):
-        end.close()
-    serve(connection, parent, work, slots, number, by_thread=by_thread)
-
-
-class _ServerLauncher:
-    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
-        self._slots = slots
-        self._surroundings = WorkerSettings(work)
-
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        return ServedProcess(Server.instance(), theirs, self._surroundings.fd, self._slots, number)
-
-    def close(self) -> None:
-        self._surroundings.close()
+    memory = [ResultMemory(fd) for fd in slots]
+    serve(socket.socket(fileno=connection), parent, lambda: WorkerSettings.load(work), memory, number)

@@ -1,17 +1,23 @@
-"""Tasks of stages that come in pieces: the elements of one task, and the states after them."""
+"""The readers of a pipeline: in this process, by threads or by worker processes. The elements are the same.
+
+Workers compute the stages that come in pieces, ahead of the reader; this process does the rest.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
+
+from typing_extensions import override
 
 from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
-from samebits.data._stages.stage import Addressed, Blocks, Reader, Stage, State, Streamed, Task, place
+from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streamed, Task, place
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.serial import (
     CaptureWatch,
@@ -19,20 +25,72 @@ from samebits.data._workers.serial import (
     Effects,
     Serial,
     WatchedDraws,
-    functions,
-    may_draw,
-    own_generators,
 )
 from samebits.data._workers.worker_pool import Threads, Workers
 from samebits.data._workers.worker_process import StageWork, WorkerJob, one_thread
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning, PipelineMismatchError
 
+TRIED = 6
+"""Tasks that "auto" computes in this process before it chooses; the fastest counts, so that a cold start does not."""
+WORTH = 1.5e-3
+"""Seconds of a task from which workers are worth it: ten times the cost of passing one to a worker (0.15 ms)."""
 
-def elements(
+
+def draws_of(stage: Stage) -> Draws:
+    """Returns the draws of a pipeline's functions, as found by reading their code."""
+    for function in stage.all_functions():
+        function.begin_iteration()
+    return Draws(may_draw=stage.may_draw() is not None)
+
+
+def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
+    """Returns the reader of a bound pipeline for these options."""
+    ordered = options.is_ordered()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = options.workers(cores)
+    if not count or not may_start() or (count == "auto" and cores == 1):
+        return Inline(draws)
+    if count == "auto":
+        return Auto(draws, lambda: Parallel(stage, draws, options, cores, ordered=ordered))
+    return Parallel(stage, draws, options, count, ordered=ordered)
+
+
+class _BlockReader(ABC):
+    """A reader of bound stages: streamed ones read their inputs by it, blocks are its own."""
+
+    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Yields the elements of a bound stage from `state` on, each with the state after it."""
+        if isinstance(stage, Streamed):
+            return stage.stream(self, repetition, state)
+        assert isinstance(stage, Blocks)
+        return self.blocks(stage, repetition, state)
+
+    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """Returns the element after `state`, read again, in this process; of blocks, only its own group is computed."""
+        if not isinstance(stage, Blocks):
+            return next(iter(self.read(stage, repetition, state)))[0]
+        start = place(state)
+        for number in range(start[0], stage.groups):
+            task = (number, number + 1)
+            for element, _ in _elements(stage, task, deque(stage.compute(repetition, task)), start):
+                return element
+        raise PipelineMismatchError(
+            f"Pipeline: {stage.describe()} has no element after {state}; has its source changed?"
+        )
+
+    @abstractmethod
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Yields the elements of a bound stage of blocks."""
+
+
+def _elements(
     stage: Blocks, task: Task, computed: deque[Any], start: tuple[int, int]
 ) -> Iterator[tuple[Any, State]]:
-    """Yields the elements of a computed task from the place `start` on, each with the state after it; keeps none that it has given."""
+    """Yields the elements of a computed task from the place `start` on, each with the state after it.
+
+    It keeps none that it has given.
+    """
     first, done = start
     if isinstance(stage, Addressed):
         for ordinal in range(task[0], task[0] + len(computed)):
@@ -50,24 +108,7 @@ def elements(
                 group.popleft()
 
 
-def read_one(reader: Reader, stage: Stage, repetition: int, state: State) -> Any:
-    """Returns the element after `state`; of blocks, only its own group is computed."""
-    if not isinstance(stage, Blocks):
-        return next(iter(reader.read(stage, repetition, state)))[0]
-    start = place(state)
-    for number in range(start[0], stage.groups):
-        task = (number, number + 1)
-        for element, _ in elements(stage, task, deque(stage.compute(repetition, task)), start):
-            return element
-    raise PipelineMismatchError(
-        f"Pipeline: {stage.describe()} has no element after {state}; has its source changed?"
-    )
-
-
-# Reading in this process, one task when it is needed.
-
-
-class Inline:
+class Inline(_BlockReader):
     """Reads a bound pipeline in the process and thread that iterates over it."""
 
     def __init__(self, draws: Draws, timed: Callable[[Task, Callable[[], Any]], Any] | None = None) -> None:
@@ -75,19 +116,8 @@ class Inline:
         self._draws = draws
         self._timed = timed
 
-    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of a bound stage from `state` on, each with the state after it."""
-        if isinstance(stage, Streamed):
-            return stage.stream(self, repetition, state)
-        assert isinstance(stage, Blocks)
-        return self.blocks(stage, repetition, state)
-
-    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """Returns the element after `state`, read again, in this process."""
-        return read_one(self, stage, repetition, state)
-
+    @override
     def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of a bound stage of blocks."""
         watch, effects = CaptureWatch(stage), Effects(stage)
         after, start = state, place(state)
         for task in stage.tasks(repetition, start[0]):
@@ -100,7 +130,7 @@ class Inline:
             computed = work() if self._timed is None else self._timed(task, work)
             if watch.noticed() is not None:
                 effects = Effects(stage)
-            coming = elements(stage, task, deque(computed), start)
+            coming = _elements(stage, task, deque(computed), start)
             del computed, work  # so that the memory of a batch that is over serves the next
             yield from coming
             after = task[1]
@@ -111,58 +141,33 @@ def _compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
         return stage.compute(repetition, task)
 
 
-# Reading by workers: they compute the stages that come in pieces, ahead of the reader; this process does
-# the rest.
-
-
-class Pool(Protocol):
-    """Computes jobs, in processes or threads."""
-
-    def submit(self, job: WorkerJob) -> int:
-        """Submits a job and returns its number."""
-        ...
-
-    def result(self, number: int) -> Any:
-        """Returns the result of job `number`."""
-        ...
-
-    def first(self, numbers: Sequence[int]) -> int:
-        """Returns the number of the first of these jobs that is done."""
-        ...
-
-    def close(self) -> None:
-        """Ends it."""
-        ...
-
-
-class Parallel:
+class Parallel(_BlockReader):
     """Reads a bound pipeline with workers, which compute tasks ahead of the reader."""
 
     def __init__(
-        self, stage: Stage, draws: Draws, *, num_workers: int, ahead: int, threads: bool = False,
-        ordered: bool = True, timeout: float | None = None, start_method: str = "auto",
-        kept: list[Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`ordered`: elements come in their order, not in order of completion; `kept`: the workers of all iterations."""
-        self._ahead, self._ordered = ahead, ordered
+        self, stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool = True
+    ) -> None:
+        """`count`: workers; `ordered`: elements come in their order, not in order of completion."""
+        self._ahead, self._ordered = options.prefetch or 2 * count, ordered
         self._inline = Inline(draws)
         self._watch = CaptureWatch(stage)
         self._serial: dict[int, Serial] = {}
         self._known = list(self._worker_stages(stage, draws))
-        self._workers: Pool | None = None
+        self._workers: Workers | Threads | None = None
         self._kept: Workers | None = None
-        if self._known and threads:
-            self._workers = Threads(self._known, count=num_workers, timeout=timeout)
-        elif kept:
-            self._workers = self._kept = kept[0]
+        """The workers of all iterations."""
+        if self._known and _takes_threads(stage, options):
+            self._workers = Threads(self._known, count=count, timeout=options.timeout)
+        elif options.kept_workers:
+            self._workers = self._kept = options.kept_workers[0]
         elif self._known:
-            work = StageWork(self._known, WatchedDraws(draws, stage))
             self._workers = Workers(
-                work, count=num_workers, ahead=ahead, timeout=timeout, start_method=start_method
-            )
-            if kept is not None:
+                StageWork(self._known, WatchedDraws(draws, stage)), count=count, ahead=self._ahead,
+                timeout=options.timeout, start_method=options.start_method or "auto",
+            )  # fmt: skip
+            if options.kept_workers is not None:
                 self._kept = self._workers
-                kept.append(self._kept)
+                options.kept_workers.append(self._kept)
 
     def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
         """Yields the stages that workers compute: all blocks, or the parts of one with side effects that are free of them."""
@@ -175,27 +180,20 @@ class Parallel:
             else:
                 yield top
 
-    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of a bound stage from `state` on, each with the state after it."""
-        if isinstance(stage, Streamed):
-            return stage.stream(self, repetition, state)
-        assert isinstance(stage, Blocks)
+    @override
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         if id(stage) in self._serial:
             return self._serial[id(stage)].read(repetition, state, self._fetch, self._ahead)
         if self._workers is None or stage not in self._known:  # made while reading, by `interleave`
-            return self._inline.read(stage, repetition, state)
-        return self._blocks(stage, repetition, state)
+            return self._inline.blocks(stage, repetition, state)
+        return self._read_ahead(stage, repetition, state)
 
     def close(self) -> None:
         """Ends the workers, unless they are kept."""
         if self._workers is not None and self._kept is None:
             self._workers.close()
 
-    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """Returns the element after `state`, read again, in this process."""
-        return read_one(self, stage, repetition, state)
-
-    def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def _read_ahead(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         under_way: deque[tuple[Task, int]] = deque()
         after = state
         start = place(state)
@@ -205,7 +203,7 @@ class Parallel:
                 done = self._watch.run(lambda: self._run_step(stage, repetition, left, under_way))
                 if done is None:
                     return
-                coming, after = elements(stage, done[0], deque(done[1]), start), done[0][1]
+                coming, after = _elements(stage, done[0], deque(done[1]), start), done[0][1]
                 del done
                 yield from coming
         except EffectNoticedError as found:  # by processes
@@ -240,7 +238,7 @@ class Parallel:
         Effects(stage).warn()
         self.close()
         self._workers = None
-        return self._inline.read(stage, repetition, state)
+        return self._inline.blocks(stage, repetition, state)
 
     def _submit(self, stage: Blocks, repetition: int, task: Task) -> int:
         assert self._workers is not None
@@ -252,6 +250,20 @@ class Parallel:
         return lambda: pool.result(number)
 
 
+def _takes_threads(stage: Stage, options: Options) -> bool:
+    if options.executor != "thread":
+        return False
+    drawing = stage.may_draw() or stage.own_generators()
+    if drawing is not None:
+        warn_once(
+            f"threads {drawing}",
+            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: worker processes '
+            "compute it instead. Let the function take a parameter `rng` or `key`.",
+            ConflictWarning,
+        )
+    return drawing is None
+
+
 def _block_roots(stage: Stage) -> Iterator[Blocks]:
     """Yields the stages below a pipeline that are read as blocks: each is the top of a part without streams."""
     if isinstance(stage, Blocks):
@@ -261,51 +273,7 @@ def _block_roots(stage: Stage) -> Iterator[Blocks]:
         yield from _block_roots(below)
 
 
-# The choice between reading in this process, by threads or by worker processes. The elements are the same.
-
-
-TRIED = 6
-"""Tasks that "auto" computes in this process before it chooses; the fastest counts, so that a cold start does not."""
-WORTH = 1.5e-3
-"""Seconds of a task from which workers are worth it: ten times the cost of passing one to a worker (0.15 ms)."""
-
-
-def draws_of(stage: Stage) -> Draws:
-    """Returns the draws of a pipeline's functions, as found by reading their code."""
-    for function in functions(stage):
-        function.begin_iteration()
-    return Draws(may_draw=may_draw(stage) is not None)
-
-
-def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
-    """Returns the reader of a bound pipeline for these options."""
-    ordered = options.is_ordered()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = options.workers(cores)
-    if not count or not may_start() or (count == "auto" and cores == 1):
-        return Inline(draws)
-    if count == "auto":
-        return Auto(draws, lambda: _parallel(stage, draws, options, cores, ordered=ordered))
-    return _parallel(stage, draws, options, count, ordered=ordered)
-
-
-def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool) -> Parallel:
-    threads = options.executor == "thread"
-    if threads and (drawing := may_draw(stage) or own_generators(stage)) is not None:
-        threads = False
-        warn_once(
-            f"threads {drawing}",
-            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: worker processes '
-            "compute it instead. Let the function take a parameter `rng` or `key`.",
-            ConflictWarning,
-        )
-    return Parallel(
-        stage, draws, num_workers=count, ahead=options.prefetch or 2 * count, threads=threads, ordered=ordered,
-        timeout=options.timeout, start_method=options.start_method or "auto", kept=options.kept_workers,
-    )  # fmt: skip
-
-
-class Auto:
+class Auto(_BlockReader):
     """Reads in this process, measures the time of a task, and continues with workers where that is faster."""
 
     def __init__(self, draws: Draws, parallel: Callable[[], Parallel]) -> None:
@@ -314,25 +282,15 @@ class Auto:
         self._times: list[float] = []
         self.parallel: Parallel | None = None
 
-    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of a bound stage from `state` on, each with the state after it."""
-        if isinstance(stage, Streamed):
-            return stage.stream(self, repetition, state)
-        assert isinstance(stage, Blocks)
-        return self._blocks(stage, repetition, state)
-
-    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """Returns the element after `state`, read again, in this process."""
-        return read_one(self, stage, repetition, state)
-
     def close(self) -> None:
         """Ends the workers, if there are any."""
         if self.parallel is not None:
             self.parallel.close()
 
-    def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    @override
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         if self.parallel is None:
-            for element, after in self._inline.read(stage, repetition, state):
+            for element, after in self._inline.blocks(stage, repetition, state):
                 yield element, after
                 state = after
                 if len(self._times) == TRIED and min(self._times) > WORTH:
@@ -340,7 +298,7 @@ class Auto:
                     break
             else:
                 return
-        yield from self.parallel.read(stage, repetition, state)
+        yield from self.parallel.blocks(stage, repetition, state)
 
     def _measure(self, task: Task, work: Callable[[], Any]) -> Any:
         if len(self._times) >= TRIED:

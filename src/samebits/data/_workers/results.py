@@ -1,4 +1,8 @@
-"""Memory that a worker writes results into and this process reads: unnamed files that end with their last user."""
+"""The results of workers: memory that a worker writes and this process reads, and how results are encoded in it.
+
+The memory is unnamed files that end with their last user. The bytes of arrays and tensors lie in it, all else is pickled
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,10 @@ _current: ResultMemory | None = None
 _NO_SLOT = nullcontext()
 _offer: tuple[Any, ResultMemory] | None = None
 """The maker of that result, and its slot."""
+_base: list[np.ndarray] = []
+"""The slot's bytes while a result is being unpickled."""
+_by_value = False
+"""True if classes of the main program are sent by value: a worker of the server cannot import them."""
 
 
 class ResultMemory:
@@ -116,17 +124,6 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         return np.empty(shape, dtype)
     _, place = _current.reserve(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return place.view(dtype).reshape(shape)
-
-
-# The encoding of a worker's results: the bytes of arrays and tensors in a slot, all else pickled beside
-# them.
-
-
-_base: list[np.ndarray] = []
-"""The slot's bytes while a result is being unpickled."""
-
-_by_value = False
-"""True if classes of the main program are sent by value: a worker of the server cannot import them."""
 
 
 def send_by_value() -> None:

@@ -1,6 +1,6 @@
-"""Reading stages whose functions have lasting side effects: as a plain loop would, one element at a time, in order.
+"""Functions with lasting side effects: which they are, and how their stages are read: as a plain loop would do it.
 
-Workers may compute ahead the stages below such a function that its changes cannot reach. The function itself runs only
+One element is computed at a time, in order. Workers may compute ahead the stages below such a function that its changes cannot reach. The function itself runs only
 when its element is needed, and the stages after it run after it.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from typing_extensions import override
 
 from samebits._inspect import rng_states
@@ -19,92 +18,24 @@ from samebits.data import _purity as purity
 from samebits.data._calls.process_generators import Draws
 from samebits.data._calls.user_function import Function, Place
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.batch_stages import Batch
-from samebits.data._stages.interleave import Interleave
-from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch
-from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
-from samebits.data._stages.sources import FirstElements, IterableSource, Source
+from samebits.data._stages.batch import Batch
+from samebits.data._stages.sources import FirstElements, Source
 from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Stage, State, place
 from samebits.data._workers.worker_process import one_thread
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
 
-# The functions of a pipeline with lasting side effects, and the functions that these can reach.
-
-
 T = TypeVar("T")
-_PLAIN_ITERABLES = (list, tuple, range, str, dict, np.ndarray, torch.Tensor)
-
-
-def stage_functions(stage: Stage) -> list[Function]:
-    """Returns the user's functions of one stage."""
-    kept: Any = vars(stage)
-    if "_functions" not in kept:
-        kept["_functions"] = list(_iterate_functions(stage))
-    return kept["_functions"]
-
-
-def _iterate_functions(stage: Stage) -> Iterator[Function]:
-    if isinstance(stage, Source):
-        yield stage.function
-        return
-    if isinstance(stage, IterableSource) and callable(stage.iterable):
-        yield Function(stage.iterable, stage.kind)
-    for part in vars(stage).values():
-        if isinstance(part, Function):
-            yield part
-    operation = getattr(stage, "operation", None)
-    if operation is not None:
-        yield operation.function
-
-
-def functions(stage: Stage) -> list[Function]:
-    """Returns the user's functions of a stage and all below it, from the sources on."""
-    return [*(one for below in stage.inputs for one in functions(below)), *stage_functions(stage)]
-
-
-def may_draw(stage: Stage) -> str | None:
-    """Returns the name of the function that may draw from the process's generators, and its stage; None if none does."""
-    for below in stage.inputs:
-        if (found := may_draw(below)) is not None:
-            return found
-    if isinstance(stage, Interleave):
-        return f"{stage.describe()}: its inner streams are known only when they are opened"
-    if (
-        isinstance(stage, IterableSource)
-        and not callable(stage.iterable)
-        and not isinstance(stage.iterable, _PLAIN_ITERABLES)
-    ):
-        return f"{stage.describe()}: an iterator of a class that is not read"
-    for function in stage_functions(stage):
-        if function.reading.may_draw is not None:
-            return f"{stage.kind}({function.name}): {function.reading.may_draw}"
-    return None
-
-
-def needs_seed(stage: Stage) -> str | None:
-    """Returns the name of what in a stage, or below it, draws or may draw; None if a seed would decide nothing."""
-    own = stage.describe() if stage.draws else None
-    for function in stage_functions(stage):
-        if function.draws is not None:
-            own = f"{stage.kind}({function.name}): its parameter {function.draws}"
-    below = (needs_seed(one) for one in stage.inputs)
-    return own or next(filter(None, below), None) or may_draw(stage) or own_generators(stage)
-
-
-def own_generators(stage: Stage) -> str | None:
-    """Returns the name of a function that reaches generators of objects, and of one of these; None if there is none."""
-    for function in functions(stage):
-        if function.own.names:
-            return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
-    return None
+_END = object()
+Fetch = Callable[[Blocks, int, int], Any]
+"""(stage, first ordinal, the one after the last) -> a function that returns the elements, or groups, later."""
 
 
 class Effects:
     """The functions of a pipeline that must run one at a time, in order, in this process."""
 
     def __init__(self, stage: Stage) -> None:
-        everything = functions(stage)
+        everything = stage.all_functions()
         self.changing = [function for function in everything if function.effects]
         serial = {id(function) for function in self.changing}
         targets = set().union(*(_targets(function) for function in self.changing)) - {0}
@@ -114,7 +45,7 @@ class Effects:
 
     def affects(self, stage: Stage) -> bool:
         """Returns True if one of them is in this stage, or below it."""
-        return bool(self._serial) and any(id(function) in self._serial for function in functions(stage))
+        return bool(self._serial) and any(id(function) in self._serial for function in stage.all_functions())
 
     def warn(self) -> None:
         """Warns once of what is not computed in parallel, and why."""
@@ -125,18 +56,11 @@ class Effects:
 def warn_about(function: Function) -> None:
     """Warns once why a function is not called in parallel."""
     found = function.effects[0]
-    where = (
-        f"{found.file}, line {found.line}"
-        if found.line
-        else "seen as it ran"
-        if function.noticed
-        else "as declared"
-    )
-    what = (
-        f"it changes `{found.variable}` ({found.kind}; {where})"
-        if found.line or function.noticed
-        else "it was declared so"
-    )
+    what = "it was declared so"
+    if found.line:
+        what = f"it changes `{found.variable}` ({found.kind}; {found.file}, line {found.line})"
+    elif function.noticed:
+        what = f"it changes `{found.variable}` ({found.kind}; seen as it ran)"
     warn_once(
         f"effects of {function.stage} {function.name} {found}",
         f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: {what}, which a "
@@ -160,7 +84,7 @@ class CaptureWatch:
     """Compares captured values before and after the first task, for side effects that reading the code has missed."""
 
     def __init__(self, stage: Stage) -> None:
-        self._functions = functions(stage)
+        self._functions = stage.all_functions()
         self._sources = list(_sources(stage))
         self.done = False
 
@@ -240,11 +164,6 @@ class WatchedDraws:
         return result
 
 
-_END = object()
-Fetch = Callable[[Blocks, int, int], Any]
-"""(stage, first ordinal, the one after the last) -> a function that returns the elements, or groups, later."""
-
-
 class OneByOne(Addressed):
     """An input of a batch, read one element at a time: else each function would see all rows before the next does."""
 
@@ -252,10 +171,9 @@ class OneByOne(Addressed):
         super().__init__(stage)
         self.kind = stage.kind
 
-    @property
     @override
-    def length(self) -> int:
-        return self.inputs[0].length
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        return ordinals
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -288,8 +206,8 @@ class PrefetchedStage:
                 break
         if ordinal in self._there:
             return self._there.pop(ordinal)
-        single = np.array([ordinal], np.int64)
-        return (self.stage.fetch if isinstance(self.stage, Addressed) else self.stage.block)(single)[0]
+        group = self.stage.block(np.array([ordinal], np.int64))[0]
+        return group[0] if isinstance(self.stage, Addressed) else group
 
 
 class _PrefetchedElements(Addressed):
@@ -334,7 +252,7 @@ class Serial:
         self.free: list[PrefetchedStage] = []
         """The parts that others may compute ahead."""
         self._top = self._rewire(stage)
-        self._stage, self._single = stage, _has_single_elements(stage)
+        self._stage = stage
 
     def read(
         self, repetition: int, state: State, fetch: Fetch | None = None, ahead: int = 0
@@ -353,8 +271,8 @@ class Serial:
 
     def _group(self, ordinal: int, absolute: int, done: int) -> Iterator[tuple[Any, State]]:
         """Yields the elements of one group. None of several is known to be the last before the next is requested."""
-        elements = _iterate_lazily(self._top, absolute)
-        if self._single:
+        elements = self._top.iterate(absolute)
+        if self._stage.single:
             if (element := self._next(elements)) is not _END:
                 yield element, ordinal + 1
             return
@@ -385,32 +303,5 @@ class Serial:
         """Requests what these ordinals will need, where that is known without computing."""
         if isinstance(stage, _PrefetchedElements | _PrefetchedGroups):
             stage.ahead.request(fetch, ordinals)
-        elif isinstance(stage, AddressedOperation | Enumerate | GroupedOperation | OneByOne):
-            self._prefetch(stage.inputs[0], ordinals, fetch)
-        elif isinstance(stage, Renumbered):
-            self._prefetch(stage.inputs[0], stage.renumber(ordinals), fetch)
-        elif isinstance(stage, Batch):
-            for ordinal in ordinals.tolist():
-                self._prefetch(stage.inputs[0], stage.rows(ordinal), fetch)
-
-
-def _has_single_elements(stage: Any) -> bool:
-    """Returns True if no group has more than one element."""
-    if isinstance(stage, GroupedOperation):
-        return not isinstance(stage.operation, FlatMap | Unbatch) and _has_single_elements(stage.inputs[0])
-    return isinstance(stage, Addressed)
-
-
-def _iterate_lazily(stage: Any, ordinal: int) -> Iterator[Any]:
-    """Yields the elements of one group, none computed before it is needed."""
-    if isinstance(stage, Addressed):
-        yield from stage.fetch(np.array([ordinal], np.int64))
-    elif isinstance(stage, GroupedOperation):
-        for number, element in enumerate(_iterate_lazily(stage.inputs[0], ordinal)):
-            here = [(ordinal, number)]
-            if isinstance(stage.operation, FlatMap):
-                yield from stage.operation.function.call_each(stage.key, here, [element])[0]
-            else:
-                yield from stage.operation.groups(stage, here, [element])[0]
-    else:
-        yield from stage.block(np.array([ordinal], np.int64))[0]
+        elif (needed := stage.needed(ordinals)) is not None:
+            self._prefetch(stage.inputs[0], needed, fetch)

@@ -282,10 +282,6 @@ class Workers:
         return unpack_error(base[answer.at : answer.at + answer.size].data)
 
 
-# Threads that compute jobs beside the training thread: for functions that do not draw from the process's
-# generators.
-
-
 class Threads:
     """A pool of threads with the methods of `Workers`."""
 

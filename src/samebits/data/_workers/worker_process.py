@@ -20,10 +20,9 @@ import cloudpickle
 import torch
 
 from samebits._context import process
-from samebits.data._collate.collate import default_collate
-from samebits.data._collate.padding import PadCollate
-from samebits.data._loader_batches.loader_batches import LoaderBatches
-from samebits.data._stages.batch_stages import Batch
+from samebits.data._collate import PadCollate, default_collate
+from samebits.data._loader_batches import LoaderBatches
+from samebits.data._stages.batch import Batch
 from samebits.data._stages.stage import Blocks, Task
 from samebits.data._workers.results import ResultMemory, encode, offer_memory
 from samebits.errors import PipelineError
@@ -101,18 +100,23 @@ class StageWork:
 def serve(
     connection: socket.socket,
     parent: int,
-    work: WorkerProgram,
+    load: Callable[[], WorkerProgram],
     slots: Sequence[ResultMemory],
     worker: int,
     *,
-    by_thread: bool,
+    by_thread: bool = False,
 ) -> None:
-    """Runs the worker until the other end of the connection is closed."""
+    """Runs the worker, whose work `load` gives, until the other end of the connection is closed."""
     torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
     _keep_freed_memory()
     tie_to_parent(parent, by_thread=by_thread)
     process.observers.clear()  # they belong to the parent
-    broken = _begin(work, worker)
+    broken: tuple[bool, bytes] | None = None
+    try:
+        work = load()
+        work.begin(worker)
+    except BaseException as error:  # every job gets it
+        broken = True, pack_error(error)
     while request := _receive(connection):
         number, which, size = REQUEST.unpack(request)
         slot = slots[which]
@@ -176,14 +180,6 @@ def _keep_freed_memory() -> None:
         allocator = ctypes.CDLL("libc.so.6")
         allocator.mallopt(-3, 32 << 20)
         allocator.mallopt(-1, 256 << 20)
-
-
-def _begin(work: WorkerProgram, worker: int) -> tuple[bool, bytes] | None:
-    try:
-        work.begin(worker)
-    except BaseException as error:
-        return True, pack_error(error)
-    return None
 
 
 def _receive(connection: socket.socket) -> bytes:
