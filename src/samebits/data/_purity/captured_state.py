@@ -14,7 +14,7 @@ import xxhash
 from samebits import _digest as digest
 from samebits.data._purity import known_functions
 from samebits.data._purity.abstract_values import PLAIN
-from samebits.data._purity.side_effects import Reading
+from samebits.data._purity.reading import Reading
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
 """Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""

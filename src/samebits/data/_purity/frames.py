@@ -11,13 +11,14 @@ import dis
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
     NOTHING,
     Atom,
+    Call,
     Captured,
     CellValue,
     ClosureValue,
@@ -26,33 +27,42 @@ from samebits.data._purity.abstract_values import (
     Text,
     Value,
 )
-from samebits.data._purity.interpreter import Host
 from samebits.data._purity.known_functions import GENERATORS
 
 _PASSES = 6
-_LEAVES = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
-_LEAVES |= {"JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT"}
-_NO_EFFECT = {
-    "RESUME",
-    "NOP",
-    "PRECALL",
-    "CACHE",
-    "MAKE_CELL",
-    "COPY_FREE_VARS",
-    "RETURN_GENERATOR",
-    "EXTENDED_ARG",
-}
-_NO_EFFECT |= {
-    "CALL_INTRINSIC_1",
-    "LIST_TO_TUPLE",
-    "DELETE_FAST",
-    "SETUP_ANNOTATIONS",
-    "NOT_TAKEN",
-    "END_ASYNC_FOR",
-    "GEN_START",
-    "ASYNC_GEN_WRAP",
-    "TO_BOOL",
-}
+_LEAVES = frozenset(
+    [
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+        "INTERPRETER_EXIT",
+    ]
+)
+_NO_EFFECT = frozenset(
+    [
+        "RESUME",
+        "NOP",
+        "PRECALL",
+        "CACHE",
+        "MAKE_CELL",
+        "COPY_FREE_VARS",
+        "RETURN_GENERATOR",
+        "EXTENDED_ARG",
+        "CALL_INTRINSIC_1",
+        "LIST_TO_TUPLE",
+        "DELETE_FAST",
+        "SETUP_ANNOTATIONS",
+        "NOT_TAKEN",
+        "END_ASYNC_FOR",
+        "GEN_START",
+        "ASYNC_GEN_WRAP",
+        "TO_BOOL",
+    ]
+)
 _POP = {"POP_TOP", "POP_ITER", "POP_EXCEPT", "PRINT_EXPR", "END_FOR"}
 _AGGREGATES = {
     "BUILD_LIST": (list, False), "BUILD_TUPLE": (tuple, False), "BUILD_SET": (set, False), "BUILD_STRING": (str, False),
@@ -64,6 +74,25 @@ _ADD |= dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
 """True: the items of the operand are added, not the operand."""
 
 
+class _Host(Protocol):
+    """Heap, globals and libraries around a frame (`Reading`)."""
+
+    once: set[str]
+
+    def called(self, callee: Value, call: Call) -> Value: ...
+    def attribute(self, of: Value, name: str, line: int) -> Value: ...
+    def item(self, of: Value, index: Value, line: int) -> Value: ...
+    def inside(self, of: Value, line: int) -> Value: ...
+    def holds(self, made: Value, more: Value) -> None: ...
+    def changed(self, of: Value, how: str, line: int, part: str = "") -> None: ...
+    def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value: ...
+    def entered(self, of: Value, line: int) -> Value: ...
+    def stored(self, cell: CellValue, line: int) -> None: ...
+    def stored_global(self, name: str, line: int) -> None: ...
+    def named_global(self, name: str, line: int) -> Value: ...
+    def imported(self, name: str) -> Value: ...
+
+
 class Frame:
     """A call: its variables, and what it returns or yields."""
 
@@ -72,7 +101,7 @@ class Frame:
         code: CodeType,
         variables: dict[str, Value],
         around: dict[str, CellValue],
-        host: Host,
+        host: _Host,
         namespace: tuple[dict[str, Any], str],
     ) -> None:
         self.code, self.host, self.namespace = code, host, namespace
@@ -193,7 +222,7 @@ class Frame:
         if one.opname != "DELETE_GLOBAL":
             _pop(stack, 1)
         if self._initialises(one):
-            self.host.initialised(NOTHING, one.argval)
+            self.host.once.add(one.argval)
         else:
             self.host.stored_global(one.argval, self.line)
 
@@ -218,7 +247,7 @@ class Frame:
     def _store_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
         what, of = _pop(stack, 2)
         if self._initialises(one) or _are_generators(what):  # which are set for each call
-            self.host.initialised(of, one.argval)
+            self.host.once.add(one.argval)
         else:
             self.host.changed(of, "attribute", self.line, one.argval)
         self.host.holds(of, what)
@@ -356,8 +385,8 @@ class Frame:
     def _result(
         self, one: dis.Instruction, stack: list[Value], callee: Value, arguments: list[Value], named: dict[str, Value]
     ) -> None:  # fmt: skip
-        made = Made((id(self.code), one.offset))
-        stack.append(self.host.called(callee, arguments, named, made, self.line))
+        call = Call(arguments, named, (id(self.code), one.offset), self.line)
+        stack.append(self.host.called(callee, call))
 
     def _make_function(self, one: dis.Instruction, stack: list[Value]) -> None:
         code = next((atom.value for atom in _pop(stack, 1)[0] if isinstance(atom, Text)), None)

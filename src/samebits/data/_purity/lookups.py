@@ -1,20 +1,26 @@
-"""The results of attributes, items, elements and operators of abstract values."""
+"""The findings of reading a function, and the results of attributes, items, elements and operators on the way."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from abc import abstractmethod
-from types import FunctionType, ModuleType
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from samebits.data._purity import known_functions
+import numpy as np
+import torch
+
+from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
     NOTHING,
     PLAIN,
+    Call,
     Captured,
+    CellValue,
     ClosureValue,
     Given,
     Made,
@@ -24,16 +30,108 @@ from samebits.data._purity.abstract_values import (
     items,
     value,
 )
-from samebits.data._purity.findings import PurityRecord
+from samebits.data._purity.frames import Frame
+
+_CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
+"""What is captured as code, and no state of its own."""
 
 
-class Looking(PurityRecord):
-    """Looks into what may be on a stack; properties and special methods of the user's classes are called."""
+@dataclass(frozen=True)
+class Finding:
+    """A side effect that lasts longer than the call."""
+
+    variable: str
+    """As the code reaches it: `seen`, `self.count`."""
+    kind: str
+    line: int
+    file: str = ""
+    target: int = 0
+    """The identity of the object that is changed; of a variable the one in `Reading.reaches`."""
+
+    def __str__(self) -> str:
+        return f"{self.variable} ({self.kind}, line {self.line})"
+
+
+class Lookups(ABC):
+    """Records the findings, and looks into what may be on a stack.
+
+    Properties and special methods of the user's classes are called.
+    """
+
+    def __init__(self) -> None:
+        self.findings: dict[tuple[str, str, int], Finding] = {}
+        self.may_draw: str | None = None
+        """Why it may draw from the process's generators; None: it cannot."""
+        self.state: dict[str, Any] = {}
+        """Captured objects that could be changed, by the name by which they are reached."""
+        self.globals: dict[str, dict[str, Any]] = {}
+        """Namespaces of the global variables that it reads, by the variable's name."""
+        self.cells: dict[str, Any] = {}
+        self.once: set[str] = set()
+        """Attributes and global variables of lazy initialisations: set where they are None, to a value that depends on no element."""
+        self.complete = True
+        self.heap: dict[Made, set[Any]] = {}
+        self.running: list[Frame] = []
+        self.home = ""
+        """The package that is read even where it is installed: that of the user's function."""
+
+    def is_library(self, found: Any) -> bool:
+        """Returns True if the code of this function or class is not read."""
+        return known.is_library(found, self.home)
+
+    def reaches(self) -> set[int]:
+        """The identities of the objects and variables that a call looks at, one level into containers."""
+        found = {id(one) for one in self.state.values()} | {id(cell) for cell in self.cells.values()}
+        found |= {hash((id(namespace), name)) for name, namespace in self.globals.items()}
+        for one in self.state.values():
+            found |= {id(atom.object) for atom in items(Captured(one, "")) if isinstance(atom, Captured)}
+        return found
+
+    def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
+        """An object is changed."""
+        for atom in of:
+            if isinstance(atom, Captured):
+                self.found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
+
+    def advanced(self, of: Value, line: int) -> None:
+        """Notes iterators that are moved on."""
+        for atom in of:
+            if (
+                isinstance(atom, Captured) and atom.known and not isinstance(atom.object, type)
+                and hasattr(type(atom.object), "__next__")
+            ):  # fmt: skip
+                self.found(atom.name, "iterator advanced", line, id(atom.object))
+
+    def stored(self, cell: CellValue, line: int) -> None:
+        """A variable that outlives the call is set."""
+        self.found(cell.name, "closure variable set", line, cell.identity)
+
+    def stored_global(self, name: str, line: int) -> None:
+        """A global variable is set."""
+        self.found(name, "global variable set", line, hash((id(self.running[-1].namespace[0]), name)))
+
+    def keep(self, name: str, found: Any) -> None:
+        """Notes what could be changed."""
+        if not isinstance(found, (*_CODE, *PLAIN)):
+            self.state[name] = found
+
+    def found(self, variable: str, kind: str, line: int, target: int) -> None:
+        """Notes a side effect."""
+        file = self.running[-1].code.co_filename if self.running else ""
+        self.findings.setdefault((variable, kind, line), Finding(variable, kind, line, file, target))
+
+    def draws(self, reason: str, line: int) -> None:
+        """Notes why it may draw; the first reason counts."""
+        if self.may_draw is None:
+            self.may_draw = f"{reason} at line {line}"
+
+    def give_up(self, reason: str, line: int) -> None:
+        """Notes that not all of it has been read."""
+        self.complete = False
+        self.draws(reason, line)
 
     @abstractmethod
-    def function_call(
-        self, function: FunctionType, arguments: list[Value], named: dict[str, Value], line: int
-    ) -> Value:
+    def function_call(self, function: FunctionType, call: Call) -> Value:
         """Returns the possible results of a call of a Python function."""
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
@@ -100,12 +198,12 @@ class Looking(PurityRecord):
             return frozenset({MethodValue(Captured(kind, kind.__name__), name, found.__func__)})
         if isinstance(found, property):
             return (
-                self.function_call(found.fget, [frozenset({atom})], {}, line)
+                self.function_call(found.fget, Call([frozenset({atom})], {}, (0, 0), line))
                 if isinstance(found.fget, FunctionType)
                 else GIVEN
             )
         if isinstance(found, functools.cached_property):  # what it remembers is no effect
-            return self.function_call(found.func, [frozenset({atom})], {}, line)  # type: ignore[arg-type]
+            return self.function_call(found.func, Call([frozenset({atom})], {}, (0, 0), line))  # type: ignore[arg-type]
         if found is None and isinstance(atom, Captured):
             if of_class(kind, "__getattr__") is not None:
                 self.draws(f"__getattr__ of {kind.__name__}", line)
@@ -166,9 +264,7 @@ class Looking(PurityRecord):
 
     def holds(self, made: Value, more: Value) -> None:
         """Something is put into what was made."""
-        kept = frozenset(
-            atom for atom in more if not isinstance(atom, Text | Given) or isinstance(atom, Given)
-        )
+        kept = frozenset(atom for atom in more if not isinstance(atom, Text))
         for atom in made:
             if isinstance(atom, Made) and kept:
                 self.heap.setdefault(atom, set()).update(kept - {atom})
@@ -213,7 +309,7 @@ class Looking(PurityRecord):
         method = of_class(kind, name)
         if not isinstance(method, FunctionType):
             return None
-        return self.function_call(method, [frozenset({atom}), *arguments], {}, line)
+        return self.function_call(method, Call([frozenset({atom}), *arguments], {}, (0, 0), line))
 
     def named_global(self, name: str, line: int) -> Value:
         """Returns the possible values of a global variable."""
@@ -241,7 +337,7 @@ def of_class(kind: type, name: str) -> Any:
 
 
 def _is_vector(found: Any) -> bool:
-    return isinstance(found, known_functions.np.ndarray | known_functions.torch.Tensor) and found.ndim == 1
+    return isinstance(found, np.ndarray | torch.Tensor) and found.ndim == 1
 
 
 def _is_slice(index: Value) -> bool:
