@@ -1,8 +1,7 @@
 """The places that may remember something from one call of a function to the next, and how to detect it.
 
-A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. Its `counts` change, or its
-`slots` hold another object, after something was put there: a call compares nothing else. `save` is for calling a
-function twice.
+A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. They are found by a walk over
+the objects that a function reaches, whatever its code does with them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import dis
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSet
+from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,160 +20,12 @@ import torch
 from samebits.data._purity import known_functions
 from samebits.data._purity.abstract_values import PLAIN
 
+OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
+"""Bounds: objects that are walked over, keepers, items of a container that are visited."""
 FEW = 16
 """Items of a container up to which a replaced plain value is detected; of larger ones only the number of items."""
 LARGE = 1 << 20
-"""Bytes."""
-_NOTHING = object()
-
-Count = Callable[[], int]
-Slot = tuple[Callable[[Any], Any], Any]
-"""A getter, and its argument."""
-
-
-class Keeper:
-    """One place that may remember."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        """In messages."""
-        self.counts: list[Count] = []
-        self.slots: list[Slot] = []
-
-    def describe(self, slot: Any = None) -> str:
-        """Returns the name of what is remembered, for messages; `slot`: the name of the variable that was set."""
-        return self.name
-
-    def save(self) -> Callable[[], None]:
-        """Returns a function that restores the present content."""
-        return lambda: None
-
-
-class FunctionCache(Keeper):
-    """A `functools.lru_cache` or `functools.cache`, with the number of its misses."""
-
-    def __init__(self, cached: Any) -> None:
-        inner, info = cached.__wrapped__, cached.cache_info
-        code = getattr(inner, "__code__", None)
-        where = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
-        super().__init__(f"the lru_cache of `{getattr(inner, '__qualname__', inner)}`{where}")
-        self.counts = [lambda: info()[1]]
-
-
-class Container(Keeper):
-    """A dict, set, list, deque or the like, with the number of its items."""
-
-    def __init__(self, name: str, target: Any) -> None:
-        super().__init__(f"`{name}`")
-        self._held = target
-        self.counts = [target.__len__]
-        if len(target) <= FEW and isinstance(target, dict | list):
-            keys = list(target) if isinstance(target, dict) else range(len(target))
-            get = (
-                target.get
-                if isinstance(target, dict)
-                else lambda at: target[at] if at < len(target) else _NOTHING
-            )
-            self.slots = [(get, key) for key in keys if isinstance(target[key], PLAIN)]
-
-    def save(self) -> Callable[[], None]:
-        """Returns a function that restores its items; containers inside it are restored separately."""
-        one = self._held
-        kept = dict(one) if isinstance(one, MutableMapping) else list(one)
-        fill = getattr(one, "update", None) or one.extend
-
-        def put() -> None:
-            now = dict(one) if isinstance(one, MutableMapping) else list(one)
-            if _ids(now) != _ids(kept):
-                one.clear()
-                fill(kept)
-
-        return put
-
-
-class Variables(Keeper):
-    """The named variables of an object, a class, a function or a module."""
-
-    def __init__(
-        self, name: str, table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None = None
-    ) -> None:
-        """`name`: for messages, with {} for the variable's; `put` sets one; `names`: only these."""
-        super().__init__(name)
-        self._table, self._put, self._names = table, put, names
-        self.counts = [table.__len__] if names is None else []
-        few = tuple(table) if names is None else names
-        self.slots = [(table.get, one) for one in few if isinstance(table.get(one), PLAIN)]
-
-    def describe(self, slot: Any = None) -> str:
-        """Returns the name of the variable that was set, or of the newest."""
-        return f"`{self.name.format(slot or next(reversed(list(self._table))))}`"
-
-    def save(self) -> Callable[[], None]:
-        """Returns a function that restores them; a new variable stays."""
-        table = self._table
-        names = tuple(table) if self._names is None else self._names
-        kept = {name: table[name] for name in names if name in table}
-
-        def put() -> None:
-            for name, value in kept.items():
-                if table.get(name, _NOTHING) is not value:
-                    self._put(name, value)
-
-        return put
-
-
-class ClosureCell(Keeper):
-    """A variable of a closure."""
-
-    def __init__(self, name: str, cell: CellType) -> None:
-        super().__init__(f"`{name}`")
-        self._cell = cell
-        self.slots = [(contents, cell)] if isinstance(contents(cell), PLAIN) else []
-
-    def save(self) -> Callable[[], None]:
-        """Returns a function that restores it."""
-        kept = contents(self._cell)
-        return lambda: None if kept is None else setattr(self._cell, "cell_contents", kept)
-
-
-class Numbers(Keeper):
-    """An array or tensor: restored, but not checked, since hashing it at every call would cost too much."""
-
-    def __init__(self, target: Any) -> None:
-        super().__init__("")
-        self._held = target
-
-    @property
-    def large(self) -> bool:
-        """Returns True if a copy would cost too much."""
-        return self._held.nbytes > LARGE
-
-    def save(self) -> Callable[[], None]:
-        """Returns a function that restores the values where they have changed."""
-        one = torch.from_numpy(self._held) if isinstance(self._held, np.ndarray) else self._held.detach()
-        kept = one.clone()
-
-        def put() -> None:
-            if not torch.equal(one, kept):
-                one.copy_(kept)
-
-        return put
-
-
-def contents(cell: CellType) -> Any:
-    """Returns the content of a closure's variable; None if it is not set yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _ids(target: Any) -> list[int]:
-    return list(map(id, [*target, *target.values()] if isinstance(target, dict) else target))
-
-
-OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
-"""Bounds: objects that are walked over, keepers, items of a container that are visited."""
+"""Bytes of an array from which a copy would cost too much."""
 _CONTAINERS = (
     dict,
     set,
@@ -182,9 +34,34 @@ _CONTAINERS = (
     MutableMapping,
     MutableSet,
 )  # the last two: weak ones, OrderedDict, ...
+_NOTHING = object()
 
 Part = tuple[Any, str]
 """An object, and its name in messages."""
+Restore = Callable[[], None]
+
+
+@dataclass(eq=False)
+class Keeper:
+    """One place that may remember."""
+
+    name: str
+    """In messages; of variables with {} for the variable's."""
+    save: Callable[[], Restore]
+    """Returns a function that restores the present content: for calling a function twice."""
+    counts: list[Callable[[], int]] = field(default_factory=list)
+    slots: list[tuple[Callable[[Any], Any], Any]] = field(default_factory=list)
+    """Getters with their arguments. A count changes, or a slot holds another object, after something was put there."""
+    table: Mapping[str, Any] | None = None
+    """The variables, by name."""
+    array: Any = None
+    """An array or tensor: restored, but not checked, since hashing it at every call would cost too much."""
+
+    def describe(self, slot: str | None = None) -> str:
+        """Returns the name of what is remembered: of the variable `slot`, or of the newest."""
+        if self.table is None:
+            return self.name
+        return f"`{self.name.format(slot or next(reversed(list(self.table))))}`"
 
 
 def keepers(function: Callable[..., Any]) -> list[Keeper]:
@@ -196,55 +73,47 @@ def keepers(function: Callable[..., Any]) -> list[Keeper]:
         obj, name = queue.popleft()
         if id(obj) not in seen and not isinstance(obj, PLAIN):
             seen[id(obj)] = obj
-            found += _keepers_of(obj, name)
-            queue.extend(_parts(obj, name))
+            for one in _keepers_and_parts(obj, name):
+                if isinstance(one, Keeper):
+                    found.append(one)
+                else:
+                    queue.append(one)
     return found
 
 
-def _keepers_of(obj: Any, name: str) -> Iterator[Keeper]:
-    """Yields the keepers that an object is."""
-    if isinstance(obj, functools._lru_cache_wrapper):
-        yield FunctionCache(obj)
-    elif isinstance(obj, FunctionType):
-        yield from () if known_functions.is_library(obj) else _keepers_of_function(obj)
+def _keepers_and_parts(obj: Any, name: str) -> Iterator[Keeper | Part]:
+    """Yields the keepers that an object is, and the objects that a call may reach through it."""
+    if isinstance(obj, FunctionType):
+        if hasattr(obj, "__wrapped__"):
+            yield obj.__wrapped__, name
+        if not known_functions.is_library(obj):
+            yield from _of_function(obj)
     elif isinstance(obj, type):
         if not known_functions.is_library(obj):
-            yield Variables(f"{obj.__qualname__}.{{}}", vars(obj), functools.partial(setattr, obj))
-    elif isinstance(obj, np.ndarray):
+            yield _variables(f"{obj.__qualname__}.{{}}", vars(obj), functools.partial(setattr, obj))
+            yield from ((base, base.__qualname__) for base in obj.__mro__[1:])
+            yield from ((part, f"{obj.__qualname__}.{n}") for n, part in vars(obj).items())
+    elif not isinstance(obj, ModuleType):
+        own = getattr(obj, "__dict__", None)
+        own = own if isinstance(own, dict) else None
+        yield from _of_object(obj, name, own)
+        if own is not None:
+            yield _variables(f"{type(obj).__qualname__}.{{}}", own, own.__setitem__)
+
+
+def _of_object(obj: Any, name: str, own: dict[str, Any] | None) -> Iterator[Keeper | Part]:
+    if isinstance(obj, np.ndarray):
         if obj.flags.writeable and obj.dtype.kind in "biufc":
-            yield Numbers(obj)
-    elif isinstance(obj, torch.Tensor):
+            yield Keeper("", lambda: _save_values(torch.from_numpy(obj)), array=obj)
+        return
+    if isinstance(obj, torch.Tensor):
         if obj.layout is torch.strided and not obj.is_inference():
-            yield Numbers(obj)
-    elif isinstance(obj, _CONTAINERS):
-        yield Container(name, obj)
-    if not isinstance(obj, type | ModuleType | FunctionType) and isinstance(
-        getattr(obj, "__dict__", None), dict
-    ):
-        yield Variables(f"{type(obj).__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
-
-
-def _keepers_of_function(obj: FunctionType) -> Iterator[Keeper]:
-    yield Variables(f"{obj.__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
-    for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
-        yield ClosureCell(name, cell)
-    used, attributes = names_in(obj.__code__)
-    yield Variables("{}", obj.__globals__, obj.__globals__.__setitem__, used)
-    for found in _modules(obj, used):
-        yield Variables(f"{found.__name__}.{{}}", vars(found), vars(found).__setitem__, attributes)
-
-
-def _modules(obj: FunctionType, used: Iterable[str]) -> list[ModuleType]:
-    """Returns the user's modules that a function names."""
-    named = map(obj.__globals__.get, used)
-    return [
-        found for found in named if isinstance(found, ModuleType) and not known_functions.is_library(found)
-    ]
-
-
-def _parts(obj: Any, name: str) -> Iterator[Part]:
-    """Yields the objects that a call may reach through an object."""
+            yield Keeper("", lambda: _save_values(obj.detach()), array=obj)
+        return
+    if isinstance(obj, _CONTAINERS):
+        yield _container(name, obj)
     if isinstance(obj, functools._lru_cache_wrapper):
+        yield _function_cache(obj)
         yield obj.__wrapped__, name
     elif isinstance(obj, functools.partial):
         yield from ((part, name) for part in (obj.func, *obj.args, *obj.keywords.values()))
@@ -254,34 +123,124 @@ def _parts(obj: Any, name: str) -> Iterator[Part]:
         yield obj.__func__, name
     elif isinstance(obj, property | functools.cached_property):
         yield obj.fget if isinstance(obj, property) else obj.func, name
-    elif isinstance(obj, FunctionType):
-        yield from ((obj.__wrapped__, name),) if hasattr(obj, "__wrapped__") else ()
-        yield from () if known_functions.is_library(obj) else _parts_of_function(obj)
-    elif isinstance(obj, type):
-        bases = () if known_functions.is_library(obj) else obj.__mro__[1:]
-        own = () if known_functions.is_library(obj) else vars(obj).items()
-        yield from ((base, base.__qualname__) for base in bases)
-        yield from ((part, f"{obj.__qualname__}.{n}") for n, part in own)
     elif isinstance(obj, (dict, list, set, tuple, frozenset, deque)):
         inside = obj.values() if isinstance(obj, dict) else obj
         yield from ((part, f"{name}[...]") for part, _ in zip(inside, range(ITEMS), strict=False))
-    elif not isinstance(obj, (ModuleType, np.ndarray, torch.Tensor)):
-        own = getattr(obj, "__dict__", None)
-        for n, part in own.items() if isinstance(own, dict) else ():
-            yield part, f"{type(obj).__qualname__}.{n}"
+    else:
+        yield from ((part, f"{type(obj).__qualname__}.{n}") for n, part in (own or {}).items())
         yield type(obj), type(obj).__qualname__
 
 
-def _parts_of_function(obj: FunctionType) -> Iterator[Part]:
+def _of_function(obj: FunctionType) -> Iterator[Keeper | Part]:
+    yield _variables(f"{obj.__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
     yield from ((part, f"{obj.__qualname__}.{n}") for n, part in vars(obj).items())
     for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+        yield _closure_cell(name, cell)
         yield contents(cell), name
     for part in (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values()):
         yield part, f"a default of {obj.__qualname__}"
     used, attributes = names_in(obj.__code__)
-    yield from ((obj.__globals__[name], name) for name in used if name in obj.__globals__)
-    for found in _modules(obj, used):
-        yield from ((vars(found)[n], f"{found.__name__}.{n}") for n in attributes if n in vars(found))
+    known = obj.__globals__
+    yield _variables("{}", known, known.__setitem__, used)
+    yield from ((known[name], name) for name in used if name in known)
+    for found in map(known.get, used):
+        if isinstance(found, ModuleType) and not known_functions.is_library(found):
+            table = vars(found)
+            yield _variables(f"{found.__name__}.{{}}", table, table.__setitem__, attributes)
+            yield from ((table[n], f"{found.__name__}.{n}") for n in attributes if n in table)
+
+
+def _function_cache(cached: Any) -> Keeper:
+    """Returns the keeper of a `functools.lru_cache`, with the number of its misses."""
+    inner, info = cached.__wrapped__, cached.cache_info
+    code = getattr(inner, "__code__", None)
+    where = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    name = f"the lru_cache of `{getattr(inner, '__qualname__', inner)}`{where}"
+    return Keeper(name, lambda: lambda: None, [lambda: info()[1]])
+
+
+def _container(name: str, target: Any) -> Keeper:
+    """Returns the keeper of a dict, set, list, deque or the like, with the number of its items."""
+    slots: list[Any] = []
+    if len(target) <= FEW and isinstance(target, dict | list):
+        keys = list(target) if isinstance(target, dict) else range(len(target))
+        get = (
+            target.get
+            if isinstance(target, dict)
+            else lambda at: target[at] if at < len(target) else _NOTHING
+        )
+        slots = [(get, key) for key in keys if isinstance(target[key], PLAIN)]
+    return Keeper(f"`{name}`", functools.partial(_save_items, target), [target.__len__], slots)
+
+
+def _variables(
+    name: str, table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None = None
+) -> Keeper:
+    """Returns the keeper of named variables of an object, a class, a function or a module.
+
+    `put` sets one; `names`: only these.
+    """
+    few = tuple(table) if names is None else names
+    slots = [(table.get, one) for one in few if isinstance(table.get(one), PLAIN)]
+    counts = [table.__len__] if names is None else []
+    return Keeper(name, functools.partial(_save_variables, table, put, names), counts, slots, table)
+
+
+def _closure_cell(name: str, cell: CellType) -> Keeper:
+    def save() -> Restore:
+        kept = contents(cell)
+        return lambda: None if kept is None else setattr(cell, "cell_contents", kept)
+
+    return Keeper(f"`{name}`", save, [], [(contents, cell)] if isinstance(contents(cell), PLAIN) else [])
+
+
+def contents(cell: CellType) -> Any:
+    """Returns the content of a closure's variable; None if it is not set yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _save_items(target: Any) -> Restore:
+    """Returns a function that restores the items of a container; containers inside it are restored separately."""
+    copied: Any = dict if isinstance(target, MutableMapping) else list
+    kept = copied(target)
+    fill = getattr(target, "update", None) or target.extend
+
+    def put() -> None:
+        if _ids(copied(target)) != _ids(kept):
+            target.clear()
+            fill(kept)
+
+    return put
+
+
+def _save_variables(table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None) -> Restore:
+    """Returns a function that restores variables; a new one stays."""
+    kept = {name: table[name] for name in (tuple(table) if names is None else names) if name in table}
+
+    def restore() -> None:
+        for name, value in kept.items():
+            if table.get(name, _NOTHING) is not value:
+                put(name, value)
+
+    return restore
+
+
+def _save_values(tensor: torch.Tensor) -> Restore:
+    """Returns a function that restores the values where they have changed."""
+    kept = tensor.clone()
+
+    def put() -> None:
+        if not torch.equal(tensor, kept):
+            tensor.copy_(kept)
+
+    return put
+
+
+def _ids(target: Any) -> list[int]:
+    return list(map(id, [*target, *target.values()] if isinstance(target, dict) else target))
 
 
 def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
