@@ -23,8 +23,8 @@ from samebits.data._pipeline import Pipeline
 from samebits.data._resumable import PipelineIterator
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage
-from samebits.data._workers.launch_workers import may_start
-from samebits.data._workers.worker_process import block_signals, pack_error, tie_to_parent, unpack_error
+from samebits.data._workers.launch_workers import fork, may_start
+from samebits.data._workers.worker_process import pack_error, tie_to_parent, unpack_error
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import InvalidArgumentError, PipelineDifferenceError, PipelineError
 
@@ -194,13 +194,7 @@ def call_in_fork(function: Callable[[], Any], warned: dict[str, type[Warning]]) 
         return function()
     ours, theirs = multiprocessing.Pipe(duplex=False)
     by_thread = threading.current_thread() is not threading.main_thread()
-    process = multiprocessing.get_context("fork").Process(
-        target=_run_child, args=(function, ours, theirs, os.getpid(), by_thread)
-    )
-    with block_signals(), warnings.catch_warnings():
-        # Python 3.12 warns of any fork while threads run
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+    process = fork(_run_child, function, ours, theirs, os.getpid(), by_thread, daemon=False)
     theirs.close()
     try:
         result, error, texts = ours.recv()

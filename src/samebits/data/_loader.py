@@ -13,7 +13,7 @@ import torch.utils.data as torch_data
 from samebits._context import process
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._collate import default_collate
-from samebits.data._loader_batches import BatchOrder, IndexOrder, LoaderBatches, SamplerOrder
+from samebits.data._loader_batches import IndexOrder, LoaderBatches, SamplerOrder
 from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
 from samebits.data._resumable import Resumable
@@ -174,7 +174,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
             kept_workers=self._kept_workers,
         )
 
-    def _make_order(self) -> BatchOrder:
+    def _make_order(self) -> IndexOrder | SamplerOrder:
         single = not self._auto_collation
         if self._own_sampler:
             return SamplerOrder(self._index_sampler, single)

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data as torch_data
@@ -47,23 +47,6 @@ class BatchTask(NamedTuple):
     key: Words
     first: int
     indices: Any
-
-
-class BatchOrder(Protocol):
-    """The tasks of one epoch, from any batch on."""
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch, or `INFINITE` where only reading tells."""
-        ...
-
-    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
-        """Yields the tasks of the epoch's batches from number `start` on."""
-        ...
-
-    def __len__(self) -> int:
-        """Returns the number of batches in an epoch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -201,7 +184,7 @@ class LoaderBatches(Blocks):
 
     def __init__(
         self,
-        order: BatchOrder,
+        order: IndexOrder | SamplerOrder,
         dataset: Any,
         functions: tuple[Function, Function],
         parameters: dict[str, Any],

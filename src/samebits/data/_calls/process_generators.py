@@ -40,17 +40,16 @@ def is_filling() -> bool:
 
 
 def fill(key: Words) -> None:
-    """Sets the generators for one call."""
+    """Sets the process's generators for one call."""
     watch = _current_watch()
     if watch is not None:
         watch.check()
-    refill(key)
+    _refill(key)
     if watch is not None:
         watch.begin()
 
 
-def refill(key: Words) -> None:
-    """Sets the generators once more for the same call."""
+def _refill(key: Words) -> None:
     # torch.initial_seed() inside an element must not depend on the worker
     generator_states.fill(key, initial_seed=key[0] >> 1)
 
@@ -58,20 +57,20 @@ def refill(key: Words) -> None:
 def fill_if_needed(own: OwnGenerators, key: Words, *path: int | str) -> None:
     """Sets the generators, by `key` with `path` folded in, unless nothing that follows draws from them."""
     has_own = own.enter()
-    if has_own or is_filling():
-        fill_all(own if has_own else None, int_keys.fold(key, *path))
-
-
-def fill_all(own: OwnGenerators | None, key: Words) -> None:
-    """Sets the process's generators, if that is needed, and those of objects, if there are any."""
+    if not (has_own or is_filling()):
+        return
+    words = int_keys.fold(key, *path)
     if is_filling():
-        fill(key)
-    if own is not None:
-        own.set(key)
+        fill(words)
+    if has_own:
+        own.set(words)
 
 
 def fill_each(own: OwnGenerators | None, keys: np.ndarray) -> Iterator[Any]:
-    """Sets the generators of `fill_all` from the next key at every step. `keys`: uint64, of shape (calls, 2)."""
+    """Sets the process's generators, if needed, and those of objects, from the next key at every step.
+
+    `keys`: uint64, of shape (calls, 2).
+    """
     of_process: Iterator[None] = repeat(None, len(keys))
     if is_filling():
         watched = _current_watch() is not None
@@ -80,9 +79,9 @@ def fill_each(own: OwnGenerators | None, keys: np.ndarray) -> Iterator[Any]:
 
 
 def refill_all(own: OwnGenerators, key: Words) -> None:
-    """Sets the generators of `fill_all` once more for the same call."""
+    """Sets the generators once more for the same call."""
     if is_filling():
-        refill(key)
+        _refill(key)
     own.set(key)
 
 

@@ -19,8 +19,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import cloudpickle
 import torch
@@ -42,70 +42,59 @@ _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """The parent's ends of all workers' connections: a forked worker closes them, else its siblings would never end."""
 
 
-class WorkerHandle(Protocol):
-    """A worker's process."""
-
-    pid: int
-
-    def end(self, grace: float) -> int:
-        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts the workers of one team."""
-
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the launcher: no more workers will be started."""
-        ...
-
-
 def may_start() -> bool:
     """Returns True if this process may have workers: one that is itself a worker, ours or torch's, may not."""
     return not multiprocessing.current_process().daemon
 
 
-def launcher(method: str, work: WorkerProgram, slots: Sequence[ResultMemory]) -> Launcher:
+def launcher(
+    method: str, work: WorkerProgram, slots: Sequence[ResultMemory]
+) -> ForkLauncher | ServerLauncher:
     """Returns the launcher for a start method: "fork", "server" or "auto"."""
     if method == "auto":
         method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
     if method not in ("fork", "server"):
         raise InvalidArgumentError(f'Pipeline: start_method={method!r}; give "fork", "server" or "auto"')
-    return _ForkLauncher(work, slots) if method == "fork" else _ServerLauncher(work, slots)
+    return ForkLauncher(work, slots) if method == "fork" else ServerLauncher(work, slots)
 
 
-class _ForkLauncher:
+def fork(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> Any:
+    """Calls `target` in a process forked off this one, which begins with SIGTERM and SIGINT blocked."""
+    child = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=daemon)
+    with block_signals(), warnings.catch_warnings():
+        # Python 3.12 warns of any fork while threads run
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    return child
+
+
+class ForkLauncher:
+    """Starts workers forked off this process."""
+
     def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
         self._work, self._slots = work, slots
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ForkedProcess:
+        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
         _ends.add(ours)
         by_thread = threading.current_thread() is not threading.main_thread()
-        process = multiprocessing.get_context("fork").Process(
-            target=_run_forked,
-            args=(theirs, os.getpid(), self._work, self._slots, number, by_thread),
-            daemon=True,
+        return ForkedProcess(
+            fork(_run_forked, theirs, os.getpid(), self._work, self._slots, number, by_thread)
         )
-        with block_signals(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads run
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        return _ForkedProcess(process)
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
 
 
-class _ForkedProcess:
+class ForkedProcess:
+    """A worker that this process forked."""
+
     def __init__(self, process: Any) -> None:
         self._process = process
         self.pid: int = process.pid
 
     def end(self, grace: float) -> int:
+        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
         return _end(self._process, grace)
 
 
@@ -122,15 +111,21 @@ def _run_forked(
     serve(connection, parent, lambda: work, slots, number, by_thread=by_thread)
 
 
-class _ServerLauncher:
+class ServerLauncher:
+    """Starts workers forked off the server."""
+
     def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
         self._slots = slots
         self._surroundings = WorkerSettings(work)
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        return ServedProcess(Server.instance(), theirs, self._surroundings.fd, self._slots, number)
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ServedProcess:
+        """Starts worker `number`, which is sent the end `theirs` of a connection."""
+        server = Server.instance()
+        fds = [theirs.fileno(), self._surroundings.fd, *(slot.fd for slot in self._slots)]
+        return ServedProcess(server, server.request(("start", number), fds))
 
     def close(self) -> None:
+        """Closes the file with the work: no more workers will be started."""
         self._surroundings.close()
 
 
@@ -235,15 +230,11 @@ class Server:
 class ServedProcess:
     """A worker that the server forked."""
 
-    def __init__(
-        self, server: Server, connection: socket.socket, work: int, slots: Sequence[ResultMemory], number: int
-    ) -> None:
-        self._server = server
-        fds = [connection.fileno(), work, *(slot.fd for slot in slots)]
-        self.pid = server.request(("start", number), fds)
+    def __init__(self, server: Server, pid: int) -> None:
+        self._server, self.pid = server, pid
 
     def end(self, grace: float) -> int:
-        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
+        """Returns the exit code, as `ForkedProcess.end`."""
         try:
             return self._server.request(("end", self.pid, grace))
         except PipelineError:  # the server has died, and its workers with it
@@ -279,14 +270,9 @@ def _take_fds(connection: socket.socket, count: int) -> list[int]:
 
 
 def _start(children: dict[int, Any], control: socket.socket, number: int, fds: list[int]) -> int:
-    child = multiprocessing.get_context("fork").Process(
-        target=_run_worker, args=(os.getpid(), control, number, fds), daemon=True
-    )
-    with block_signals():
-        child.start()
+    child = fork(_run_worker, os.getpid(), control, number, fds)
     for fd in fds:
         os.close(fd)
-    assert child.pid is not None
     children[child.pid] = child
     return child.pid
 

@@ -20,7 +20,13 @@ import torch
 from samebits._inspect import user_code
 from samebits.data._calls import process_generators
 from samebits.data._stages.stage import Blocks
-from samebits.data._workers.launch_workers import Launcher, WorkerHandle, launcher
+from samebits.data._workers.launch_workers import (
+    ForkedProcess,
+    ForkLauncher,
+    ServedProcess,
+    ServerLauncher,
+    launcher,
+)
 from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import (
     ANSWER,
@@ -45,7 +51,7 @@ GRACE = 1.0
 @dataclass
 class _Worker:
     number: int
-    process: WorkerHandle
+    process: ForkedProcess | ServedProcess
     connection: socket.socket
     jobs: dict[int, int] = field(default_factory=dict)
     """The slot of each of its jobs, by number."""
@@ -93,7 +99,7 @@ class Workers:
         self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
         self._poll = select.poll()
         self._open = True
-        self._launcher: Launcher | None = None
+        self._launcher: ForkLauncher | ServerLauncher | None = None
         try:
             self._launcher = launcher(start_method, work, self._slots)
             for number in range(count):
