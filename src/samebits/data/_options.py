@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ Remainder = Literal["pad", "drop", "uneven"]
 Executor = Literal["auto", "process", "thread"]
 StartMethod = Literal["auto", "fork", "server"]
 OnConflict = Literal["warn", "raise"]
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "executor": get_args(Executor),
+    "start_method": get_args(StartMethod),
+    "on_conflict": get_args(OnConflict),
+    "remainder": get_args(Remainder),
+}
 
 
 @dataclass(frozen=True)
@@ -150,21 +156,12 @@ class Options:
             raise InvalidArgumentError(
                 f'Pipeline: num_parallel_calls={calls!r}; give a number of workers (0: none), "auto", or None'
             )
-        if self.executor not in (None, "auto", "process", "thread"):
-            raise InvalidArgumentError(
-                f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
-            )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                *others, last = (f'"{choice}"' for choice in choices)
+                raise InvalidArgumentError(f"Pipeline: {name}={value!r}; give {', '.join(others)} or {last}")
         self.placement()
-        if self.start_method not in (None, "auto", "fork", "server"):
-            raise InvalidArgumentError(
-                f'Pipeline: start_method={self.start_method!r}; give "auto", "fork" or "server"'
-            )
-        if self.on_conflict not in (None, "warn", "raise"):
-            raise InvalidArgumentError(f'Pipeline: on_conflict={self.on_conflict!r}; give "warn" or "raise"')
-        if self.remainder not in (None, "pad", "drop", "uneven"):
-            raise InvalidArgumentError(
-                f'Pipeline: remainder={self.remainder!r}; give "pad", "drop" or "uneven"'
-            )
         if self.prefetch is not None and self.prefetch < 0:
             raise InvalidArgumentError(f"Pipeline.prefetch(buffer_size={self.prefetch}): at least 0")
         if self.timeout is not None and not self.timeout > 0:

@@ -27,51 +27,26 @@ from samebits.data._purity.abstract_values import (
     Text,
     Value,
 )
-from samebits.data._purity.known_functions import GENERATORS
+from samebits.data._purity.known_functions import GENERATORS, names
 
 _PASSES = 6
-_LEAVES = frozenset(
-    [
-        "RETURN_VALUE",
-        "RETURN_CONST",
-        "RAISE_VARARGS",
-        "RERAISE",
-        "JUMP_FORWARD",
-        "JUMP_BACKWARD",
-        "JUMP_BACKWARD_NO_INTERRUPT",
-        "INTERPRETER_EXIT",
-    ]
+_LEAVES = names(
+    "RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT "
+    "INTERPRETER_EXIT"
 )
-_NO_EFFECT = frozenset(
-    [
-        "RESUME",
-        "NOP",
-        "PRECALL",
-        "CACHE",
-        "MAKE_CELL",
-        "COPY_FREE_VARS",
-        "RETURN_GENERATOR",
-        "EXTENDED_ARG",
-        "CALL_INTRINSIC_1",
-        "LIST_TO_TUPLE",
-        "DELETE_FAST",
-        "SETUP_ANNOTATIONS",
-        "NOT_TAKEN",
-        "END_ASYNC_FOR",
-        "GEN_START",
-        "ASYNC_GEN_WRAP",
-        "TO_BOOL",
-    ]
+_NO_EFFECT = names(
+    "RESUME NOP PRECALL CACHE MAKE_CELL COPY_FREE_VARS RETURN_GENERATOR EXTENDED_ARG CALL_INTRINSIC_1 LIST_TO_TUPLE "
+    "DELETE_FAST SETUP_ANNOTATIONS NOT_TAKEN END_ASYNC_FOR GEN_START ASYNC_GEN_WRAP TO_BOOL"
 )
-_POP = {"POP_TOP", "POP_ITER", "POP_EXCEPT", "PRINT_EXPR", "END_FOR"}
+_POP = names("POP_TOP POP_ITER POP_EXCEPT PRINT_EXPR END_FOR")
 _AGGREGATES = {
     "BUILD_LIST": (list, False), "BUILD_TUPLE": (tuple, False), "BUILD_SET": (set, False), "BUILD_STRING": (str, False),
     "BUILD_SLICE": (slice, False), "BUILD_MAP": (dict, True), "BUILD_CONST_KEY_MAP": (dict, False),
 }  # fmt: skip
 """The type that is made, and True for pairs of keys and values."""
-_ADD = {"LIST_APPEND": False, "SET_ADD": False, "MAP_ADD": False}
-_ADD |= dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), True)
-"""True: the items of the operand are added, not the operand."""
+_ADD = names("LIST_APPEND SET_ADD MAP_ADD LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE")
+_ADD_ITEMS = names("LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE")
+"""They add the items of their operand, not the operand."""
 
 
 class _Host(Protocol):
@@ -164,7 +139,7 @@ class Frame:
         name = one.opname
         handler = _HANDLERS.get(name)
         if name.startswith("LOAD_FAST"):
-            stack.extend(self._variable(variable) for variable in _names(one.argval))
+            self._load_variables(one, stack)
         elif name in _POP or name.startswith("POP_JUMP"):
             _pop(stack, 2 if name == "END_FOR" and _END_FOR_POPS == 2 else 1)
         elif name in _AGGREGATES:
@@ -172,12 +147,8 @@ class Frame:
         elif name in _ADD:
             self._add(one, stack)
         elif name.startswith(("UNARY_", "FORMAT_", "CONVERT_")):
-            _pop(
-                stack,
-                2
-                if name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and one.arg and one.arg & 4)
-                else 1,
-            )
+            has_format = name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and (one.arg or 0) & 4)
+            _pop(stack, 2 if has_format else 1)
             stack.append(NOTHING)
         elif handler is not None:
             handler(self, one, stack)
@@ -197,8 +168,8 @@ class Frame:
 
     # Variables
 
-    def _load_cell(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(self._variable(one.argval))
+    def _load_variables(self, one: dis.Instruction, stack: list[Value]) -> None:
+        stack.extend(self._variable(variable) for variable in _names(one.argval))
 
     def _store_variables(self, one: dis.Instruction, stack: list[Value]) -> None:
         for variable in _names(one.argval):
@@ -313,7 +284,7 @@ class Frame:
         parts = _pop(stack, 2 if one.opname == "MAP_ADD" else 1)
         into = stack[-(one.arg or 1)] if len(stack) >= (one.arg or 1) else NOTHING
         for part in parts:
-            self.host.holds(into, self.host.inside(part, self.line) if _ADD[one.opname] else part)
+            self.host.holds(into, self.host.inside(part, self.line) if one.opname in _ADD_ITEMS else part)
 
     def _unpack(self, one: dis.Instruction, stack: list[Value]) -> None:
         part, arg = self.host.inside(_pop(stack, 1)[0], self.line), one.arg or 0
@@ -367,7 +338,8 @@ class Frame:
         callee, first = self._callee(stack)
         plain = len(arguments) - len(names)
         named = dict(zip(names, arguments[plain:], strict=True))
-        self._result(one, stack, callee, [*first, *arguments[:plain]], named)
+        call = Call([*first, *arguments[:plain]], named, (id(self.code), one.offset), self.line)
+        stack.append(self.host.called(callee, call))
 
     def _call_starred(self, one: dis.Instruction, stack: list[Value]) -> None:
         """`f(*arguments, **named)`: any of them may be any parameter."""
@@ -375,18 +347,13 @@ class Frame:
         several = self.host.inside(_pop(stack, 1)[0], self.line)
         callee, first = self._callee(stack)
         named = {"*": several, "**": self.host.inside(by_name, self.line)}
-        self._result(one, stack, callee, [*first, several], named)
+        call = Call([*first, several], named, (id(self.code), one.offset), self.line)
+        stack.append(self.host.called(callee, call))
 
     def _callee(self, stack: list[Value]) -> tuple[Value, list[Value]]:
         """The callable below the arguments, and `self` where the stack has both: its order differs between Pythons."""
         one, other = _pop(stack, 2)
         return (one, [other]) if one and other else (one | other, [])
-
-    def _result(
-        self, one: dis.Instruction, stack: list[Value], callee: Value, arguments: list[Value], named: dict[str, Value]
-    ) -> None:  # fmt: skip
-        call = Call(arguments, named, (id(self.code), one.offset), self.line)
-        stack.append(self.host.called(callee, call))
 
     def _make_function(self, one: dis.Instruction, stack: list[Value]) -> None:
         code = next((atom.value for atom in _pop(stack, 1)[0] if isinstance(atom, Text)), None)
@@ -437,9 +404,8 @@ _EXIT: Value = frozenset({MethodValue(Made((0, 0), dict), "__exit__")})
 """The method that a `with` calls at its end: it is read where the block is entered."""
 _END_FOR_POPS = {(3, 11): 0, (3, 12): 2}.get(sys.version_info[:2], 1)
 """Values that END_FOR pops; 0: Python 3.11 has no such instruction, and FOR_ITER pops the iterator. 3.13 does it in two steps."""
-_null_behind = (
-    "CALL_KW" in dis.opmap
-)  # 3.13 pushes NULL behind the callable, and gives functions their closure later
+_null_behind = "CALL_KW" in dis.opmap
+"""3.13 pushes NULL behind the callable, and gives functions their closure later."""
 _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 12)
 _always_has_map = sys.version_info >= (3, 14)
 
@@ -492,7 +458,7 @@ _HANDLERS: dict[str, Callable[[Frame, dis.Instruction, list[Value]], None]] = {
     opname: handler
     for handler, opnames in (
         (Frame._nothing, "PUSH_NULL GET_LEN"),
-        (Frame._load_cell, "LOAD_DEREF LOAD_CLASSDEREF LOAD_CLOSURE"),
+        (Frame._load_variables, "LOAD_DEREF LOAD_CLASSDEREF LOAD_CLOSURE"),
         (Frame._store_variables, "STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_MAYBE_NULL STORE_DEREF"),
         (Frame._store_and_load, "STORE_FAST_LOAD_FAST"),
         (Frame._delete_cell, "DELETE_DEREF"),
