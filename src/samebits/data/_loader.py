@@ -114,7 +114,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         try:
             super().__init__(
                 dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments,
+                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
@@ -142,11 +142,11 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
         parameters = {
             "dataset": type(self.dataset).__name__, "length": len(self.dataset), "batch_size": self.batch_size,  # type: ignore[arg-type]
-            "drop_last": self.drop_last, "order": order,
+            "drop_last": self.drop_last, "order": order
         }  # fmt: skip
         return LoaderBatches(
             self._order, self.dataset, self._functions(), parameters,
-            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn,
+            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn
         )  # fmt: skip
 
     def _functions(self) -> tuple[Function, Function]:

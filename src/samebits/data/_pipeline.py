@@ -263,7 +263,7 @@ class Pipeline(Resumable):
 
     def padded_batch(
         self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
-        drop_remainder: bool = False,
+        drop_remainder: bool = False
     ) -> Pipeline:  # fmt: skip
         """Returns batches of elements of different sizes, padded at the end to the largest, or to `padded_shape`
         (-1: the largest of the batch).
@@ -280,7 +280,7 @@ class Pipeline(Resumable):
 
     def bucket_by_length(
         self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
-        padding_value: float = 0, drop_remainder: bool = False,
+        padding_value: float = 0, drop_remainder: bool = False
     ) -> Pipeline:  # fmt: skip
         """Returns padded batches of elements of similar length.
 
@@ -302,7 +302,7 @@ class Pipeline(Resumable):
         return self._append_stage(
             Bucket(
                 self._stage, measure, boundaries, batch_sizes, Function(collate, "bucket_by_length"),
-                drop_remainder=drop_remainder,
+                drop_remainder=drop_remainder
             )
         )  # fmt: skip
 
@@ -333,7 +333,7 @@ class Pipeline(Resumable):
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
         remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
-        pin_memory: bool | None = None,
+        pin_memory: bool | None = None
     ) -> Pipeline:  # fmt: skip
         """Returns the same elements (of another `seed`), read in another way.
 
@@ -357,8 +357,8 @@ class Pipeline(Resumable):
             self._options.with_changes(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
                 timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
-                on_conflict=on_conflict,
-            ),
+                on_conflict=on_conflict
+            )
         )  # fmt: skip
 
     def as_iterable_dataset(self) -> PipelineDataset:

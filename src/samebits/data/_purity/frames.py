@@ -41,7 +41,7 @@ _NO_EFFECT = names(
 _POP = names("POP_TOP POP_ITER POP_EXCEPT PRINT_EXPR END_FOR")
 _AGGREGATES = {
     "BUILD_LIST": (list, False), "BUILD_TUPLE": (tuple, False), "BUILD_SET": (set, False), "BUILD_STRING": (str, False),
-    "BUILD_SLICE": (slice, False), "BUILD_MAP": (dict, True), "BUILD_CONST_KEY_MAP": (dict, False),
+    "BUILD_SLICE": (slice, False), "BUILD_MAP": (dict, True), "BUILD_CONST_KEY_MAP": (dict, False)
 }  # fmt: skip
 """The type that is made, and True for pairs of keys and values."""
 _ADD = names("LIST_APPEND SET_ADD MAP_ADD LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE")

@@ -70,7 +70,7 @@ RANDOM_METHODS = names(
 
 _KINDS: tuple[type, ...] = (
     np.ndarray, np.generic, torch.Tensor, str, bytes, bytearray, list, dict, tuple, set, frozenset, int, float, complex,
-    memoryview, range,
+    memoryview, range
 )  # fmt: skip
 _IMAGES = names(
     "convert crop resize rotate transpose paste filter getpixel putpixel split point thumbnail getbbox quantize load"

@@ -172,7 +172,7 @@ class Reading(Lookups):
 
     def _run(
         self, code: CodeType, around: dict[str, CellValue], call: Call, namespace: tuple[dict[str, Any], str],
-        by_default: dict[str, Value],
+        by_default: dict[str, Value]
     ) -> Value:  # fmt: skip
         variables = self._bound(code, call, by_default)
         cells = ((name, frozenset(cell.holds)) for name, cell in around.items())

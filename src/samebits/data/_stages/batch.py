@@ -169,7 +169,7 @@ class Bucket(HoldingStream):
 
     def __init__(
         self, stage: Stage, measure: Function, boundaries: Sequence[int], sizes: Sequence[int], collate: Function,
-        *, drop_remainder: bool,
+        *, drop_remainder: bool
     ) -> None:  # fmt: skip
         super().__init__(stage)
         self.measure, self.collate, self.drop_remainder = measure, collate, drop_remainder

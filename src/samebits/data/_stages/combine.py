@@ -257,10 +257,7 @@ class Interleave(Streamed):
                 done += 1
                 if done == self.block_length:
                     turn, done = (turn + 1) % self.cycle_length, 0
-                yield (
-                    advanced[0],
-                    [before, opened, turn, done, [one and list(one[1:]) for one in branches]],
-                )
+                yield (advanced[0], [before, opened, turn, done, [one and list(one[1:]) for one in branches]])
             elif branch is not None:
                 branches[turn] = None  # it has ended: the input's next element replaces it, in this turn
                 done = 0

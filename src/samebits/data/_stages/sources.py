@@ -103,11 +103,7 @@ class Source(Addressed):
                 f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
             )
         # Copied, since a function may change its element.
-        if type(self.data) in (
-            np.ndarray,
-            np.memmap,
-            torch.Tensor,
-        ):
+        if type(self.data) in (np.ndarray, np.memmap, torch.Tensor):
             return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
         if not self._at_once:

@@ -19,13 +19,7 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
 from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streamed, Task, place
 from samebits.data._workers.launch_workers import may_start
-from samebits.data._workers.serial import (
-    CaptureWatch,
-    EffectNoticedError,
-    Effects,
-    Serial,
-    WatchedDraws,
-)
+from samebits.data._workers.serial import CaptureWatch, EffectNoticedError, Effects, Serial, WatchedDraws
 from samebits.data._workers.worker_pool import Threads, Workers
 from samebits.data._workers.worker_process import StageWork, WorkerJob, one_thread
 from samebits.determinism._warn_once import warn_once
@@ -163,7 +157,7 @@ class Parallel(_BlockReader):
         elif self._known:
             self._workers = Workers(
                 StageWork(self._known, WatchedDraws(draws, stage)), count=count, ahead=self._ahead,
-                timeout=options.timeout, start_method=options.start_method or "auto",
+                timeout=options.timeout, start_method=options.start_method or "auto"
             )  # fmt: skip
             if options.kept_workers is not None:
                 self._kept = self._workers
