@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -78,7 +78,7 @@ def check(
         middle = len(alone) // 2 if resume_at is None else resume_at
         state = call_in_fork(lambda: _state_after(pipeline, middle), warned)
         before = alone[middle - 1] if middle else 0
-        rest = call_in_fork(lambda: _read_resumed(pipeline, state, before, count - middle), warned)
+        rest = call_in_fork(lambda: _digests(pipeline, None, count - middle, state, before), warned)
         again[f"resumed after element {middle}"] = alone[:middle] + rest
     finally:
         for text, category in warned.items():
@@ -89,11 +89,17 @@ def check(
     return f"{alone[-1]:016x}" if alone else f"{0:016x}"
 
 
-def _digests(pipeline: Pipeline | DataLoader[Any], workers: int, count: int) -> list[int]:
-    """Returns the rolling digest after each element."""
+def _digests(
+    pipeline: Pipeline | DataLoader[Any], workers: int | None, count: int, state: dict[str, Any] | None = None,
+    before: int = 0,
+) -> list[int]:  # fmt: skip
+    """Returns the rolling digest after each of `count` elements, from a state on, after which it was `before`."""
     iterator = _iterate(pipeline, workers)
+    if state is not None:
+        iterator.load_state_dict(state)
     try:
-        return _extend_digests(iterator, 0, count)
+        rolled = accumulate(islice(iterator, count), update_digest, initial=before)
+        return list(rolled)[1:]
     finally:
         iterator.close()
 
@@ -115,25 +121,6 @@ def _state_after(pipeline: Pipeline | DataLoader[Any], count: int) -> dict[str, 
         pass
     iterator.close()
     return iterator.state_dict()
-
-
-def _read_resumed(
-    pipeline: Pipeline | DataLoader[Any], state: dict[str, Any], before: int, count: int
-) -> list[int]:
-    iterator = _iterate(pipeline, None)
-    iterator.load_state_dict(state)
-    try:
-        return _extend_digests(iterator, before, count)
-    finally:
-        iterator.close()
-
-
-def _extend_digests(iterator: Any, value: int, count: int) -> list[int]:
-    digests = []
-    for element in islice(iterator, count):
-        value = update_digest(value, element)
-        digests.append(value)
-    return digests
 
 
 def _report(pipeline: Pipeline | DataLoader[Any], reading: str, alone: list[int], digests: list[int]) -> None:
@@ -176,12 +163,8 @@ def _culprit(stage: Stage, first_difference: int) -> str | None:
         return None
     last = min(first_difference + 1, stage.length)
     draws = Draws()
-    made = [draws.run(lambda: stage.compute(0, (0, last))) for _ in range(3)]
-    return stage.describe() if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
-
-
-def _element_hashes(elements: list[Any]) -> list[int]:
-    return [update_digest(0, element) for element in elements]
+    made = {update_digest(0, draws.run(lambda: stage.compute(0, (0, last)))) for _ in range(3)}
+    return stage.describe() if len(made) > 1 else None
 
 
 def call_in_fork(function: Callable[[], Any], warned: dict[str, type[Warning]]) -> Any:

@@ -15,7 +15,16 @@ from samebits.data._options import Executor, OnConflict, Options, Remainder, Sta
 from samebits.data._resumable import Resumable
 from samebits.data._stages import combine, order
 from samebits.data._stages.batch import Batch, Bucket, Pack, StreamBatch
-from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
+from samebits.data._stages.map_filter import (
+    Filter,
+    FlatMap,
+    Map,
+    MapBatches,
+    Operation,
+    Unbatch,
+    apply,
+    batching_below,
+)
 from samebits.data._stages.sources import Cache, IterableSource, Random, Range, Source, StreamCache
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
@@ -119,7 +128,7 @@ class Pipeline(Resumable):
         options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
-        return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
+        return Pipeline(self._apply(Map, function, stateful)._stage, options)
 
     def map_batches(
         self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
@@ -134,20 +143,16 @@ class Pipeline(Resumable):
                 f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
                 "elements"
             )
-        operation = MapBatches(Function(function, "map_batches", stateful=stateful))
-        return Pipeline(apply(operation, self._stage), self._options.with_changes(**options))
+        mapped = self._apply(MapBatches, function, stateful)
+        return Pipeline(mapped._stage, self._options.with_changes(**options))
 
     def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Keeps the elements for which `predicate(element)` is true; `stateful` as for `map`."""
-        return self._append_stage(
-            apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage)
-        )
+        return self._apply(Filter, predicate, stateful)
 
     def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Returns all elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
-        return self._append_stage(
-            apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage)
-        )
+        return self._apply(FlatMap, function, stateful)
 
     def interleave(
         self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
@@ -276,7 +281,7 @@ class Pipeline(Resumable):
 
     def unbatch(self) -> Pipeline:
         """Returns the rows of every batch."""
-        return self._append_stage(apply(Unbatch(Function(list, "unbatch")), self._stage))
+        return self._apply(Unbatch, list, None)
 
     def bucket_by_length(
         self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
@@ -399,6 +404,12 @@ class Pipeline(Resumable):
 
     def _append_stage(self, stage: Stage) -> Pipeline:
         return Pipeline(stage, self._options)
+
+    def _apply(
+        self, operation: type[Operation], function: Callable[..., Any], stateful: bool | None
+    ) -> Pipeline:
+        called = Function(function, operation.kind, stateful=stateful)
+        return self._append_stage(apply(operation(called), self._stage))
 
     def _append(self, addressed: Any, streamed: Any, *arguments: Any, **named: Any) -> Pipeline:
         """Appends the stage by index where this pipeline can be read so, else the one by stream."""

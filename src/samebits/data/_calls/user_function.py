@@ -129,10 +129,9 @@ class Function:
             else:
                 call, reading = self.call, iter(elements)
                 return [call(element) for element in reading]
-        except DrawRememberedError as error:
-            raise self.remembered_error(places[len(results)], error) from None
-        except UnsetGeneratorError:
-            raise self.unset_error(elements[len(results)]) from None
+        except (DrawRememberedError, UnsetGeneratorError) as error:
+            done = len(results)
+            raise self.memo_error(error, places[done], elements[done]) from None
         except Exception as error:
             done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
             raise self._error(places[done], error, elements[done]) from error
@@ -152,13 +151,20 @@ class Function:
         self._left -= 1
         try:
             return self.memos.call(element, key)
-        except DrawRememberedError as error:
-            raise self.remembered_error(place, error) from None
-        except UnsetGeneratorError:
-            raise self.unset_error(element) from None
+        except (DrawRememberedError, UnsetGeneratorError) as error:
+            raise self.memo_error(error, place, element) from None
 
-    def unset_error(self, element: Any) -> PipelineError:
-        """Returns the error for a function that draws from what cannot be set."""
+    def memo_error(
+        self, error: DrawRememberedError | UnsetGeneratorError, place: Place, element: Any
+    ) -> PipelineError:
+        """Returns the error for a function that remembers its draws, or that draws from what cannot be set."""
+        if isinstance(error, DrawRememberedError):
+            where = " and in ".join(error.args[0]) or "something that was not found"
+            return PipelineError(
+                f"{self._where}: element {place} drew from the process's generators, and the draw is remembered in {where}: "
+                "called for this element again, with the same generators, it drew differently. "
+                f"{process_generators.CURE}"
+            )
         return PipelineError(
             f"{self._where}: two calls for element {element!r:.40} with the same random "
             "generators gave different arrays, so other workers, or a resume, would give different batches. It draws from a "
@@ -173,14 +179,6 @@ class Function:
             return self.call(element, key=key)
         except Exception as error:
             raise self._error(place, error, element) from error
-
-    def remembered_error(self, place: Place, error: DrawRememberedError) -> PipelineError:
-        """Returns the error for a function that remembers its draws."""
-        where = " and in ".join(error.args[0]) or "something that was not found"
-        return PipelineError(
-            f"{self._where}: element {place} drew from the process's generators, and the draw is "
-            f"remembered in {where}: called for this element again, with the same generators, it drew differently. {process_generators.CURE}"
-        )
 
     def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
         whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()

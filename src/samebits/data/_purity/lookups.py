@@ -18,6 +18,7 @@ from samebits.data._purity.abstract_values import (
     GLOBALS,
     NOTHING,
     PLAIN,
+    Atom,
     Call,
     Captured,
     CellValue,
@@ -88,7 +89,7 @@ class Lookups(ABC):
         return found
 
     def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
-        """An object is changed."""
+        """Notes that an object is changed."""
         for atom in of:
             if isinstance(atom, Captured):
                 self.found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
@@ -103,11 +104,11 @@ class Lookups(ABC):
                 self.found(atom.name, "iterator advanced", line, id(atom.object))
 
     def stored(self, cell: CellValue, line: int) -> None:
-        """A variable that outlives the call is set."""
+        """Notes that a variable that outlives the call is set."""
         self.found(cell.name, "closure variable set", line, cell.identity)
 
     def stored_global(self, name: str, line: int) -> None:
-        """A global variable is set."""
+        """Notes that a global variable is set."""
         self.found(name, "global variable set", line, hash((id(self.running[-1].namespace[0]), name)))
 
     def keep(self, name: str, found: Any) -> None:
@@ -142,12 +143,10 @@ class Lookups(ABC):
                 result |= self._captured_attribute(atom, name, line)
             elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
                 result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
-            elif isinstance(atom, Given | Made | Captured):
-                result |= frozenset(
-                    {MethodValue(atom, name), *((atom,) if not isinstance(atom, Made) else ())}
-                )
-                if isinstance(atom, Made):
-                    result |= frozenset(self.heap.get(atom, ()))
+            elif isinstance(atom, Made):
+                result |= frozenset({MethodValue(atom, name), *self.heap.get(atom, ())})
+            elif isinstance(atom, Given | Captured):
+                result |= frozenset({MethodValue(atom, name), atom})
             elif isinstance(atom, Text):
                 result |= frozenset({MethodValue(Made((0, 1), str), name)})
             else:
@@ -177,16 +176,9 @@ class Lookups(ABC):
             return value(own[name], path)
         if self.is_library(type(target)):
             parts = NOTHING if isinstance(target, PLAIN) else frozenset({atom})
-            inside = self._torch_module_part(target, name, path)
+            inside = _torch_module_part(target, name, path)
             return frozenset({MethodValue(atom, name)}) | (inside if inside is not None else parts)
         return self._from_class(atom, type(target), name, line)
-
-    def _torch_module_part(self, target: Any, name: str, path: str) -> Value | None:
-        for part in ("_parameters", "_buffers", "_modules"):
-            kept = getattr(target, "__dict__", {}).get(part)
-            if isinstance(kept, dict) and name in kept:
-                return value(kept[name], path)
-        return None
 
     def _from_class(self, atom: Captured | Made, kind: type, name: str, line: int) -> Value:
         found = of_class(kind, name)
@@ -197,17 +189,13 @@ class Lookups(ABC):
         if isinstance(found, classmethod):
             return frozenset({MethodValue(Captured(kind, kind.__name__), name, found.__func__)})
         if isinstance(found, property):
-            return (
-                self.function_call(found.fget, Call([frozenset({atom})], {}, (0, 0), line))
-                if isinstance(found.fget, FunctionType)
-                else GIVEN
-            )
+            return self._call_with(atom, found.fget) if isinstance(found.fget, FunctionType) else GIVEN
         if isinstance(found, functools.cached_property):  # what it remembers is no effect
-            return self.function_call(found.func, Call([frozenset({atom})], {}, (0, 0), line))  # type: ignore[arg-type]
+            return self._call_with(atom, found.func)  # type: ignore[arg-type]
         if found is None and isinstance(atom, Captured):
             if of_class(kind, "__getattr__") is not None:
                 self.draws(f"__getattr__ of {kind.__name__}", line)
-            return self._torch_module_part(atom.object, name, f"{atom.name}.{name}") or frozenset(
+            return _torch_module_part(atom.object, name, f"{atom.name}.{name}") or frozenset(
                 {Captured(atom.object, f"{atom.name}.{name}", known=False)}
             )
         if found is not None and type(found).__name__ == "member_descriptor" and isinstance(atom, Captured):
@@ -225,25 +213,27 @@ class Lookups(ABC):
         """Returns the possible values of `of[index]`."""
         result: Value = NOTHING
         for atom in of:
-            special = self.special(atom, "__getitem__", [index], line)
+            special = self.special(atom, "__getitem__", index)
             if special is not None:
                 result |= special
-            elif (
-                isinstance(atom, Captured)
-                and isinstance(atom.object, dict)
-                and hasattr(type(atom.object), "__missing__")
-            ):
-                if type(atom.object).__module__ == "collections" and hasattr(atom.object, "default_factory"):
-                    self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
-                result |= self.inside(frozenset({atom}), line)
-            elif isinstance(atom, Captured) and _is_vector(atom.object) and not _is_slice(index):
-                continue  # a number of an array
-            elif isinstance(atom, Captured) and atom.name == GLOBALS:
-                for text in index:
-                    result |= self.named_global(str(text.value), line) if isinstance(text, Text) else NOTHING
+            elif isinstance(atom, Captured):
+                result |= self._captured_item(atom, index, line)
             else:
                 result |= self.inside(frozenset({atom}), 0)
         return result
+
+    def _captured_item(self, atom: Captured, index: Value, line: int) -> Value:
+        target = atom.object
+        if isinstance(target, dict) and hasattr(type(target), "__missing__"):
+            if type(target).__module__ == "collections" and hasattr(target, "default_factory"):
+                self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
+            return self.inside(frozenset({atom}), line)
+        if _is_vector(target) and not _is_slice(index):
+            return NOTHING  # a number of an array
+        if atom.name == GLOBALS:
+            texts = (str(text.value) for text in index if isinstance(text, Text))
+            return frozenset().union(*(self.named_global(text, line) for text in texts))
+        return self.inside(frozenset({atom}), 0)
 
     def inside(self, of: Value, line: int) -> Value:
         """Returns the values that a loop over `of` may yield."""
@@ -252,18 +242,18 @@ class Lookups(ABC):
             self.advanced(of, line)
         for atom in of:
             if isinstance(atom, Captured):
-                special = self.special(atom, "__iter__", [], line) if line else None
+                special = self.special(atom, "__iter__") if line else None
                 result |= special if special is not None else items(atom)
             elif isinstance(atom, Made):
                 result |= frozenset(self.heap.get(atom, ()))
                 if atom.kind is not None and not self.is_library(atom.kind) and line:
-                    result |= self.special(atom, "__iter__", [], line) or NOTHING
+                    result |= self.special(atom, "__iter__") or NOTHING
             elif isinstance(atom, Given):
                 result |= GIVEN
         return result
 
     def holds(self, made: Value, more: Value) -> None:
-        """Something is put into what was made."""
+        """Notes that something is put into what was made."""
         kept = frozenset(atom for atom in more if not isinstance(atom, Text))
         for atom in made:
             if isinstance(atom, Made) and kept:
@@ -285,11 +275,8 @@ class Lookups(ABC):
             if any(isinstance(atom, Captured | ClosureValue) for atom in inside):
                 return held  # [a] + [b]
             return frozenset({Made((0, 3))}) | (GIVEN if Given() in left | right else NOTHING)
-        self.changed(
-            frozenset(atom for atom in left if not isinstance(atom, Captured) or _changes_in_place(atom)),
-            "in place",
-            line,
-        )
+        changing = (atom for atom in left if not isinstance(atom, Captured) or _changes_in_place(atom))
+        self.changed(frozenset(changing), "in place", line)
         self.holds(left, self.inside(right, 0))
         return left
 
@@ -297,19 +284,22 @@ class Lookups(ABC):
         """Returns the possible results of `with of`."""
         result: Value = of
         for atom in of:
-            result |= self.special(atom, "__enter__", [], line) or NOTHING
-            self.special(atom, "__exit__", [NOTHING] * 3, line)
+            result |= self.special(atom, "__enter__") or NOTHING
+            self.special(atom, "__exit__", NOTHING, NOTHING, NOTHING)
         return result
 
-    def special(self, atom: Any, name: str, arguments: list[Value], line: int) -> Value | None:
-        """The call of a method that syntax calls, where a class of the user's has it."""
+    def special(self, atom: Any, name: str, *arguments: Value) -> Value | None:
+        """Calls a method that syntax calls, where a class of the user's has it; else returns None."""
         kind = type(atom.object) if isinstance(atom, Captured) and atom.known else getattr(atom, "kind", None)
         if kind is None or self.is_library(kind):
             return None
         method = of_class(kind, name)
         if not isinstance(method, FunctionType):
             return None
-        return self.function_call(method, Call([frozenset({atom}), *arguments], {}, (0, 0), line))
+        return self._call_with(atom, method, *arguments)
+
+    def _call_with(self, atom: Atom, method: FunctionType, *arguments: Value) -> Value:
+        return self.function_call(method, Call([frozenset({atom}), *arguments], {}, (0, 0), 0))
 
     def named_global(self, name: str, line: int) -> Value:
         """Returns the possible values of a global variable."""
@@ -333,6 +323,14 @@ def of_class(kind: type, name: str) -> Any:
     for base in kind.__mro__:
         if name in vars(base):
             return vars(base)[name]
+    return None
+
+
+def _torch_module_part(target: Any, name: str, path: str) -> Value | None:
+    for part in ("_parameters", "_buffers", "_modules"):
+        kept = getattr(target, "__dict__", {}).get(part)
+        if isinstance(kept, dict) and name in kept:
+            return value(kept[name], path)
     return None
 
 

@@ -102,8 +102,11 @@ class Source(Addressed):
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
                 f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
             )
-        # Copied, since a function may change its element.
-        if type(self.data) in (np.ndarray, np.memmap, torch.Tensor):
+        if type(self.data) in (
+            np.ndarray,
+            np.memmap,
+            torch.Tensor,
+        ):  # copied: a function may change its element
             return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
@@ -119,10 +122,8 @@ class Source(Addressed):
                 elements += self._check_elements(
                     self.function.memos.call([index], (each[0], each[1])), [index]
                 )
-            except DrawRememberedError as error:
-                raise self.function.remembered_error(ordinal, error) from None
-            except UnsetGeneratorError:
-                raise self.function.unset_error(index) from None
+            except (DrawRememberedError, UnsetGeneratorError) as error:
+                raise self.function.memo_error(error, ordinal, index) from None
         return elements
 
     def _check_elements(self, elements: Any, indices: list[int]) -> list[Any]:
