@@ -180,11 +180,12 @@ class OneByOne(Addressed):
         return [self.inputs[0].fetch(ordinals[at : at + 1])[0] for at in range(ordinals.size)]
 
 
-class PrefetchedStage:
+class _Prefetched(Blocks):
     """A stage free of side effects that others compute ahead; elements that were not requested are computed inline."""
 
     def __init__(self, stage: Any) -> None:
-        self.stage = stage
+        super().__init__(*stage.inputs)
+        self.kind, self.stage = stage.kind, stage
         self._coming: list[tuple[int, int, Callable[[], list[Any]]]] = []
         self._there: dict[int, Any] = {}
 
@@ -195,53 +196,47 @@ class PrefetchedStage:
                 first, last = int(run[0]), int(run[-1]) + 1
                 self._coming.append((first, last, fetch(self.stage, first, last)))
 
-    def take(self, ordinal: int) -> Any:
-        """Returns one element, or group."""
-        for number, (first, last, result) in enumerate(self._coming):
-            if ordinal in self._there:
-                break
-            if first <= ordinal < last:
-                self._there.update(zip(range(first, last), result(), strict=True))
-                del self._coming[number]
-                break
+    def take(self, ordinals: Ordinals) -> list[Any]:
+        """Returns elements, or groups."""
+        return [self._take(ordinal) for ordinal in ordinals.tolist()]
+
+    def _take(self, ordinal: int) -> Any:
+        if ordinal not in self._there:
+            for number, (first, last, result) in enumerate(self._coming):
+                if first <= ordinal < last:
+                    self._there.update(zip(range(first, last), result(), strict=True))
+                    del self._coming[number]
+                    break
         if ordinal in self._there:
             return self._there.pop(ordinal)
         group = self.stage.block(np.array([ordinal], np.int64))[0]
-        return group[0] if isinstance(self.stage, Addressed) else group
+        return group[0] if isinstance(self, Addressed) else group
 
 
-class _PrefetchedElements(Addressed):
-    def __init__(self, ahead: PrefetchedStage) -> None:
-        super().__init__(*ahead.stage.inputs)
-        self.kind, self.ahead = ahead.stage.kind, ahead
-
+class _PrefetchedElements(_Prefetched, Addressed):
     @property
     @override
     def length(self) -> int:
-        return self.ahead.stage.length
+        return self.stage.length
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        return [self.ahead.take(ordinal) for ordinal in ordinals.tolist()]
+        return self.take(ordinals)
 
     def places(self, place: Place, count: int) -> Sequence[Place]:
         """Returns, for a batch, the places of its rows in its input."""
-        return self.ahead.stage.places(place, count)
+        return self.stage.places(place, count)
 
 
-class _PrefetchedGroups(Grouped):
-    def __init__(self, ahead: PrefetchedStage) -> None:
-        super().__init__(*ahead.stage.inputs)
-        self.kind, self.ahead = ahead.stage.kind, ahead
-
+class _PrefetchedGroups(_Prefetched, Grouped):
     @property
     @override
     def groups(self) -> int:
-        return self.ahead.stage.groups
+        return self.stage.groups
 
     @override
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        return [self.ahead.take(ordinal) for ordinal in ordinals.tolist()]
+        return self.take(ordinals)
 
 
 class Serial:
@@ -249,7 +244,7 @@ class Serial:
 
     def __init__(self, stage: Blocks, effects: Effects, draws: Draws) -> None:
         self._draws, self._effects = draws, effects
-        self.free: list[PrefetchedStage] = []
+        self.free: list[_Prefetched] = []
         """The parts that others may compute ahead."""
         self._top = self._rewire(stage)
         self._stage = stage
@@ -291,8 +286,9 @@ class Serial:
 
     def _rewire(self, stage: Any) -> Any:
         if not self._effects.affects(stage):
-            self.free.append(PrefetchedStage(stage))
-            return (_PrefetchedElements if isinstance(stage, Addressed) else _PrefetchedGroups)(self.free[-1])
+            kind = _PrefetchedElements if isinstance(stage, Addressed) else _PrefetchedGroups
+            self.free.append(kind(stage))
+            return self.free[-1]
         wired = copy.copy(stage)
         wired.inputs = tuple(self._rewire(below) for below in stage.inputs)
         if isinstance(wired, Batch):
@@ -301,7 +297,7 @@ class Serial:
 
     def _prefetch(self, stage: Any, ordinals: Ordinals, fetch: Fetch) -> None:
         """Requests what these ordinals will need, where that is known without computing."""
-        if isinstance(stage, _PrefetchedElements | _PrefetchedGroups):
-            stage.ahead.request(fetch, ordinals)
+        if isinstance(stage, _Prefetched):
+            stage.request(fetch, ordinals)
         elif (needed := stage.needed(ordinals)) is not None:
             self._prefetch(stage.inputs[0], needed, fetch)
