@@ -90,10 +90,10 @@ def check(
 
 
 def _digests(
-    pipeline: Pipeline | DataLoader[Any], workers: int | None, count: int, state: dict[str, Any] | None = None,
-    before: int = 0,
+    pipeline: Pipeline | DataLoader[Any], workers: int | None, count: int,
+    state: dict[str, Any] | None = None, before: int = 0,
 ) -> list[int]:  # fmt: skip
-    """Returns the rolling digest after each of `count` elements, from a state on, after which it was `before`."""
+    """Returns the rolling digest after each of `count` elements, from a state on with the digest `before`."""
     iterator = _iterate(pipeline, workers)
     if state is not None:
         iterator.load_state_dict(state)

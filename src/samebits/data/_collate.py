@@ -1,4 +1,4 @@
-"""Collate functions: torch's default, which writes rows straight into the batch's memory; and padding to one size."""
+"""Collate functions: torch's default, with rows written into the batch's memory; and padding to one size."""
 
 from __future__ import annotations
 

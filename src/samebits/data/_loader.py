@@ -28,8 +28,8 @@ _ACCELERATE = "accelerate"
 class NeverRebuilt:
     """Raises `UnimplementedError` where Accelerate reads the arguments of a loader to build its own.
 
-    That one would shuffle and draw as torch's, and have none of our state. Each of Accelerate's functions that builds one
-    reads all arguments of the given loader, `multiprocessing_context` included, which is a property in torch.
+    That one would shuffle and draw as torch's, and have none of our state. Each of Accelerate's functions that builds
+    one reads all arguments of the given loader, `multiprocessing_context` included, which is a property in torch.
     """
 
     @property

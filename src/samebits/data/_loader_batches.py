@@ -1,5 +1,6 @@
-"""The batches of a `DataLoader`: the elements of each, a function of (key, epoch, batch) or a user's sampler replayed; and
-the stage that computes them, with generators set from the position.
+"""The batches of a `DataLoader`: the elements of each, and the stage that computes them.
+
+The elements are a function of (key, epoch, batch), or a user's sampler replayed. Generators are set from the position.
 
 Where the code of dataset and collate provably does not draw, nothing is set; see `process_generators`.
 """

@@ -1,4 +1,4 @@
-"""The options of reading a pipeline: the seed, the rows of each batch that a rank gets, the device, the workers."""
+"""The options of reading a pipeline: the seed, a rank's rows of each batch, the device, the workers."""
 
 from __future__ import annotations
 

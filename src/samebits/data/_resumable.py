@@ -1,4 +1,4 @@
-"""The epochs of a pipeline or a loader, their iteration, and the state from which it resumes: made, read and checked.
+"""The epochs of a pipeline or a loader, and the state from which one resumes: made, read and checked.
 
 A position holds only for a pipeline with the same stages and seed, which its fingerprint tells.
 """

@@ -1,7 +1,7 @@
 """The places that may remember something from one call of a function to the next, and how to detect it.
 
-A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. They are found by a walk over
-the objects that a function reaches, whatever its code does with them.
+A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. They are found by a walk
+over the objects that a function reaches, whatever its code does with them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Keeper:
     """Returns a function that restores the present content: for calling a function twice."""
     counts: list[Callable[[], int]] = field(default_factory=list)
     slots: list[tuple[Callable[[Any], Any], Any]] = field(default_factory=list)
-    """Getters with their arguments. A count changes, or a slot holds another object, after something was put there."""
+    """Getters with their arguments. After something was put there, a count or a slot's object is another."""
     table: Mapping[str, Any] | None = None
     """The variables, by name."""
     array: Any = None
@@ -203,7 +203,7 @@ def contents(cell: CellType) -> Any:
 
 
 def _save_items(target: Any) -> Restore:
-    """Returns a function that restores the items of a container; containers inside it are restored separately."""
+    """Returns a function that restores the items of a container, but not containers inside it."""
     copied: Any = dict if isinstance(target, MutableMapping) else list
     kept = copied(target)
     fill = getattr(target, "update", None) or target.extend

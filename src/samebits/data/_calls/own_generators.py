@@ -194,7 +194,7 @@ def put_back(states: list[tuple[OwnedState, State]]) -> None:
 
 
 class _ThreadBlock(threading.local):
-    """The block of each thread: outside of a block, and in threads beside the training thread, nothing is set."""
+    """The block of each thread: outside of it, and in threads beside the training thread, nothing is set."""
 
     block: OwnBlock | None = None
 

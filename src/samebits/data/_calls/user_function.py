@@ -157,12 +157,12 @@ class Function:
     def memo_error(
         self, error: DrawRememberedError | UnsetGeneratorError, place: Place, element: Any
     ) -> PipelineError:
-        """Returns the error for a function that remembers its draws, or that draws from what cannot be set."""
+        """Returns the error for a function that remembers draws, or that draws from what cannot be set."""
         if isinstance(error, DrawRememberedError):
             where = " and in ".join(error.args[0]) or "something that was not found"
             return PipelineError(
-                f"{self._where}: element {place} drew from the process's generators, and the draw is remembered in {where}: "
-                "called for this element again, with the same generators, it drew differently. "
+                f"{self._where}: element {place} drew from the process's generators, and the draw is remembered "
+                f"in {where}: called for this element again, with the same generators, it drew differently. "
                 f"{process_generators.CURE}"
             )
         return PipelineError(

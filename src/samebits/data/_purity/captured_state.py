@@ -80,7 +80,10 @@ class _Look:
 
 
 def _state_of(found: Any) -> Any:
-    """Returns plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
+    """Returns plain values that tell if an object is still as it was.
+
+    Of its class only what is known to be free of effects is called.
+    """
     if isinstance(found, type | ModuleType | FunctionType):
         return None
     if known.root(type(found).__module__) == "_io":

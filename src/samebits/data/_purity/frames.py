@@ -35,8 +35,8 @@ _LEAVES = names(
     "INTERPRETER_EXIT"
 )
 _NO_EFFECT = names(
-    "RESUME NOP PRECALL CACHE MAKE_CELL COPY_FREE_VARS RETURN_GENERATOR EXTENDED_ARG CALL_INTRINSIC_1 LIST_TO_TUPLE "
-    "DELETE_FAST SETUP_ANNOTATIONS NOT_TAKEN END_ASYNC_FOR GEN_START ASYNC_GEN_WRAP TO_BOOL"
+    "RESUME NOP PRECALL CACHE MAKE_CELL COPY_FREE_VARS RETURN_GENERATOR EXTENDED_ARG CALL_INTRINSIC_1 "
+    "LIST_TO_TUPLE DELETE_FAST SETUP_ANNOTATIONS NOT_TAKEN END_ASYNC_FOR GEN_START ASYNC_GEN_WRAP TO_BOOL"
 )
 _POP = names("POP_TOP POP_ITER POP_EXCEPT PRINT_EXPR END_FOR")
 _AGGREGATES: dict[str, type] = {
@@ -89,7 +89,7 @@ class Frame:
         self._guarded: list[tuple[str, int, list[str]]] = []
 
     def read(self) -> Value:
-        """Goes through the code until nothing new comes up; what the call returns, or its generator yields."""
+        """Reads the code until nothing new comes up; returns what the call returns, or its generator yields."""
         instructions = list(dis.get_instructions(self.code))
         self._guarded = list(_guarded(instructions))
         before = -1
@@ -347,7 +347,7 @@ class Frame:
         self._call_callee(op, [several], {"*": several, "**": self.host.inside(by_name, self.line)})
 
     def _call_callee(self, op: dis.Instruction, arguments: list[Value], named: dict[str, Value]) -> None:
-        """Calls the callable below the arguments, with `self` where the stack has both: its order differs between Pythons."""
+        """Calls what is below the arguments, with `self` where both are there: their order differs between Pythons."""
         one, other = self._pops(2)
         callee, first = (one, [other]) if one and other else (one | other, [])
         call = Call([*first, *arguments], named, (id(self.code), op.offset), self.line)

@@ -1,4 +1,4 @@
-"""The findings of reading a function, and the results of attributes, items, elements and operators on the way."""
+"""The findings of reading a function, and the results of attributes, items, elements and operators in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reading of a user's function and of the Python functions it reaches: their draws and lasting side effects.
+"""The reading of a user's function and of the Python functions it reaches: draws and lasting side effects.
 
 The code of libraries is not read: `known_functions` has the effects of their calls.
 """
@@ -234,7 +234,7 @@ class Reading(Lookups):
         return self._handed_on(name, of, function if isinstance(function, type) else None, call)
 
     def _parts(self, function: Any) -> Value:
-        """Returns the functions of the user's that an object of a library has, and may call: `Compose(transforms)`."""
+        """Returns the user's functions that an object of a library has, and may call: `Compose(transforms)`."""
         own = getattr(function, "__dict__", None)
         if isinstance(function, (type, *_CALLABLE)) or not isinstance(own, dict):
             return NOTHING

@@ -1,4 +1,4 @@
-"""Stages that put elements together: `batch` and `padded_batch`, by index and by stream; `bucket_by_length`, `pack`."""
+"""Stages that put elements together: `batch`, `padded_batch`, `bucket_by_length` and `pack`."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class GroupedOperation(_OperationStage, Grouped):
 
     @property
     def single(self) -> bool:  # type: ignore[override]
-        """True if no element of the input has more than one result, and no group of the input more than one element."""
+        """True if no group of the input has more than one element, and no element more than one result."""
         return self.operation.single and self.inputs[0].single
 
     @override

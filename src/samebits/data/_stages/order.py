@@ -1,5 +1,6 @@
-"""Stages that change the order or the number of elements, by index and by stream: `shuffle`, `repeat`, `take`, `skip`,
-`shard`; and `enumerate`, which numbers them.
+"""Stages that change the order or the number of elements, by index and by stream; and `enumerate`, which counts them.
+
+`shuffle`, `repeat`, `take`, `skip` and `shard`.
 """
 
 from __future__ import annotations
@@ -292,7 +293,10 @@ class Slice(_Slicing, _Renumbered):
 
 
 class StreamSlice(_Slicing, Streamed):
-    """The elements of a stream at the places of a range, which may end beyond it. State: [the input's, number of the next]."""
+    """The elements of a stream at the places of a range, which may end beyond it.
+
+    State: [the input's, number of the next].
+    """
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:

@@ -1,6 +1,4 @@
-"""Elements that no other stage computes: of an object with `__len__` and `__getitem__`, an iterable, a range, random
-numbers; and `cache`, which keeps those of another stage.
-"""
+"""Elements of an object with `__len__` and `__getitem__`, of an iterable, a range, random numbers; and `cache`."""
 
 from __future__ import annotations
 

@@ -98,11 +98,11 @@ class Stage(ABC):
         return [*(one for below in self.inputs for one in below.all_functions()), *self.functions()]
 
     def unread(self) -> str | None:
-        """Returns why this stage may call code that cannot be read before; None if it calls its functions only."""
+        """Returns why this stage may call code that cannot be read before; None if it calls only its functions."""
         return None
 
     def may_draw(self) -> str | None:
-        """Returns the name of the function, here or below, that may draw from the process's generators, and why."""
+        """Returns the function, here or below, that may draw from the process's generators, and why."""
         for below in self.inputs:
             if (found := below.may_draw()) is not None:
                 return found
@@ -114,7 +114,7 @@ class Stage(ABC):
         return None
 
     def own_generators(self) -> str | None:
-        """Returns the name of a function that reaches generators of objects, and of one of these; None if none does."""
+        """Returns the names of a function that reaches generators of objects, and of one of these; else None."""
         for function in self.all_functions():
             if function.own.names:
                 return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
@@ -196,7 +196,7 @@ class Blocks(Stage):
         return ordinals
 
     def needed(self, ordinals: Ordinals) -> Ordinals | None:
-        """Returns the ordinals of its only input that these need, where that is known without computing; else None."""
+        """Returns the input's ordinals that these need, where that is known without computing; else None."""
         return None
 
 
@@ -207,7 +207,7 @@ class Addressed(Blocks):
 
     @property
     def length(self) -> int:
-        """Elements of one repetition, or `INFINITE`: those of its input, unless the stage changes their number."""
+        """Elements of one repetition, or `INFINITE`: as many as of its input, unless the stage changes that."""
         return self.inputs[0].length
 
     @property

@@ -1,8 +1,8 @@
 """The start of worker processes: forked off this process, or off a server that shares nothing with it.
 
-The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends with this
-process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so that functions and
-classes of a script need no guard.
+The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends with
+this process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so that functions
+and classes of a script need no guard.
 """
 
 from __future__ import annotations

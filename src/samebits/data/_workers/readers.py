@@ -61,7 +61,7 @@ class _BlockReader(ABC):
         return self.blocks(stage, repetition, state)
 
     def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """Returns the element after `state`, read again, in this process; of blocks, only its own group is computed."""
+        """Returns the element after `state`, read again in this process; of blocks, only its group is computed."""
         if not isinstance(stage, Blocks):
             return next(iter(self.read(stage, repetition, state)))[0]
         start = place(state)

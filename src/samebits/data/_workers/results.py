@@ -1,7 +1,7 @@
-"""The results of workers: memory that a worker writes and this process reads, and how results are encoded in it.
+"""The results of workers: memory that a worker writes and this process reads, and their encoding in it.
 
-The memory is unnamed files that end with their last user. The bytes of arrays and tensors lie in it, all else is pickled
-beside them.
+The memory is unnamed files that end with their last user. The bytes of arrays and tensors lie in it, all else is
+pickled beside them.
 """
 
 from __future__ import annotations

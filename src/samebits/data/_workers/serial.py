@@ -1,7 +1,7 @@
-"""Functions with lasting side effects: which they are, and how their stages are read: as a plain loop would do it.
+"""Functions with lasting side effects: the search for them, and the reading of their stages, as by a plain loop.
 
-One element is computed at a time, in order. Workers may compute ahead the stages below such a function that its changes cannot reach. The function itself runs only
-when its element is needed, and the stages after it run after it.
+One element is computed at a time, in order. Workers may compute ahead the stages below such a function that its
+changes cannot reach. The function itself runs only when its element is needed, and the stages after it run after it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _ignore_group_sigterm(parent: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Computes with one thread in the block, as a worker does: a large sum has different bits with more threads."""
+    """Computes with one thread in the block, as a worker does: more threads give a large sum other bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
