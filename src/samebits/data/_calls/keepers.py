@@ -6,7 +6,6 @@ over the objects that a function reaches, whatever its code does with them.
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSet
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect._program import bytecode
+from samebits._inspect.attributes import defaults_of
 from samebits.data._purity import known_functions
-from samebits.data._purity.abstract_values import PLAIN
+from samebits.data._purity.abstract_values import PLAIN, contents
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
 """Bounds: objects that are walked over, keepers, items of a container that are visited."""
@@ -137,8 +138,7 @@ def _of_function(obj: FunctionType) -> Iterator[Keeper | Part]:
     for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
         yield _closure_cell(name, cell)
         yield contents(cell), name
-    for part in (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values()):
-        yield part, f"a default of {obj.__qualname__}"
+    yield from ((part, f"a default of {obj.__qualname__}") for _, part in defaults_of(obj))
     used, attributes = names_in(obj.__code__)
     known = obj.__globals__
     yield _variables("{}", known, known.__setitem__, used)
@@ -194,14 +194,6 @@ def _closure_cell(name: str, cell: CellType) -> Keeper:
     return Keeper(f"`{name}`", save, [], [(contents, cell)] if isinstance(contents(cell), PLAIN) else [])
 
 
-def contents(cell: CellType) -> Any:
-    """Returns the content of a closure's variable; None if it is not set yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 def _save_items(target: Any) -> Restore:
     """Returns a function that restores the items of a container, but not containers inside it."""
     copied: Any = dict if isinstance(target, MutableMapping) else list
@@ -245,15 +237,7 @@ def _ids(target: Any) -> list[int]:
 
 def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the global variables and the attributes that a function's code names, inner functions included."""
-    used, attributes = {}, {}
-    for obj in dis.get_instructions(code):
-        if obj.opname.endswith(("_GLOBAL", "_NAME")):
-            used[obj.argval] = None
-        elif obj.opname.endswith(("_ATTR", "_METHOD")):
-            attributes[obj.argval] = None
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            more, others = names_in(inner)
-            used.update(dict.fromkeys(more))
-            attributes.update(dict.fromkeys(others))
+    read = [item for one in bytecode.whole(code) for item in bytecode.instructions(one)]
+    used = dict.fromkeys(item.argval for item in read if item.opname.endswith(("_GLOBAL", "_NAME")))
+    attributes = dict.fromkeys(item.argval for item in read if item.opname.endswith(("_ATTR", "_METHOD")))
     return tuple(used), tuple(attributes)

@@ -19,7 +19,7 @@ from samebits._context import Words
 from samebits._inspect.generators_in import FoundGenerator, generators_in
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._native import kernel
-from samebits.data._calls.keepers import contents
+from samebits.data._purity.abstract_values import contents
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import fill_words, fold
 from samebits.random._process import generator_states

@@ -6,7 +6,7 @@ An empty set is a constant or a number: nothing that could be changed, called or
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, NamedTuple
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
@@ -30,6 +30,14 @@ class Captured:
 
     def __hash__(self) -> int:
         return hash((id(self.object), self.known))
+
+
+def contents(cell: CellType) -> Any:
+    """Returns the content of a closure's variable; None if it is not set yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 GLOBALS = "globals()"

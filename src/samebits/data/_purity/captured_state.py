@@ -13,7 +13,7 @@ import xxhash
 
 from samebits import _digest as digest
 from samebits.data._purity import known_functions as known
-from samebits.data._purity.abstract_values import PLAIN
+from samebits.data._purity.abstract_values import PLAIN, contents
 from samebits.data._purity.reading import Reading
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
@@ -28,10 +28,7 @@ def snapshot(reading: Reading) -> dict[str, int]:
         variable = name.rpartition(".")[2]
         hashes[name] = 0 if variable in reading.once else looking.at(namespace.get(variable))
     for name, cell in reading.cells.items():
-        try:
-            hashes[name] = looking.at(cell.cell_contents)
-        except ValueError:  # not set yet
-            hashes[name] = 0
+        hashes[name] = looking.at(contents(cell))
     for name, found in reading.state.items():
         if name not in hashes and name.rpartition(".")[2] not in reading.once:
             hashes[name] = looking.at(found)

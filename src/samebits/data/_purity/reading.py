@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from samebits._inspect.attributes import defaults_of
 from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import (
     GIVEN,
@@ -27,6 +28,7 @@ from samebits.data._purity.abstract_values import (
     MethodValue,
     Text,
     Value,
+    contents,
     items,
     value,
 )
@@ -156,14 +158,11 @@ class Reading(Lookups):
     def function_call(self, function: FunctionType, call: Call) -> Value:
         around: dict[str, CellValue] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                content = cell.cell_contents
-            except ValueError:  # not set yet
-                content = None
+            content = contents(cell)
             self.keep(name, content)
             self.cells[name] = cell
             around[name] = CellValue(name, set(value(content, name)), lasting=True, identity=id(cell))
-        own = _defaults(function)
+        own = dict(defaults_of(function))
         for name, one in own.items():
             self.keep(name, one)
         by_default = {name: value(one, name) for name, one in own.items()}
@@ -349,12 +348,3 @@ def _unwrapped(function: Any) -> Any:
 
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
-
-
-def _defaults(function: FunctionType) -> dict[str, Any]:
-    """Returns the default arguments by the parameter's name."""
-    names, count = function.__code__.co_varnames, function.__code__.co_argcount
-    several = function.__defaults__ or ()
-    return dict(zip(names[count - len(several) : count], several, strict=True)) | (
-        function.__kwdefaults__ or {}
-    )
