@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Protocol
 
+from samebits._inspect._program import bytecode
 from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
@@ -90,7 +91,7 @@ class Frame:
 
     def read(self) -> Value:
         """Reads the code until nothing new comes up; returns what the call returns, or its generator yields."""
-        instructions = list(dis.get_instructions(self.code))
+        instructions = bytecode.instructions(self.code)
         self._guarded = list(_guarded(instructions))
         before = -1
         for _ in range(_PASSES):
@@ -105,7 +106,7 @@ class Frame:
         held = sum(len(v) for v in self.variables.values()) + sum(len(c.holds) for c in self.cells.values())
         return held + len(self.returned)
 
-    def _pass(self, instructions: list[dis.Instruction]) -> None:
+    def _pass(self, instructions: Sequence[dis.Instruction]) -> None:
         entry: dict[int, list[Value]] = {
             one.target: [NOTHING] * (one.depth + 1 + one.lasti)
             for one in dis._parse_exception_table(self.code)  # type: ignore[attr-defined]
@@ -330,7 +331,7 @@ class Frame:
     # Calls
 
     def _names_of_arguments(self, op: dis.Instruction) -> None:
-        self._named = self.code.co_consts[op.arg or 0]
+        self._named = op.argval
 
     def _call(self, op: dis.Instruction) -> None:
         names, self._named = self._named, ()
@@ -408,7 +409,7 @@ _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 
 _always_has_map = sys.version_info >= (3, 14)
 
 
-def _guarded(instructions: list[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
+def _guarded(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
     """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`), and tested before.
 
     The last such place only: what is set twice is no initialisation.
