@@ -15,7 +15,7 @@ BUDGET = {
     "callbacks": 1250,
     "checkpoint": 4360,
     "cli": 2220,
-    "data": 8640,
+    "data": 8600,
     "determinism": 23000,
     "nn": 1630,
     "random": 5250,

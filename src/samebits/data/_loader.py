@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data as torch_data
 
+from samebits._arguments import require_int
 from samebits._context import process
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._collate import default_collate
@@ -243,15 +244,11 @@ def _check(
         raise EmptyDatasetError(
             f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?"
         )
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("num_workers", num_workers, 0),
-        ("seed", seed, 0),
-    ):
-        if value is None and name != "num_workers":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
+    require_int(call, 0, num_workers=num_workers)
+    if batch_size is not None:
+        require_int(call, batch_size=batch_size)
+    if seed is not None:
+        require_int(call, 0, seed=seed)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InvalidArgumentError(
             f"{call}(generator={type(generator).__name__}(...)): takes a torch.Generator, whose initial_seed() is the "

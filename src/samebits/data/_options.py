@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree
 
+from samebits._arguments import is_int, require
 from samebits._context import notify, process
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictError, ConflictWarning, InvalidArgumentError
@@ -147,25 +148,21 @@ class Options:
         return True
 
     def _check(self) -> None:
-        calls = self.num_parallel_calls
-        if (
-            calls is not None
-            and calls != "auto"
-            and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 0)
-        ):
-            raise InvalidArgumentError(
-                f'Pipeline: num_parallel_calls={calls!r}; give a number of workers (0: none), "auto", or None'
-            )
+        call, calls = "Pipeline.with_options", self.num_parallel_calls
+        fits = calls is None or calls == "auto" or is_int(calls, 0)
+        require(
+            fits, call, 'must be a number of workers (0: none), "auto", or None', num_parallel_calls=calls
+        )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value is not None and value not in choices:
-                *others, last = (f'"{choice}"' for choice in choices)
-                raise InvalidArgumentError(f"Pipeline: {name}={value!r}; give {', '.join(others)} or {last}")
+            *others, last = (f'"{choice}"' for choice in choices)
+            fits = value is None or value in choices
+            require(fits, call, f"must be {', '.join(others)} or {last}", **{name: value})
         self.placement()
-        if self.prefetch is not None and self.prefetch < 0:
-            raise InvalidArgumentError(f"Pipeline.prefetch(buffer_size={self.prefetch}): at least 0")
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidArgumentError(f"Pipeline: timeout={self.timeout}; give seconds above 0, or None")
+        fits = self.prefetch is None or self.prefetch >= 0
+        require(fits, "Pipeline.prefetch", "must be at least 0", buffer_size=self.prefetch)
+        fits = self.timeout is None or self.timeout > 0
+        require(fits, call, "must be seconds above 0, or None", timeout=self.timeout)
 
 
 class Placement:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from samebits._arguments import require, require_int
 from samebits._context import process
 from samebits.data._calls.user_function import Function
 from samebits.data._collate import PadCollate, default_collate
@@ -164,7 +165,8 @@ class Pipeline(Resumable):
             cycle_length: inner streams that are open at once.
             block_length: consecutive elements of one of them.
         """
-        _check_at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
+        require_int("Pipeline.interleave", cycle_length=cycle_length)
+        require_int("Pipeline.interleave", block_length=block_length)
         return self._append_stage(
             combine.Interleave(
                 self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage
@@ -183,7 +185,7 @@ class Pipeline(Resumable):
             InvalidArgumentError: without a buffer, this pipeline can only be read in order.
         """
         if buffer_size is not None:
-            _check_at_least_1("shuffle", buffer_size=buffer_size)
+            require_int("Pipeline.shuffle", buffer_size=buffer_size)
             return self._append(
                 order.BufferShuffle,
                 order.StreamShuffle,
@@ -200,23 +202,22 @@ class Pipeline(Resumable):
     def repeat(self, count: int | None = None) -> Pipeline:
         """Repeats the elements `count` times (None: without end), each time shuffled and augmented anew."""
         if count is not None:
-            _check_at_least_1("repeat", count=count)
+            require_int("Pipeline.repeat", count=count)
         return self._append(order.Repeat, order.StreamRepeat, count)
 
     def take(self, count: int) -> Pipeline:
         """Keeps the first `count` elements."""
-        _check_at_least_1("take", count=count)
+        require_int("Pipeline.take", count=count)
         return self._slice("take", range(count))
 
     def skip(self, count: int) -> Pipeline:
         """Drops the first `count` elements."""
-        if count < 0:
-            raise InvalidArgumentError(f"Pipeline.skip(count={count}): count is at least 0")
+        require(count >= 0, "Pipeline.skip", "must be at least 0", count=count)
         return self._slice("skip", range(count, INFINITE))
 
     def shard(self, num_shards: int, index: int) -> Pipeline:
         """Keeps every `num_shards`-th element, from number `index` on."""
-        _check_at_least_1("shard", num_shards=num_shards)
+        require_int("Pipeline.shard", num_shards=num_shards)
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(
                 f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
@@ -245,9 +246,8 @@ class Pipeline(Resumable):
             raise InvalidArgumentError(
                 f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
             )
-        for weight in weights:
-            if not 0 < weight < float("inf"):
-                raise InvalidArgumentError(f"Pipeline.mix: weight {weight}; give positive, finite weights")
+        fits = all(0 < weight < float("inf") for weight in weights)
+        require(fits, "Pipeline.mix", "the weights must be positive and finite", weights=weights)
         return _combine(
             "mix",
             pipelines,
@@ -261,7 +261,7 @@ class Pipeline(Resumable):
         self, batch_size: int, *, drop_remainder: bool = False, collate: Collate = default_collate
     ) -> Pipeline:
         """Returns batches of `batch_size` elements, put together by `collate`."""
-        _check_at_least_1("batch", batch_size=batch_size)
+        require_int("Pipeline.batch", batch_size=batch_size)
         return self._append(
             Batch, StreamBatch, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder
         )
@@ -273,7 +273,7 @@ class Pipeline(Resumable):
         """Returns batches of elements of different sizes, padded at the end to the largest, or to `padded_shape`
         (-1: the largest of the batch).
         """
-        _check_at_least_1("padded_batch", batch_size=batch_size)
+        require_int("Pipeline.padded_batch", batch_size=batch_size)
         collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
         return self._append(
             Batch, StreamBatch, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch"
@@ -302,7 +302,7 @@ class Pipeline(Resumable):
                 f"have one more ({len(boundaries) + 1})"
             )
         for size in batch_sizes:
-            _check_at_least_1("bucket_by_length", batch_size=size)
+            require_int("Pipeline.bucket_by_length", batch_size=size)
         measure, collate = Function(element_length, "bucket_by_length"), PadCollate(padding_value, None)
         return self._append_stage(
             Bucket(
@@ -317,7 +317,8 @@ class Pipeline(Resumable):
         An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
         the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
         """
-        _check_at_least_1("pack", length=length, open_rows=open_rows)
+        require_int("Pipeline.pack", length=length)
+        require_int("Pipeline.pack", open_rows=open_rows)
         return self._append_stage(Pack(self._stage, length, open_rows))
 
     # Reading
@@ -496,14 +497,6 @@ def _as_stage(inner: Any) -> Stage:
     if indexable and not isinstance(inner, dict) and len(inner) > 0:
         return Source(inner)
     return IterableSource(inner)
-
-
-def _check_at_least_1(kind: str, **arguments: int) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgumentError(
-                f"Pipeline.{kind}({name}={value!r}): {name} is an integer of at least 1"
-            )
 
 
 def _describe_chain(stage: Stage) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from samebits._arguments import require
 from samebits._context import Position, Words, process
 from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
@@ -169,8 +170,7 @@ class PipelineIterator(Iterator[Any]):
 
         They count as delivered; the rolling digest records that they were skipped.
         """
-        if count < 0:
-            raise InvalidArgumentError(f"PipelineIterator.skip_batches(count={count}): count is at least 0")
+        require(count >= 0, "PipelineIterator.skip_batches", "must be at least 0", count=count)
         position = self.position
         if position.length is not None:
             self.close()
