@@ -18,7 +18,7 @@ from samebits._arguments import require_int
 from samebits._context import Words, notify, process
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.checkpoint._store import resolve
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys

@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits._context import Position, Words, process
 from samebits._inspect import rng_states, user_code
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
