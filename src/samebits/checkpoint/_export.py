@@ -26,59 +26,6 @@ PICKLED = (".pt", ".pth")
 SUFFIXES = (TENSORS_ONLY, *PICKLED)
 
 
-def save_weights(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state` in the format of `path`'s suffix.
-
-    Raises:
-        InvalidArgumentError: safetensors cannot hold a value of it.
-        OSError: the disk refuses.
-    """
-    if path.suffix == TENSORS_ONLY:
-        save_safetensors(state, path)
-    else:
-        save_pickled(dict(state), path)
-
-
-def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state` as safetensors. Tied weights are written under each of their names, as readers of the format expect."""
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
-            what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-            raise InvalidArgumentError(
-                f"{path}: state_dict()[{name!r}] is a {what}, which safetensors cannot hold. Use a .pt file."
-            )
-    data = {name: safetensors_file.raw(tensor) for name, tensor in state.items()}
-    head, order = safetensors_file.header(
-        {name: safetensors_file.describe(tensor) for name, tensor in state.items()}
-    )
-
-    def write(file: BinaryIO) -> None:
-        file.writelines((memoryview(head), *(data[name].data for name in order)))
-
-    write_whole(path, write)
-
-
-def save_pickled(value: Any, path: Path) -> None:
-    """Writes `value` as `torch.save` does; to a file object, since with a file name torch puts the name into the file."""
-    write_whole(path, lambda file: torch.save(value, file))
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Writes to a temporary file, fsyncs it, and renames it to `path`. Raises OSError."""
-    # Always this name: what a kill leaves is gone with the next save
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.unlink(missing_ok=True)
-    try:
-        with fresh.open("xb", buffering=BUFFER_BYTES) as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
 def export(
     run_dir: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -181,3 +128,56 @@ def _check_round_trip(state: Any, file: Path, path: Path) -> None:
         ) from None
     if digest.of_value(found) != digest.of_value(state):
         raise UnsavableStateError(f"export to {path}: the file is not restored bit for bit.")
+
+
+def save_weights(state: Mapping[str, Any], path: Path) -> None:
+    """Writes `state` in the format of `path`'s suffix.
+
+    Raises:
+        InvalidArgumentError: safetensors cannot hold a value of it.
+        OSError: the disk refuses.
+    """
+    if path.suffix == TENSORS_ONLY:
+        save_safetensors(state, path)
+    else:
+        save_pickled(dict(state), path)
+
+
+def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
+    """Writes `state` as safetensors. Tied weights are written under each of their names, as readers of the format expect."""
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
+            what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            raise InvalidArgumentError(
+                f"{path}: state_dict()[{name!r}] is a {what}, which safetensors cannot hold. Use a .pt file."
+            )
+    data = {name: safetensors_file.raw(tensor) for name, tensor in state.items()}
+    head, order = safetensors_file.header(
+        {name: safetensors_file.describe(tensor) for name, tensor in state.items()}
+    )
+
+    def write(file: BinaryIO) -> None:
+        file.writelines((memoryview(head), *(data[name].data for name in order)))
+
+    write_whole(path, write)
+
+
+def save_pickled(value: Any, path: Path) -> None:
+    """Writes `value` as `torch.save` does; to a file object, since with a file name torch puts the name into the file."""
+    write_whole(path, lambda file: torch.save(value, file))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes to a temporary file, fsyncs it, and renames it to `path`. Raises OSError."""
+    # Always this name: what a kill leaves is gone with the next save
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    try:
+        with fresh.open("xb", buffering=BUFFER_BYTES) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync_folder(path.parent)

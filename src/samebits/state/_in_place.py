@@ -21,7 +21,7 @@ from samebits._inspect.tree import PLAIN
 
 MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
 _MOST_ITEMS = 256
-"""Items of a container that are restored in place; those of longer ones are replaced."""
+"""Items of a container that are walked over and restored in place; those of longer ones are replaced."""
 
 
 def mutable_inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -82,8 +82,6 @@ def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) 
 
 
 Path = tuple[Any, ...]
-_SMALL = 256
-"""Most items of a dict whose values are walked over."""
 
 
 class StateAliases:
@@ -174,7 +172,7 @@ def mutable_values(
         if isinstance(value, MUTABLE):
             yield (*path, name), value
         # one that contains itself is refused elsewhere
-        if isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen:
+        if isinstance(value, dict) and len(value) <= _MOST_ITEMS and id(value) not in seen:
             yield from mutable_values(value, (*path, name), seen | {id(value)})
 
 

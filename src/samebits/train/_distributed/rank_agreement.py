@@ -27,6 +27,7 @@ from samebits.checkpoint._rank_states import EncodedState, join_states, pack, ra
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train._distributed.ddp_buckets import fix_buckets
 from samebits.train._distributed.gloo_messages import GlooGroup
+from samebits.train._loop.loop_positions import length
 from samebits.train._state.environment_check import RunSeed
 
 INTERVAL = 0.1
@@ -133,7 +134,7 @@ class Distributed:
     def begin(self, objects: Mapping[str, Any], loader: Any, *, epochs: int, name: str) -> None:
         """Raises `RunMismatchError` when the ranks are about to run different loops."""
         types = {name: type(thing).__qualname__ for name, thing in sorted(objects.items())}
-        facts = {"objects": types, "loop": name, "epochs": epochs, "batches": _length(loader)}
+        facts = {"objects": types, "loop": name, "epochs": epochs, "batches": length(loader)}
         _warn_of_equal_batches(loader)
         self._check_alike(facts, f"before loop {name!r}")
         _check_not_sharded(objects)
@@ -298,10 +299,3 @@ def _warn_of_equal_batches(loader: Any) -> None:
             "same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a samebits.data.Pipeline, which "
             "shares each batch out.",
         )
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
