@@ -23,13 +23,20 @@ from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArg
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.train import _environment_check, _hyperparameters, _rank_agreement
+from samebits.train._async_commits import Commits
+from samebits.train._boundary_commits import BestCommits, CommitPolicy
+from samebits.train._cadence import Cadence, Save
+from samebits.train._compatibility import check_compiled, check_not_lazy
 from samebits.train._completeness.completeness import Completeness
-from samebits.train._distributed import rank_agreement
+from samebits.train._environment_check import Environment, check_names
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
 from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
+from samebits.train._object_states import RunState, Stateful, note_objects
+from samebits.train._resume import ResumeState
 from samebits.train._run_arguments import (
     check_number,
     check_options,
@@ -40,14 +47,6 @@ from samebits.train._run_arguments import (
     explain_steps,
     stateful,
 )
-from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.boundary_commits import BestCommits, CommitPolicy
-from samebits.train._saving.cadence import Cadence, Save
-from samebits.train._state import environment_check, hyperparameters
-from samebits.train._state.compatibility import check_compiled, check_not_lazy
-from samebits.train._state.environment_check import Environment, check_names
-from samebits.train._state.object_states import RunState, Stateful, note_objects
-from samebits.train._state.resume import ResumeState
 
 
 class Run:
@@ -222,7 +221,7 @@ class Run:
         _check_thread()
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
-        self._saving.ranks = rank_agreement.join()
+        self._saving.ranks = _rank_agreement.join()
         self.preemption.single_process, self.preemption.prints = self.world_size == 1, self.rank == 0
         try:
             if self.run_dir is not None:
@@ -248,7 +247,7 @@ class Run:
             ):  # run.stop() and then break
                 self._saving.on_stop(self._loops.stop())
         finally:
-            hyperparameters.note_left(self.objects)
+            _hyperparameters.note_left(self.objects)
             for saved in self.objects.values():
                 if isinstance(saved, Resumable):
                     saved._is_state = False
@@ -473,7 +472,7 @@ class Run:
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
-        settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
+        settled = saving.ranks.agree_on_seed(_environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key

@@ -30,6 +30,7 @@ from samebits._inspect._program import loop_locals
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
+from samebits.train import _object_states as state
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import (
     message,
@@ -46,7 +47,6 @@ from samebits.train._completeness.lost_changes import (
     committed_names,
     late_changes,
 )
-from samebits.train._state import object_states as state
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2

@@ -25,10 +25,10 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._rank_states import EncodedState, join_states, pack, rank_state, unpack
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
-from samebits.train._distributed.ddp_buckets import fix_buckets
-from samebits.train._distributed.gloo_messages import GlooGroup
+from samebits.train._ddp_buckets import fix_buckets
+from samebits.train._environment_check import RunSeed
+from samebits.train._gloo_messages import GlooGroup
 from samebits.train._loop.loop_positions import length
-from samebits.train._state.environment_check import RunSeed
 
 INTERVAL = 0.1
 """Seconds between two boundaries at which the ranks exchange requests, where steps are shorter."""

@@ -16,16 +16,16 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
 from samebits.state._in_place import StateAliases
-from samebits.train._distributed.rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train import _compatibility, _resume
+from samebits.train import _object_states as state
+from samebits.train._async_commits import Commits
+from samebits.train._digest_chain import DigestChain
+from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
+from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
-from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.digest_chain import DigestChain
-from samebits.train._state import compatibility, resume
-from samebits.train._state import object_states as state
-from samebits.train._state.environment_check import Environment, RunSeed
-from samebits.train._state.resume import FindUnsaved
 
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
@@ -117,7 +117,7 @@ class CommitPolicy:
         for folder, reason in store.skipped:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
-            compatibility.check_kind(*found, str(self._run_dir))
+            _compatibility.check_kind(*found, str(self._run_dir))
         if isinstance(self._run_dir, Path):
             self._chain.open(self._run_dir, found[0].step if found else -1)
         return found
@@ -303,7 +303,7 @@ class CommitPolicy:
             return
         if changed := find_unsaved():
             if not self._warned_of_restart:
-                resume.print_restart(position.name, changed)
+                _resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
         base, saved = found
@@ -316,7 +316,7 @@ class CommitPolicy:
             "rolling": base.rolling,
             "value": base.value,
         }
-        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
+        saved = {**saved, "inside": _resume.gather_validation(position, self._objects, self._run_state)}
         self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
