@@ -35,11 +35,11 @@ def export(
 ) -> Path:
     """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
 
-    .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as contiguous, with equal
-    values) and ties (each name has its own copy): a module that loads it has both already.
-    .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's state_dict: strides, ties and
-    every bit are those of the commit.
-    No suffix: a new folder, which `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
+    .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as
+    contiguous, with equal values) and ties (each name has its own copy): a module that loads it has both
+    already. .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's
+    state_dict: strides, ties and every bit are those of the commit. No suffix: a new folder, which
+    `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
 
     Args:
         run_dir: path or URL of a `Run`.
@@ -48,8 +48,8 @@ def export(
         step: of the commit; None: the newest valid one.
 
     Raises:
-        InvalidArgumentError: there is no such commit, object or folder; a folder for DCP is there already; safetensors cannot
-            hold a value.
+        InvalidArgumentError: there is no such commit, object or folder, a folder for DCP is there already, or
+            safetensors cannot hold a value.
         UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
         Those of `load_commit`; OSError.
 
@@ -90,7 +90,7 @@ def export(
 
 
 def _export_pickled(state: Any, path: Path) -> None:
-    """Writes a file for `torch.load(weights_only=True)`, which is read and compared before it gets its name."""
+    """Writes a file for `torch.load(weights_only=True)`; it is read and compared before it gets its name."""
     proof = path.with_name(f".{path.name}.proof")
     try:
         save_pickled(state, proof)
@@ -102,7 +102,7 @@ def _export_pickled(state: Any, path: Path) -> None:
 
 
 def _export_dcp(objects: Mapping[str, Any], target: Path) -> None:
-    """Writes a new folder for `torch.distributed.checkpoint` (one rank), with the objects' state_dicts by name."""
+    """Writes a new folder for `torch.distributed.checkpoint` (one rank): state_dicts by name of object."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
 
     fresh = target.with_name(f".{target.name}.tmp")
@@ -123,7 +123,8 @@ def _check_round_trip(state: Any, file: Path, path: Path) -> None:
     except Exception as error:
         # Torch advises to execute it
         raise UnsavableStateError(
-            f"export to {path}: torch.load(weights_only=True) would refuse the file: {refusal_reason(error)}. "
+            f"export to {path}: torch.load(weights_only=True) would refuse the file: "
+            f"{refusal_reason(error)}. "
             "Export one object (object=...), or as safetensors."
         ) from None
     if digest.of_value(found) != digest.of_value(state):

@@ -1,6 +1,6 @@
 """Loads the state of a commit, and a module's weights from a commit or from the file of another program.
 
-Nothing is executed: safetensors, files of torch.save, and folders of torch.distributed.checkpoint are read as data.
+Nothing is executed: safetensors, files of torch.save, and folders of DCP are read as data.
 """
 
 # ruff: noqa: A002 - `object` is what it is called in a Run
@@ -185,8 +185,8 @@ def object_state(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str
 def read_weights(path: Path, name: str) -> Mapping[str, Any]:
     """Returns the state_dict of object `name` in a file or folder of weights, on the CPU.
 
-    A file may hold it alone, in a dict under that name, or as the export of a whole commit; a DCP folder by dotted
-    names ("model.0.weight").
+    A file may hold it alone, in a dict under that name, or as the export of a whole commit; a DCP folder by
+    dotted names ("model.0.weight").
 
     Raises:
         WeightsFileError: it is damaged, of no known kind, or cannot be read without executing it.

@@ -268,11 +268,12 @@ class CommitPreparer:
         rolling: str | None = None,
         value: float | None = None,
     ) -> PreparedCommit:
-        """Returns the commit of `state`, with the fields of a `Manifest`. Raises UnsavableStateError: it cannot be saved."""
+        """Returns the commit of `state`, with these fields of its manifest. Raises UnsavableStateError."""
         check_plain(position, ("position",))
         layout, sources, tree = self._flatten(dict(state))
         template = manifest_template(
-            layout, step=operator.index(step), finished=bool(finished), tree=tree, position=canonical_json(position),
+            layout, step=operator.index(step), finished=bool(finished), tree=tree,
+            position=canonical_json(position),
             program=self._text("program", program), environment=self._text("environment", environment),
             rolling=rolling, value=value,
         )  # fmt: skip

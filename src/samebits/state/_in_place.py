@@ -1,11 +1,12 @@
 """Restores objects in place, so that references that the program holds stay valid.
 
-`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a change under one name
-shows under the other. A resumed program enters its loop with a new object under both names. So a commit records which values
-of `run.state` are still those that the loop began with (`kept`: they are filled again, in place), which paths lead to the
-same object (`same`), and which tensors are on a GPU (`devices`). All others were assigned to `run.state` in the loop, and are
-assigned again. Only its values and those of small dicts in it count, not the items of lists and large dicts: a replay buffer
-or a table of values has a million of them.
+`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a
+change under one name shows under the other. A resumed program enters its loop with a new object under both
+names. So a commit records which values of `run.state` are still those that the loop began with (`kept`: they
+are filled again, in place), which paths lead to the same object (`same`), and which tensors are on a GPU
+(`devices`). All others were assigned to `run.state` in the loop, and are assigned again. Only its values and
+those of small dicts in it count, not the items of lists and large dicts: a replay buffer or a table of values
+has a million of them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Commits:
         self._checked: FileLayout | None = None
         """The layout of the last state whose copies were checked."""
         self._snapshots: dict[int, tuple[Position, float]] = {}
-        """Position and time of the snapshots that the writer process is not known to have written, nor a later one."""
+        """Position and time of snapshots that the writer is not known to have written, nor a later one."""
         self._written: list[Position] = []
         """Boundaries whose commits the writer process has written, and a URL has not got yet."""
 
@@ -64,7 +64,7 @@ class Commits:
         facts: Mapping[str, Any],
         on_tensors_written: Callable[[], None],
     ) -> list[Position]:
-        """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable.
+        """Commits, waits until the commit is durable, and returns the earlier snapshots that have become so.
 
         `facts`: the fields of the manifest besides `position` and the state.
         """
@@ -86,8 +86,8 @@ class Commits:
     def snapshot(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
-        Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the newest that the
-        writer has not begun.
+        Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the
+        newest that the writer has not begun.
         """
         if self._sync:
             return False

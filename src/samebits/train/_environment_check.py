@@ -1,7 +1,7 @@
 """The environment of a run, saved in its commits and compared at a resume.
 
-What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and recorded;
-the number of threads is restored. Hyperparameters have a module of their own.
+What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and
+recorded; the number of threads is restored. Hyperparameters have a module of their own.
 """
 
 from __future__ import annotations

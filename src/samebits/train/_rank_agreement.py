@@ -1,7 +1,7 @@
 """The processes of one run under torch.distributed: one state, one commit, one decision at each boundary.
 
-Rank 0 alone opens the run directory, writes commits and reads them; the other ranks send it their differences. So a
-commit is real for all ranks or for none, and no file system need be shared.
+Rank 0 alone opens the run directory, writes commits and reads them; the other ranks send it their
+differences. So a commit is real for all ranks or for none, and no file system need be shared.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SingleProcess:
     def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
         """Returns the decision of all ranks about the boundary at `position`, from that of this rank.
 
-        `over`: the loop ends here. `together`: all ranks know that they exchange their decisions at this step.
+        `over`: the loop ends here. `together`: all ranks know that they exchange decisions at this step.
         """
         return mine
 

@@ -1,10 +1,10 @@
 """Resumes a run: restores a committed state once the program has created its objects.
 
-A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit holds two
-states: that of the last boundary, from which the body is run again up to the validation, and that between two batches of the
-validation, which is restored there. That is correct only where nothing else changes from batch to batch: values in locals, say,
-would be those of the first batch. `CarriedValues` finds them; the validation then starts again from its first batch, and the
-bits are equal, too.
+A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit
+holds two states: that of the last boundary, from which the body is run again up to the validation, and that
+between two batches of the validation, which is restored there. That is correct only where nothing else
+changes from batch to batch: values in locals, say, would be those of the first batch. `CarriedValues` finds
+them; the validation then starts again from its first batch, and the bits are equal, too.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """The check, while a run trains, that a commit holds everything that the loop carries from one step to the next.
 
-At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the frame of
-the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit, and is not written
-again before the next iteration reads it (`liveness` for locals, `read_before_write` for the rest) would be lost by a
-resume: `IncompleteStateError`.
+At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the
+frame of the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit,
+and is not written again before the next iteration reads it (`liveness` for locals, `read_before_write` for
+the rest) would be lost by a resume: `IncompleteStateError`.
 
-In between it compares the structure of the run's modules and the settings of the process (`structure`), which no commit
-holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
+In between it compares the structure of the run's modules and the settings of the process (`structure`), which
+no commit holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every
+step sets it anew.
 
-A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and writes
-nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other processes (a
-dataset's copy in a worker), beyond the first 600 values of the user's objects and 400 of packages', nor changes after the
-last check.
+A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and
+writes nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other
+processes (a dataset's copy in a worker), beyond the first 600 values of the user's objects and 400 of
+packages', nor changes after the last check.
 """
 
 from __future__ import annotations

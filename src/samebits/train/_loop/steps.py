@@ -31,7 +31,7 @@ from samebits.train._resume import ResumeState
 
 
 def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
-    """Notes position and draws of the body around a validation or a nested loop; returns a function that restores them."""
+    """Notes position and draws of the body around an inner loop; returns a function that restores them."""
     position, generators = process.position, preserve_rng_state()
     layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 
