@@ -165,9 +165,10 @@ class RemoteCommits:
         stale = list(takewhile(lambda name: name not in there, here))
         if not stale or (whole and whole[0][0].name in here):
             return
+        steps = ", ".join(str(step_of(name)) for name in reversed(stale))
         print(
             f"samebits: {self.files.url} continued on another machine, or was removed: commits that only "
-            f"this machine has are deleted (of step {', '.join(str(step_of(name)) for name in reversed(stale))})",
+            f"this machine has are deleted (of step {steps})",
             file=sys.stderr,
         )
         for name in stale:
