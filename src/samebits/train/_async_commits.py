@@ -19,7 +19,7 @@ from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.writer_client import Report, WriterDiedError
 from samebits.errors import CommitError
-from samebits.train import _compatibility
+from samebits.train import _compatibility as compatibility
 from samebits.train._cadence import Cadence
 
 _POLL_INTERVAL = 0.01
@@ -70,7 +70,7 @@ class Commits:
         """
         self._await_writer()
         started = time.perf_counter()
-        _compatibility.check_copies(state["run_state"], state["objects"])
+        compatibility.check_copies(state["run_state"], state["objects"])
         self.store.write(self._prepare(state, position, facts), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
         return [*self._take_durable(), position]
@@ -94,7 +94,7 @@ class Commits:
         started = time.perf_counter()
         commit = self._prepare(state, position, facts)
         if commit.layout is not self._checked:
-            _compatibility.check_copies(state["run_state"], state["objects"])
+            compatibility.check_copies(state["run_state"], state["objects"])
             self._checked = commit.layout
         at = time.monotonic()  # before the writer can begin it
         try:

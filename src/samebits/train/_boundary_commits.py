@@ -16,8 +16,9 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
 from samebits.state._in_place import StateAliases
-from samebits.train import _compatibility, _resume
+from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
+from samebits.train import _resume as resume
 from samebits.train._async_commits import Commits
 from samebits.train._digest_chain import DigestChain
 from samebits.train._environment_check import Environment, RunSeed
@@ -117,7 +118,7 @@ class CommitPolicy:
         for folder, reason in store.skipped:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
-            _compatibility.check_kind(*found, str(self._run_dir))
+            compatibility.check_kind(*found, str(self._run_dir))
         if isinstance(self._run_dir, Path):
             self._chain.open(self._run_dir, found[0].step if found else -1)
         return found
@@ -303,7 +304,7 @@ class CommitPolicy:
             return
         if changed := find_unsaved():
             if not self._warned_of_restart:
-                _resume.print_restart(position.name, changed)
+                resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
         base, saved = found
@@ -316,7 +317,7 @@ class CommitPolicy:
             "rolling": base.rolling,
             "value": base.value,
         }
-        saved = {**saved, "inside": _resume.gather_validation(position, self._objects, self._run_state)}
+        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
         self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:

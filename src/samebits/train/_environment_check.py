@@ -22,7 +22,7 @@ from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
 from samebits.errors import InvalidArgumentError, RunMismatchError, UnseededError
 from samebits.random._process import seeds
-from samebits.train import _hyperparameters
+from samebits.train import _hyperparameters as hyperparameters
 from samebits.train._hyperparameters import Hyperparameters
 
 _NAMES = {
@@ -46,7 +46,7 @@ _NAMES = {
 }
 """The name of each entry of the fingerprint in `allow_changes`; other entries do not affect bits."""
 
-KNOWN = (*dict.fromkeys(_NAMES.values()), _hyperparameters.NAME)
+KNOWN = (*dict.fromkeys(_NAMES.values()), hyperparameters.NAME)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Environment:
     fingerprint: dict[str, Any]
     scripts: list[dict[str, Any]]
     """The script and the user's modules that it had imported, by digest, each with its first step."""
-    _hyperparameters: Hyperparameters
+    hyperparameters: Hyperparameters
 
     @classmethod
     def current(cls, objects: Mapping[str, Any], world_size: int) -> Environment:

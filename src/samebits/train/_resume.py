@@ -25,7 +25,7 @@ from samebits._inspect._program import loop_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
-from samebits.train import _compatibility
+from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train._environment_check import Environment
 from samebits.train._loop.loop_positions import Loops
@@ -113,7 +113,7 @@ class ResumeState:
             RunMismatchError: it is of another program or environment, or has other hyperparameters; nothing was changed.
         """
         environment.check(manifest, self._where, allowed)
-        _compatibility.check_fits(self._objects, saved, self._where, complete=False)
+        compatibility.check_fits(self._objects, saved, self._where, complete=False)
         environment.hyperparameters.check(manifest.environment.get("optimizers", {}), self._where, allowed)
         environment.resume(manifest, self._where, allowed)
         self._saved, self._inside = saved, saved.get("inside")
@@ -177,7 +177,7 @@ class ResumeState:
         self._on_demand = True
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        _compatibility.check_fits(self._objects, saved, self._where)
+        compatibility.check_fits(self._objects, saved, self._where)
         state.restore(self._objects, saved, self._where)
         self._restored = True
         own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
@@ -185,7 +185,7 @@ class ResumeState:
         self._refill(saved)
 
     def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
-        _compatibility.check_fits(self._objects, saved, self._where)
+        compatibility.check_fits(self._objects, saved, self._where)
         again = in_epoch or not self._on_demand
         changed = state.restore_changed(self._objects, saved, self._where, self._loaded, again=again)
         self._refill(saved)

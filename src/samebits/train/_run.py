@@ -23,7 +23,9 @@ from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArg
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
-from samebits.train import _environment_check, _hyperparameters, _rank_agreement
+from samebits.train import _environment_check as environment_check
+from samebits.train import _hyperparameters as hyperparameters
+from samebits.train import _rank_agreement as rank_agreement
 from samebits.train._async_commits import Commits
 from samebits.train._boundary_commits import BestCommits, CommitPolicy
 from samebits.train._cadence import Cadence, Save
@@ -222,7 +224,7 @@ class Run:
         _check_thread()
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
-        self._saving.ranks = _rank_agreement.join()
+        self._saving.ranks = rank_agreement.join()
         self.preemption.single_process, self.preemption.prints = self.world_size == 1, self.rank == 0
         try:
             if self.run_dir is not None:
@@ -248,7 +250,7 @@ class Run:
             ):  # run.stop() and then break
                 self._saving.on_stop(self._loops.stop())
         finally:
-            _hyperparameters.note_left(self.objects)
+            hyperparameters.note_left(self.objects)
             for saved in self.objects.values():
                 if isinstance(saved, Resumable):
                     saved._is_state = False
@@ -476,7 +478,7 @@ class Run:
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
-        settled = saving.ranks.agree_on_seed(_environment_check.resolve_seed(manifest, where))
+        settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key
