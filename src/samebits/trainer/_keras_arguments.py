@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from samebits.errors import InvalidArgumentError, InvalidCallError
+from samebits.train._object_states import Stateful
 from samebits.train._run import Run
-from samebits.train._state.object_states import Stateful
 
 P = ParamSpec("P")
 T = TypeVar("T")

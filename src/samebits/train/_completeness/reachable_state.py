@@ -398,8 +398,9 @@ def take(
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
-    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into. `known`:
-    the generators that an earlier check found; None: they are searched for, which takes most of the time.
+    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked
+    into. `known`: the generators that an earlier check found; None: they are searched for, which takes most
+    of the time.
     """
     frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()

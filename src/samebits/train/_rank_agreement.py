@@ -1,7 +1,7 @@
 """The processes of one run under torch.distributed: one state, one commit, one decision at each boundary.
 
-Rank 0 alone opens the run directory, writes commits and reads them; the other ranks send it their differences. So a
-commit is real for all ranks or for none, and no file system need be shared.
+Rank 0 alone opens the run directory, writes commits and reads them; the other ranks send it their
+differences. So a commit is real for all ranks or for none, and no file system need be shared.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._rank_states import EncodedState, join_states, pack, rank_state, unpack
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
-from samebits.train._distributed.ddp_buckets import fix_buckets
-from samebits.train._distributed.gloo_messages import GlooGroup
-from samebits.train._state.environment_check import RunSeed
+from samebits.train._ddp_buckets import fix_buckets
+from samebits.train._environment_check import RunSeed
+from samebits.train._gloo_messages import GlooGroup
+from samebits.train._loop.loop_positions import length
 
 INTERVAL = 0.1
 """Seconds between two boundaries at which the ranks exchange requests, where steps are shorter."""
@@ -71,7 +72,7 @@ class SingleProcess:
     def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
         """Returns the decision of all ranks about the boundary at `position`, from that of this rank.
 
-        `over`: the loop ends here. `together`: all ranks know that they exchange their decisions at this step.
+        `over`: the loop ends here. `together`: all ranks know that they exchange decisions at this step.
         """
         return mine
 
@@ -133,7 +134,7 @@ class Distributed:
     def begin(self, objects: Mapping[str, Any], loader: Any, *, epochs: int, name: str) -> None:
         """Raises `RunMismatchError` when the ranks are about to run different loops."""
         types = {name: type(thing).__qualname__ for name, thing in sorted(objects.items())}
-        facts = {"objects": types, "loop": name, "epochs": epochs, "batches": _length(loader)}
+        facts = {"objects": types, "loop": name, "epochs": epochs, "batches": length(loader)}
         _warn_of_equal_batches(loader)
         self._check_alike(facts, f"before loop {name!r}")
         _check_not_sharded(objects)
@@ -298,10 +299,3 @@ def _warn_of_equal_batches(loader: Any) -> None:
             "same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a samebits.data.Pipeline, which "
             "shares each batch out.",
         )
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None

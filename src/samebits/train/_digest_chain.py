@@ -1,8 +1,8 @@
 """The rolling digest of a run: of its positions, its losses, and its batches, if the loader keeps a digest of them.
 
-Equal digests at a step mean equal runs up to it, so two runs are compared in O(1), and their first difference is found
-by bisection over `run_dir/chain.jsonl`: one line for each of the first 256 steps, then 128 for each doubling. The steps
-that have a line depend on their number alone, not on commits or kills.
+Equal digests at a step mean equal runs up to it, so two runs are compared in O(1), and their first difference
+is found by bisection over `run_dir/chain.jsonl`: one line for each of the first 256 steps, then 128 for each
+doubling. The steps that have a line depend on their number alone, not on commits or kills.
 """
 
 from __future__ import annotations

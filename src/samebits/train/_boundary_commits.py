@@ -16,16 +16,17 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
 from samebits.state._in_place import StateAliases
-from samebits.train._distributed.rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train import _compatibility as compatibility
+from samebits.train import _object_states as state
+from samebits.train import _resume as resume
+from samebits.train._async_commits import Commits
+from samebits.train._digest_chain import DigestChain
+from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
+from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
-from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.digest_chain import DigestChain
-from samebits.train._state import compatibility, resume
-from samebits.train._state import object_states as state
-from samebits.train._state.environment_check import Environment, RunSeed
-from samebits.train._state.resume import FindUnsaved
 
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""

@@ -1,10 +1,10 @@
 """Resumes a run: restores a committed state once the program has created its objects.
 
-A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit holds two
-states: that of the last boundary, from which the body is run again up to the validation, and that between two batches of the
-validation, which is restored there. That is correct only where nothing else changes from batch to batch: values in locals, say,
-would be those of the first batch. `CarriedValues` finds them; the validation then starts again from its first batch, and the
-bits are equal, too.
+A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit
+holds two states: that of the last boundary, from which the body is run again up to the validation, and that
+between two batches of the validation, which is restored there. That is correct only where nothing else
+changes from batch to batch: values in locals, say, would be those of the first batch. `CarriedValues` finds
+them; the validation then starts again from its first batch, and the bits are equal, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
+from samebits.train import _compatibility as compatibility
+from samebits.train import _object_states as state
+from samebits.train._environment_check import Environment
 from samebits.train._loop.loop_positions import Loops
-from samebits.train._state import compatibility
-from samebits.train._state import object_states as state
-from samebits.train._state.environment_check import Environment
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Types whose state_dict the walk itself leaves out."""

@@ -20,9 +20,9 @@ Save = str | int
 class Cadence:
     """The cadence of commits, by `Run(save=...)`.
 
-    "3%": when its cost, as measured last, is at most that share of the time since the last one: what the training thread
-    pays, and the processor time of the writer process. An int: the number of steps from one to the next. "30s": after so much time.
-    "explicit": never by itself.
+    "3%": when its cost, as measured last, is at most that share of the time since the last one: what the
+    training thread pays, and the processor time of the writer process. An int: the number of steps from one
+    to the next. "30s": after so much time. "explicit": never by itself.
 
     Raises:
         InvalidArgumentError: `save` is none of these.

@@ -1,7 +1,8 @@
-"""DistributedDataParallel sums gradients in buckets, and rebuilds these after its first backward, in the order in which the
-gradients came. A resumed process would sum its first step in the buckets of the beginning; with three ranks or more the
-order of a sum depends on the place in its bucket (a ring starts each piece at another rank), so that step would end with
-other bits. So every process rebuilds the buckets before its first step, in one order that the model alone determines.
+"""DistributedDataParallel sums gradients in buckets, and rebuilds these after its first backward, in the
+order in which the gradients came. A resumed process would sum its first step in the buckets of the beginning;
+with three ranks or more the order of a sum depends on the place in its bucket (a ring starts each piece at
+another rank), so that step would end with other bits. So every process rebuilds the buckets before its first
+step, in one order that the model alone determines.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _fixed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 def fix_buckets(objects: Iterable[Any]) -> None:
     """Gives every DistributedDataParallel around parameters of `objects` its final buckets. All ranks call it.
 
-    Nothing else changes. Where a backward ran before, the buckets stay as it made them, in every process alike.
-    Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks the methods for it.
+    Nothing else changes. Where a backward ran before, the buckets stay as it made them, in every process
+    alike. Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks the methods for it.
     """
     modules = [part for thing in objects if isinstance(thing, torch.nn.Module) for part in thing.modules()]
     passed = [part for part in modules if isinstance(part, DistributedDataParallel)]

@@ -23,7 +23,7 @@ from samebits import _digest as digest
 from samebits import errors
 from samebits._context import CheckOverrides, Observer, process
 from samebits.checkpoint._store import CommitStore
-from samebits.train._distributed import rank_agreement as joined
+from samebits.train import _rank_agreement as joined
 
 torch.optim.SGD(
     [torch.zeros(1)]

@@ -14,7 +14,7 @@ from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
-from samebits.train._state.object_states import RunState, Stateful, parameter_paths, unsaved_buffers
+from samebits.train._object_states import RunState, Stateful, parameter_paths, unsaved_buffers
 
 IN_EACH_STATE = (
     "types",

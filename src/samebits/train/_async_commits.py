@@ -19,8 +19,8 @@ from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.writer_client import Report, WriterDiedError
 from samebits.errors import CommitError
-from samebits.train._saving.cadence import Cadence
-from samebits.train._state import compatibility
+from samebits.train import _compatibility as compatibility
+from samebits.train._cadence import Cadence
 
 _POLL_INTERVAL = 0.01
 """Seconds between two reads of the writer's reports: a read is a system call, and steps may be shorter."""
@@ -45,7 +45,7 @@ class Commits:
         self._checked: FileLayout | None = None
         """The layout of the last state whose copies were checked."""
         self._snapshots: dict[int, tuple[Position, float]] = {}
-        """Position and time of the snapshots that the writer process is not known to have written, nor a later one."""
+        """Position and time of snapshots that the writer is not known to have written, nor a later one."""
         self._written: list[Position] = []
         """Boundaries whose commits the writer process has written, and a URL has not got yet."""
 
@@ -64,7 +64,7 @@ class Commits:
         facts: Mapping[str, Any],
         on_tensors_written: Callable[[], None],
     ) -> list[Position]:
-        """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable.
+        """Commits, waits until the commit is durable, and returns the earlier snapshots that have become so.
 
         `facts`: the fields of the manifest besides `position` and the state.
         """
@@ -86,8 +86,8 @@ class Commits:
     def snapshot(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
-        Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the newest that the
-        writer has not begun.
+        Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the
+        newest that the writer has not begun.
         """
         if self._sync:
             return False

@@ -1,7 +1,7 @@
 """The hyperparameters with which a program made its optimizers and schedulers, compared at a resume.
 
-A commit restores the values that a run began with, so another value in the program would have no effect. It is refused
-by name, or accepted with a warning: `Run(allow_changes=["hyperparameters"])`.
+A commit restores the values that a run began with, so another value in the program would have no effect. It
+is refused by name, or accepted with a warning: `Run(allow_changes=["hyperparameters"])`.
 """
 
 from __future__ import annotations

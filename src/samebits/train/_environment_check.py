@@ -1,7 +1,7 @@
 """The environment of a run, saved in its commits and compared at a resume.
 
-What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and recorded;
-the number of threads is restored. Hyperparameters have a module of their own.
+What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and
+recorded; the number of threads is restored. Hyperparameters have a module of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.random._process import seeds
-from samebits.train._state import hyperparameters
-from samebits.train._state.hyperparameters import Hyperparameters
+from samebits.train import _hyperparameters as hyperparameters
+from samebits.train._hyperparameters import Hyperparameters
 
 _NAMES = {
     "packages.samebits": "samebits",

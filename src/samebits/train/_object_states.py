@@ -84,8 +84,8 @@ def check_adapters(objects: Mapping[str, Stateful]) -> None:
 def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     """Returns the state of all objects, with the state of modules and parameters that state_dict leaves out.
 
-    Besides state_dict: gradients that are alive between two steps, `requires_grad`, parameters that only an optimizer knows,
-    train/eval modes, and buffers that are registered as not persistent.
+    Besides state_dict: gradients that are alive between two steps, `requires_grad`, parameters that only an
+    optimizer knows, train/eval modes, and buffers that are registered as not persistent.
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     parameters = dict(_parameters(objects))
@@ -103,8 +103,8 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
-    """Returns for each DistributedDataParallel True if it is about to broadcast rank 0's buffers: not after a forward without
-    gradients, nor under `no_sync`. Empty where there is none.
+    """Returns for each DistributedDataParallel True if it is about to broadcast rank 0's buffers: not after a
+    forward without gradients, nor under `no_sync`. Empty where there is none.
     """
     found = {
         name: module.require_forward_param_sync
@@ -119,8 +119,8 @@ def restore(
 ) -> None:
     """Loads a gathered state into the objects, and checks that it was restored bit for bit.
 
-    No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when an object
-    refuses its state, or does not have it afterwards.
+    No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when
+    an object refuses its state, or does not have it afterwards.
     """
     memo: dict[int, Any] = {}  # what the parts share, their copies share
     loaded = {name: thing for name, thing in objects.items() if name not in kept}
@@ -149,8 +149,9 @@ def restore_changed(
 ) -> list[str]:
     """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
 
-    `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those that still
-    have them are not loaded. Returns the names of those that have changed; they are loaded only if `again`.
+    `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those
+    that still have them are not loaded. Returns the names of those that have changed; they are loaded only if
+    `again`.
     """
     now = gather(objects)
     before = loaded or {}
