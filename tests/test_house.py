@@ -24,7 +24,7 @@ BUDGET = {
     "state": 930,
     "testing": 900,
     "train": 6420,
-    "trainer": 1550,
+    "trainer": 1520,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
 INVENTED = {

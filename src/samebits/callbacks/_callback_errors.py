@@ -1,14 +1,17 @@
-"""Checks of the arguments of callbacks."""
+"""Errors of callbacks: an argument that is not valid, and a file that the disk refuses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from samebits._arguments import is_fraction, is_int, is_number, require
+from samebits.checkpoint._run_directory import CURES
+from samebits.errors import RecordError
 
 
 def check(call: str, **arguments: Any) -> None:
@@ -73,3 +76,16 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "update_freq": _one_of("epoch", "batch"),
 }
 """Per name of an argument: a check, and the valid values in words."""
+
+
+@contextmanager
+def translate_disk_errors(call: str) -> Iterator[None]:
+    """Turns an OSError into one line that names the callback and the cure."""
+    try:
+        yield
+    except OSError as error:
+        cure = CURES.get(error.errno or 0, "Remove the cause, or choose another path")
+        raise RecordError(
+            f"{call}: {os.strerror(error.errno) if error.errno else error} ({error.filename or 'writing'}). {cure} and "
+            "run again: the rest of the file is restored from the last commit."
+        ) from error
