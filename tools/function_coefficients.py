@@ -1,4 +1,4 @@
-"""Writes `_arithmetic/functions/coefficients.py`: the polynomials of our functions, and constants in two or three parts.
+"""Writes `arithmetic/functions/coefficients.py`: the polynomials of our functions, and constants in two or three parts.
 
 Each polynomial interpolates a smooth function at the Chebyshev points of its interval, in 60 digits, and is rounded to
 float64 once; the largest error, measured with the rounded coefficients, is printed and written beside it.
@@ -13,7 +13,7 @@ from pathlib import Path
 import mpmath as mp
 
 mp.mp.dps = 60
-TARGET = Path("src/samebits/determinism/_arithmetic/functions/coefficients.py")
+TARGET = Path("src/samebits/arithmetic/functions/coefficients.py")
 LN2 = mp.log(2)
 NEAR = mp.mpf(10) ** -25
 

@@ -1,4 +1,4 @@
-"""The definitions of `samebits.determinism._arithmetic` for CUDA: Triton kernels with the bits of the CPU's. No op uses them.
+"""The definitions of `samebits.arithmetic` for CUDA: Triton kernels with the bits of the CPU's. No op uses them.
 
 What leaves IEEE arithmetic on a GPU is closed thus:
 contraction by `enable_fp_fusion=False` at each launch (Triton's compiler and ptxas then fuse nothing but `fma`), approximate

@@ -1,4 +1,4 @@
-"""The functions of `samebits.determinism._arithmetic` over CUDA tensors; over the CPU's in Triton's interpreter, where the tests run.
+"""The functions of `samebits.arithmetic` over CUDA tensors; over the CPU's in Triton's interpreter, where the tests run.
 
 `enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition; what is to be fused says so.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lab.cuda.formula_kernels import kernel_of
 from lab.cuda.kernels import block_sums, product_tile
-from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
+from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 
 _ROWS, _COLUMNS = 32, 64
 _ELEMENTS = 256

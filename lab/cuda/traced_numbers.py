@@ -1,6 +1,6 @@
 """Numbers that write down what a formula does with them: its one definition becomes the text of a Triton kernel.
 
-They have the operations of `functions.formula`'s `Number`, `Truth` and `Bits`; the text has one line for each.
+They have the operations of `samebits._native.formula`'s `Number`, `Truth` and `Bits`; the text has one line for each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import torch
 
 from agreement import agree
 from arithmetic_cases import DTYPES, function_values, products, sums
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 
 
 @pytest.mark.slow

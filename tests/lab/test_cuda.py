@@ -13,8 +13,8 @@ import torch
 import triton.language as tl
 
 from lab.cuda import formula_kernels, kernels, launch
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
-from samebits.determinism._arithmetic.functions.formula import fma
+from samebits._native.formula import fma
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 from triton_ahead import compiled, kernels_of, launches
 
 INTERPRETED = Path(__file__).parents[1] / "support" / "interpreted_cuda.py"
@@ -30,7 +30,7 @@ def test_importing_imports_no_triton(python):
     """The switch and the CPU's arithmetic leave Triton alone."""
     out = python(
         "import sys, samebits\n"
-        "import samebits.determinism._arithmetic.elementwise_functions\nprint('triton' in sys.modules)"
+        "import samebits.arithmetic.elementwise_functions\nprint('triton' in sys.modules)"
     )
     assert out.stdout.strip() == "False"
 

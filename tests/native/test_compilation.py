@@ -197,7 +197,7 @@ def test_kernels_of_one_factory_keep_apart_in_the_cache(tmp_path):
     """
     source = """
 import sys, torch
-from samebits.determinism._arithmetic.reductions.tensors import reduce
+from samebits.arithmetic.reductions.tensors import reduce
 
 for kind in sys.argv[1:]:
     x = torch.full((100_000,), 0.5, dtype=getattr(torch, kind))

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import samebits.random as sr
 from rounding_reference import CODES, DTYPES, chances, codes, expected, inputs, magnitudes, numbers_of
 from samebits._native import kernel
+from samebits._native.float_bits import from_bits_32, to_bfloat16
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random._cpu.elementary import from_bits_32, to_bfloat16
 from samebits.rounding import stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
 

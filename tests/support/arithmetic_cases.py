@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import torch
 
 from samebits import random
-from samebits.determinism._arithmetic import product as cpu_product
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
-from samebits.determinism._arithmetic.reductions.tensors import reduce
+from samebits.arithmetic import product as cpu_product
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.reductions.tensors import reduce
 
 SHAPES = ((1, 1, 1), (3, 5, 7), (1, 300, 40), (33, 257, 1), (9, 520, 5))
 """Rows, inner dimension and columns of products."""

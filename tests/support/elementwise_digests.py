@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import torch
 
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 
 NUMBERS = {
     "elu": (1.7, 1.05, 0.9),

@@ -16,8 +16,8 @@ import arithmetic_cases as arithmetic
 from agreement import agree
 from lab.cuda import formula_kernels, launch
 from lab.cuda.kernels import block_sums
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
-from samebits.determinism._arithmetic.functions.formula import fma
+from samebits._native.formula import fma
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 

@@ -1,4 +1,4 @@
-"""The definition of a product, step by step, in NumPy: what `determinism/_arithmetic/product` must equal bit for bit."""
+"""The definition of a product, step by step, in NumPy: what `arithmetic/product` must equal bit for bit."""
 
 from fractions import Fraction
 

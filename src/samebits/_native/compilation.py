@@ -70,7 +70,7 @@ def _sources_digest() -> str:
             b"on_team",
         )
         # Formulas are traced through plain functions and tables, which have no mark.
-        if "_arithmetic" in path.parts or any(mark in source for mark in marks):
+        if "arithmetic" in path.parts or any(mark in source for mark in marks):
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
             hasher.update(source)
     return hasher.hexdigest()

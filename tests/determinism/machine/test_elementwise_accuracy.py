@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 
 pytestmark = pytest.mark.slow
 

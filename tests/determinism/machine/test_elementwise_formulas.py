@@ -8,9 +8,9 @@ import torch
 
 from exact_numbers import ExactNumber
 from samebits._native import kernel
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
-from samebits.determinism._arithmetic.functions.exponential import exp_wide
-from samebits.determinism._arithmetic.functions.logarithm import log_wide
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.functions.exponential import exp_wide
+from samebits.arithmetic.functions.logarithm import log_wide
 
 pytestmark = pytest.mark.slow
 

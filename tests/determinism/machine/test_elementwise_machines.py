@@ -54,7 +54,7 @@ def test_all_functions_have_the_same_bits_without_avx_512():
 def test_the_played_cpu_has_shorter_vectors():
     """Negative control: code for Haswell is other code, with registers of 256 bits."""
     script = (
-        "from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS; import torch\n"
+        "from samebits.arithmetic.elementwise_functions import FUNCTIONS; import torch\n"
         "kernel = FUNCTIONS['square'].kernels[torch.float32]; x = torch.ones(9)\n"
         "kernel(9, x.data_ptr(), 1, x.data_ptr())\n"
         "print('zmm' in kernel._run._compiled[0]._library.get_asm_str())"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from op_testing import close, laid_out, layouts, numbers, over_threads
 from product_reference import bits, fma32, fma64, fma_exact, reference
+from samebits.arithmetic.product import product
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
-from samebits.determinism._arithmetic.product import product
 from samebits.determinism._machine_invariant.linear_ops import products
 from samebits.errors import UnimplementedError
 
@@ -326,7 +326,7 @@ def test_the_error_is_at_most_twice_torchs():
 SWEEP = """
 import sys, torch
 from samebits._digest import of_value
-from samebits.determinism._arithmetic.product import product
+from samebits.arithmetic.product import product
 multiply = product if sys.argv[1] == "ours" else (lambda a, b, *c: torch.addmm(*c, a, b) if c else a @ b)
 made = torch.Generator().manual_seed(0)
 def numbers(rows, columns, dtype, turned):
@@ -365,9 +365,7 @@ def test_products_have_the_same_bits_on_another_cpu():
 @pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="no AVX512_BF16")
 def test_pairs_have_the_same_bits_with_one_instruction_and_with_two():
     """As an AMD CPU bfloat16 is multiplied by VDPBF16PS, as an Intel CPU by two fused multiply-adds: equal bits."""
-    ask = (
-        "from samebits.determinism._arithmetic.product.vectors import has_fast_pairs; print(has_fast_pairs())"
-    )
+    ask = "from samebits.arithmetic.product.vectors import has_fast_pairs; print(has_fast_pairs())"
     own = llvmlite.binding.get_host_cpu_features().flatten()
     seen = {}
     for cpu in ("znver4", "sapphirerapids"):

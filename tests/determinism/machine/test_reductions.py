@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 PROBE = """
 import sys, torch
-from samebits.determinism._arithmetic.reductions.tensors import reduce
-from samebits.determinism._arithmetic.softmax.tensors import softmax
+from samebits.arithmetic.reductions.tensors import reduce
+from samebits.arithmetic.softmax.tensors import softmax
 if "torch" in sys.argv:
     softmax = lambda x, dim, dtype, log: torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
 for n in (1, 2, 9, 15, 16, 17, 31, 33, 64, 100, 257, 5000):

@@ -183,7 +183,7 @@ def test_attention_is_attention(mode, dtype):
 
 def test_attention_of_a_query_does_not_depend_on_the_others():
     """Softmax of causal attention has the bits of softmax of the keys that a query sees."""
-    from samebits.determinism._arithmetic.softmax.tensors import attention_weights
+    from samebits.arithmetic.softmax.tensors import attention_weights
 
     scores = numbers((2, 300, 300), torch.float32, 0)
     made, _ = attention_weights(scores.clone(), 300)

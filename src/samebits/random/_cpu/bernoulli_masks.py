@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
+from samebits._native.float_bits import of_float16, to_bfloat16, to_float16
 from samebits._native.kernel_threads import (
     OnTeam,
     bfloat16_of,
@@ -24,7 +25,6 @@ from samebits._native.kernel_threads import (
     uint32_at,
     uint64_at,
 )
-from samebits.random._cpu.elementary import of_float16, to_bfloat16, to_float16
 from samebits.random._cpu.tiles import address, as_argument, fill, float_of, tile_kernel
 
 _2_32 = 2.0**32

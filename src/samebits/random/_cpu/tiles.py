@@ -15,9 +15,9 @@ import torch
 
 from samebits import _native as native
 from samebits._native import inlined, instruction
+from samebits._native.float_bits import from_bits_64
 from samebits._native.kernel_threads import OnTeam, on_team, uint64_at
 from samebits.errors import UnimplementedError
-from samebits.random._cpu.elementary import from_bits_64
 from samebits.random._cpu.philox import block
 
 _FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")

@@ -13,6 +13,15 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
+from samebits._native.float_bits import (
+    bits_32,
+    bits_64,
+    fma,
+    from_bits_32,
+    from_bits_64,
+    to_bfloat16,
+    to_float16,
+)
 from samebits._native.kernel_threads import (
     OnTeam,
     float32_at,
@@ -22,17 +31,7 @@ from samebits._native.kernel_threads import (
     uint32_at,
     uint64_at,
 )
-from samebits.random._cpu.elementary import (
-    bits_32,
-    bits_64,
-    box_muller_32,
-    box_muller_64,
-    fma,
-    from_bits_32,
-    from_bits_64,
-    to_bfloat16,
-    to_float16,
-)
+from samebits.random._cpu.elementary import box_muller_32, box_muller_64
 from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}

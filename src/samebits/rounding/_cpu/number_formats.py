@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits.random._cpu.elementary import bits_32
+from samebits._native.float_bits import bits_32
 
 _HIDDEN, _MANTISSA = np.uint32(1 << 23), np.uint32((1 << 23) - 1)
 _INFINITY = np.uint32(0x7F800000)

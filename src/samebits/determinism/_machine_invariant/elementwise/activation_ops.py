@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS, ElementwiseFunction
+from samebits.arithmetic.elementwise_functions import FUNCTIONS, ElementwiseFunction
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.elementwise.evaluation import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
+from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
 from samebits.determinism._machine_invariant.elementwise.evaluation import Call
 from samebits.determinism._machine_invariant.elementwise.forms import Plan, forms
 from samebits.determinism._replacement import NotCoveredError, Replacement

@@ -14,8 +14,8 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from samebits._inspect import user_code
-from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
-from samebits.determinism._arithmetic.elementwise_kernel import FILLED
+from samebits.arithmetic.elementwise_functions import ElementwiseFunction
+from samebits.arithmetic.elementwise_kernel import FILLED
 from samebits.determinism._replacement import NotCoveredError
 
 Call = tuple[ElementwiseFunction, tuple[Any, ...], tuple[float, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
+from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
 from samebits.determinism._machine_invariant.elementwise.evaluation import (
     Call,

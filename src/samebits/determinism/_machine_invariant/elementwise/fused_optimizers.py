@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
-from samebits.determinism._arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
+from samebits.arithmetic.elementwise_functions import ElementwiseFunction
+from samebits.arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.elementwise.evaluation import addresses_of
 from samebits.determinism._replacement import NotCoveredError, Replacement

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.elementwise.evaluation import Call, evaluate

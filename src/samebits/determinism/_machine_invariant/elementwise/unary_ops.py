@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samebits.determinism._arithmetic.elementwise_functions import UNARY
+from samebits.arithmetic.elementwise_functions import UNARY
 from samebits.determinism._machine_invariant.elementwise.forms import unary_forms
 from samebits.determinism._replacement import Replacement
 

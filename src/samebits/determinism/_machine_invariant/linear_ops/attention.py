@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.product import product
-from samebits.determinism._arithmetic.product.scratch import scratch_tensor
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
-from samebits.determinism._arithmetic.softmax.tensors import attention_weights, softmax_gradient
+from samebits.arithmetic.product import product
+from samebits.arithmetic.product.scratch import scratch_tensor
+from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.softmax.tensors import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import NotCoveredError, replacements

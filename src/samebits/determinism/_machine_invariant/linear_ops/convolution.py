@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones, and their gradients, by the definition of `_arithmetic.convolution`: same bits on every machine."""
+"""Convolutions, transposed ones, and their gradients, by the definition of `arithmetic.convolution`: same bits on every machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.convolution import (
+from samebits.arithmetic.convolution import (
     ConvolutionSteps,
     Three,
     channels_first,

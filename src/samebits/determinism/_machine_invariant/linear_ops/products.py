@@ -1,4 +1,4 @@
-"""Products of matrices, vectors and batches, by the definition of `_arithmetic.product`: same bits on every machine."""
+"""Products of matrices, vectors and batches, by the definition of `arithmetic.product`: same bits on every machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.product import product
+from samebits.arithmetic.product import product
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import cast_into, into
 from samebits.determinism._machine_invariant.operands import takes

@@ -1,4 +1,4 @@
-"""Batch normalization in training and evaluation, and its gradients (definition: `_arithmetic.normalization`)."""
+"""Batch normalization in training and evaluation, and its gradients (definition: `arithmetic.normalization`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.normalization import batch_tensors as batch
-from samebits.determinism._arithmetic.normalization.layer_tensors import as_read, lanes_type
-from samebits.determinism._arithmetic.reductions.kernels import QUOTIENT
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY, reduce
+from samebits.arithmetic.normalization import batch_tensors as batch
+from samebits.arithmetic.normalization.layer_tensors import as_read, lanes_type
+from samebits.arithmetic.reductions.kernels import QUOTIENT
+from samebits.arithmetic.reductions.tensors import MEMORY, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

@@ -1,4 +1,4 @@
-"""Group normalization and its gradients (definition: `_arithmetic.normalization`)."""
+"""Group normalization and its gradients (definition: `arithmetic.normalization`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.normalization.batch_tensors import format_of
-from samebits.determinism._arithmetic.normalization.group_tensors import group_gradients, normalized_groups
-from samebits.determinism._arithmetic.normalization.layer_tensors import lanes_type
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.normalization.batch_tensors import format_of
+from samebits.arithmetic.normalization.group_tensors import group_gradients, normalized_groups
+from samebits.arithmetic.normalization.layer_tensors import lanes_type
+from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import replacements

@@ -1,4 +1,4 @@
-"""Layer normalization and its gradients (definition: `_arithmetic.normalization`)."""
+"""Layer normalization and its gradients (definition: `arithmetic.normalization`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.normalization.layer_tensors import (
+from samebits.arithmetic.normalization.layer_tensors import (
     as_read,
     input_gradient,
     lanes_type,
     normalized_rows,
     weight_gradients,
 )
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import replacements

@@ -1,4 +1,4 @@
-"""nll_loss and nll_loss2d (definition: `_arithmetic.losses`); their gradients are torch's, one IEEE operation on each element."""
+"""nll_loss and nll_loss2d (definition: `arithmetic.losses`); their gradients are torch's, one IEEE operation on each element."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.losses.likelihood import NONE, likelihood
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.losses.likelihood import NONE, likelihood
+from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.reductions.kernels import PLAIN, QUOTIENT, ROOT, ROOT_OF_QUOTIENT
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY, reduce
+from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT, ROOT, ROOT_OF_QUOTIENT
+from samebits.arithmetic.reductions.tensors import MEMORY, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.losses.ctc import alphas, gradients
-from samebits.determinism._arithmetic.reductions.scans import logcumsumexp
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.losses.ctc import alphas, gradients
+from samebits.arithmetic.reductions.scans import logcumsumexp
+from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

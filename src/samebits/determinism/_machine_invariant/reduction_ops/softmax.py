@@ -1,4 +1,4 @@
-"""softmax, log-softmax and masked softmax over any dimension, and their gradients (definition: `_arithmetic.softmax`)."""
+"""softmax, log-softmax and masked softmax over any dimension, and their gradients (definition: `arithmetic.softmax`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.reductions.tensors import MEMORY
-from samebits.determinism._arithmetic.softmax import tensors
+from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.softmax import tensors
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

@@ -1,4 +1,4 @@
-"""sum, mean, nansum, prod, dot and vdot, of any layout and over any dimensions (the definition is in `_arithmetic.reductions`)."""
+"""sum, mean, nansum, prod, dot and vdot, of any layout and over any dimensions (the definition is in `arithmetic.reductions`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism._arithmetic.reductions.kernels import PLAIN, QUOTIENT
-from samebits.determinism._arithmetic.reductions.tensors import reduce
+from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT
+from samebits.arithmetic.reductions.tensors import reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes

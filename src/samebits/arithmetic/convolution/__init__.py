@@ -1,0 +1,213 @@
+"""Convolutions by one definition, on every CPU, over any number of threads, in any batch and memory format.
+
+    output[o, q] = bias[o] + (c_0 + c_1 + ...) : the inner dimension k = (channel of the group, kernel row, kernel column), in
+    that order, in chunks of 256; their sums are added in order, and the bias at the end.
+    c = fma(weight[o, k], x[k, q], c) for each k of the chunk in order, from +0.
+
+The padding's elements are +0 and take part in the chain, as if the input had been padded before: an infinite or NaN weight
+gives NaN there. With three or one dimensions k is (channel, plane, row, column) or (channel, column).
+
+Gradient of the input, and transposed convolution: the chain of an element is over (output channel of the group, kernel
+row, kernel column) in that order, of those taps that fall between no two elements of the output's gradient (with a stride some
+do, and take no part); those that fall beside it multiply +0. Chunks of 256 of the taps that take part.
+
+Gradient of the weight: the chain is over (image, output row, output column) in that order, in chunks of 256; their sums are
+added in order. Gradient of the bias: `torch.sum`.
+
+Every NaN is the one quiet NaN with no sign. float64 is the same in its own arithmetic. bfloat16 and float16 are read as float32,
+all is float32, and the result is rounded once. With bfloat16, an output and a gradient of the input take two channels of a
+group at a time: k = (pair of channels, kernel row, kernel column), the odd channel first, as `product` takes pairs; a gradient of the
+weight takes two images. Denormals are flushed to zero, as there. A last channel or image without a partner has one of zeros; a group of
+one channel, a batch of one image, and the weight's gradient where each group has one channel and one output have no pairs.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic.convolution.border import bordered
+from samebits.arithmetic.convolution.border_last import bordered_last
+from samebits.arithmetic.convolution.channels_last import turn
+from samebits.arithmetic.convolution.depthwise import correlated_depthwise
+from samebits.arithmetic.convolution.geometry import (
+    TapLine,
+    Window,
+    forward_window,
+    spread_line,
+    with_one_copy,
+)
+from samebits.arithmetic.convolution.interleaved import interleave
+from samebits.arithmetic.convolution.pairs import paired as paired
+from samebits.arithmetic.convolution.positions import correlated
+from samebits.arithmetic.convolution.positions_last import correlated_last
+from samebits.arithmetic.convolution.windows import windowed
+from samebits.arithmetic.convolution.windows_last import windowed_last
+from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
+
+Three = tuple[int, int, int]
+
+
+class ConvolutionSteps(NamedTuple):
+    """The parameters of a convolution, each for three dimensions."""
+
+    stride: Three
+    padding: Three
+    dilation: Three
+    groups: int
+
+
+def gathered(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    outputs: Three,
+    steps: ConvolutionSteps,
+    *,
+    last: bool = False,
+) -> Tensor:
+    """Returns the convolution (batch, outputs, z, y, x).
+
+    `x`: (batch, channels, z, y, x); `weight`: (outputs, channels of a group, z, y, x); one type, float32 or float64, or
+    `paired` channels of both, whose result is float32.
+    `last`: channels are the last dimension of `x` and of the result, and `x` is contiguous.
+    """
+    kernel = (weight.shape[2], weight.shape[3], weight.shape[4])
+    window = _window(x, kernel, outputs, steps, last)
+    rows = weight.reshape(weight.shape[0], -1).contiguous()
+    return (windowed_last if last else windowed)(x, rows, bias, window, steps.groups, _number(x))
+
+
+def weight_gradient(
+    x: Tensor, grad: Tensor, kernel: Three, steps: ConvolutionSteps, *, last: bool = False
+) -> Tensor:
+    """Returns the gradient (outputs, channels of a group, z, y, x) of `gathered`'s weight; `last`: of `x` and `grad`."""
+    number = _number(x)
+    outputs = grad.shape[1:4] if last else grad.shape[2:]
+    window = _window(x, kernel, (outputs[0], outputs[1], outputs[2]), steps, last)
+    channels = x.shape[4] if last else x.shape[1]
+    if steps.groups == channels == (grad.shape[4] if last else grad.shape[1]):
+        if not last:
+            window = _window(x, kernel, (outputs[0], outputs[1], outputs[2]), steps, True)
+        x, grad = (x.unsqueeze(1), grad.unsqueeze(1)) if last else (_blocks(x), _blocks(grad))
+        found = correlated_depthwise(x, grad, window, number)
+    elif last:
+        found = correlated_last(x, grad, window, steps.groups, number)
+    else:
+        found = correlated(x, grad.contiguous(), window, steps.groups, number)
+    return found.view(*found.shape[:2], *kernel)
+
+
+def spread(
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Three,
+    steps: ConvolutionSteps,
+    *,
+    last: bool = False,
+) -> Tensor:
+    """Returns the gradient of `gathered`'s input, of some sizes: a transposed convolution of its output's gradient.
+
+    `grad`: (batch, outputs, z, y, x); `weight`: (outputs, channels of a group, z, y, x), or pairs of outputs of both. `last`: see
+    `gathered`.
+    """
+    groups, number = steps.groups, _number(grad)
+    channels = weight.shape[1] * groups
+    source = grad.shape[1:4] if last else grad.shape[2:]
+    parts = [_parts(source[dim], weight.shape[2 + dim], sizes[dim], steps, dim) for dim in range(3)]
+    grouped = weight.view(groups, -1, *weight.shape[1:])
+    if steps.stride == (1, 1, 1):
+        (line_z, z), (line_y, y), (line_x, x) = (part[0] for part in parts)
+        window = Window((_there(line_z), _there(line_y), _there(line_x)), grad.is_contiguous())
+        rows = grouped[:, :, :, z, y, x].transpose(1, 2).reshape(channels, -1).contiguous()
+        return (windowed_last if last else windowed)(grad, rows, bias, window, groups, number)
+    shared = [with_one_copy([line for line, _ in part]) for part in parts]
+    whole_z, whole_y, whole_x = (_there(line) for _, line in shared)
+    whole = Window((whole_z, whole_y, whole_x), grad.is_contiguous())
+    source = None
+    if whole.is_copied:
+        source = (bordered_last if last else bordered)(grad, whole, number)
+    found = []
+    for residue in product(*(range(step) for step in steps.stride)):
+        line_z, line_y, line_x = (lines[r] for (lines, _), r in zip(shared, residue, strict=True))
+        if line_z is None or line_y is None or line_x is None:
+            found.append(None)
+            continue
+        z, y, x = (part[r][1] for part, r in zip(parts, residue, strict=True))
+        rows = grouped[:, :, :, z, y, x].transpose(1, 2).reshape(channels, -1).contiguous()
+        window = Window((line_z, line_y, line_x), grad.is_contiguous())
+        compute = windowed_last if last else windowed
+        found.append(compute(grad, rows, bias, window, groups, number, source))
+    shape = (len(grad), *sizes, channels) if last else (len(grad), channels, *sizes)
+    out = grad.new_empty(shape, dtype=number.sums)
+    if not last and (bias is None or None not in found):
+        interleave(found, steps.stride, out, _number(out))
+        return out
+    for part, residue in zip(found, product(*(range(step) for step in steps.stride)), strict=True):
+        places = tuple(slice(r, None, step) for r, step in zip(residue, steps.stride, strict=True))
+        here = out[(slice(None), *places)] if last else out[(slice(None), slice(None), *places)]
+        if part is None:
+            _fill(here, bias, last)
+        else:
+            here.copy_(part)
+    return out
+
+
+def _there(line: TapLine | None) -> TapLine:
+    """Returns a line that is known to have taps."""
+    assert line is not None
+    return line
+
+
+def _fill(empty: Tensor, bias: Tensor | None, last: bool) -> None:
+    """Writes the sum of no products."""
+    if bias is None:
+        empty.zero_()
+    else:
+        empty.copy_(bias if last else bias.view(-1, 1, 1, 1))
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """Returns (batch, channels, z, y, x) as (batch, blocks of channels, z, y, x, channels of a block)."""
+    number = _number(x)
+    batch, channels, *sizes = x.shape
+    width = channels if channels % number.lanes else number.lanes
+    target = x.new_empty((batch, channels // width, *sizes, width))
+    return turn(x.contiguous(), target, width, sizes[0] * sizes[1] * sizes[2], number)
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """Returns a tensor in channels last as a contiguous one."""
+    channels = x.shape[1]
+    target = torch.empty(x.shape, dtype=x.dtype)
+    return turn(x, target, x.numel() // (len(x) * channels), channels, _number(x))
+
+
+def channels_last(x: Tensor, form: torch.memory_format) -> Tensor:
+    """Returns a contiguous tensor in channels last."""
+    channels = x.shape[1]
+    target = torch.empty(x.shape, dtype=x.dtype, memory_format=form)
+    return turn(x, target, channels, x.numel() // (len(x) * channels), _number(x))
+
+
+def _parts(
+    source: int, kernel: int, size: int, steps: ConvolutionSteps, dim: int
+) -> list[tuple[TapLine | None, slice]]:
+    """For each residue of the stride: the line of the outputs with it, and which taps they have."""
+    stride, padding, dilation = steps.stride[dim], steps.padding[dim], steps.dilation[dim]
+    return [spread_line(source, kernel, size, stride, padding, dilation, r) for r in range(stride)]
+
+
+def _number(x: Tensor) -> Number:
+    return {torch.float64: FLOAT64, torch.int32: BFLOAT16}.get(x.dtype, FLOAT32)
+
+
+def _window(x: Tensor, kernel: Three, outputs: Three, steps: ConvolutionSteps, last: bool) -> Window:
+    return forward_window(
+        tuple(x.shape[1:4] if last else x.shape[2:]), kernel, outputs, steps.stride, steps.padding, steps.dilation,
+        is_dense=x.is_contiguous(),
+    )  # fmt: skip

@@ -1,0 +1,273 @@
+"""Our elementwise functions by name, each with a kernel for every type that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
+from samebits.arithmetic.functions import (
+    activations,
+    error_functions,
+    exponential,
+    hyperbolic,
+    inverse_trigonometry,
+    logarithm,
+    losses,
+    multiply_add,
+    powers,
+    remainders,
+    trigonometry,
+)
+from samebits.arithmetic.functions.double import (
+    composed_functions,
+    exponential_pairs,
+    inverse_pairs,
+    logarithm_pairs,
+    power_pairs,
+    sigmoid_pairs,
+    trigonometry_pairs,
+)
+
+_NARROW = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class ElementwiseFunction:
+    """A function of elements; `kernels` has the types that it takes.
+
+    Of the formulas, `wide` computes float32 and shorter types in float64, `narrow` in float32; `double` is for float64.
+    """
+
+    __slots__ = ("inputs", "kernels", "name", "numbers", "outputs")
+
+    def __init__(
+        self,
+        name: str,
+        wide: Callable[..., Any] | None = None,
+        *,
+        narrow: Callable[..., Any] | None = None,
+        double: Callable[..., Any] | None = None,
+        inputs: int = 1,
+        outputs: int = 1,
+        numbers: int = 0,
+    ) -> None:
+        self.name, self.inputs, self.outputs, self.numbers = name, inputs, outputs, numbers
+        define = wide or narrow
+        formulas = {**dict.fromkeys(_NARROW, define), torch.float64: double or narrow}
+        self.kernels = {
+            dtype: ElementwiseKernel(
+                formula,
+                _NARROW.get(dtype, "float64"),
+                name,
+                inputs=inputs,
+                outputs=outputs,
+                numbers=numbers,
+                wide=formula is wide,
+            )
+            for dtype, formula in formulas.items()
+            if formula is not None
+        }
+
+
+def _function(
+    name: str, wide: Callable[..., Any] | None = None, **options: Any
+) -> tuple[str, ElementwiseFunction]:
+    return name, ElementwiseFunction(name, wide, **options)
+
+
+UNARY = dict(
+    (
+        _function("exp", narrow=exponential.exp_narrow, double=exponential_pairs.exp_double),
+        _function("exp2", exponential.exp2_wide, double=exponential_pairs.exp2_double),
+        _function("expm1", exponential.expm1_wide, double=exponential_pairs.expm1_double),
+        _function("log", logarithm.log_wide, double=logarithm_pairs.log_double),
+        _function("log2", logarithm.log2_wide, double=logarithm_pairs.log2_double),
+        _function("log10", logarithm.log10_wide, double=logarithm_pairs.log10_double),
+        _function("log1p", logarithm.log1p_wide, double=logarithm_pairs.log1p_double),
+        _function("sqrt", narrow=powers.sqrt_narrow),
+        _function("rsqrt", powers.rsqrt_wide, double=powers.rsqrt_double),
+        _function("erf", error_functions.erf_wide, double=composed_functions.erf_double),
+        _function("erfc", error_functions.erfc_wide, double=composed_functions.erfc_double),
+        _function("erfinv", error_functions.erfinv_wide, double=composed_functions.erfinv_double),
+        _function("sin", trigonometry.sin_wide, double=trigonometry_pairs.sin_double),
+        _function("cos", trigonometry.cos_wide, double=trigonometry_pairs.cos_double),
+        _function("tan", trigonometry.tan_wide, double=trigonometry_pairs.tan_double),
+        _function("sinc", trigonometry.sinc_wide, double=composed_functions.sinc_double),
+        _function("asin", inverse_trigonometry.asin_wide, double=inverse_pairs.asin_double),
+        _function("acos", inverse_trigonometry.acos_wide, double=inverse_pairs.acos_double),
+        _function("atan", inverse_trigonometry.atan_wide, double=inverse_pairs.atan_double),
+        _function("sinh", hyperbolic.sinh_wide, double=composed_functions.sinh_double),
+        _function("cosh", hyperbolic.cosh_wide, double=composed_functions.cosh_double),
+        _function("tanh", hyperbolic.tanh_wide, double=sigmoid_pairs.tanh_double),
+        _function("asinh", hyperbolic.asinh_wide, double=inverse_pairs.asinh_double),
+        _function("acosh", hyperbolic.acosh_wide, double=inverse_pairs.acosh_double),
+        _function("atanh", hyperbolic.atanh_wide, double=inverse_pairs.atanh_double),
+        _function("sigmoid", activations.sigmoid_wide, double=sigmoid_pairs.sigmoid_double),
+        _function("silu", activations.silu_wide, double=sigmoid_pairs.silu_double),
+        _function("mish", activations.mish_wide, double=composed_functions.mish_double),
+        _function("special_entr", powers.entr_wide, double=composed_functions.entr_double),
+    )
+)
+"""Functions of one number, by the name of their op."""
+
+FUNCTIONS = {
+    **UNARY,
+    **dict(
+        (
+            _function("gelu", activations.gelu_wide, double=composed_functions.gelu_double),
+            _function("gelu_tanh", activations.gelu_tanh_wide, double=composed_functions.gelu_tanh_double),
+            _function("softplus", activations.softplus_wide, double=sigmoid_pairs.softplus_double, numbers=2),
+            _function("elu", activations.elu_wide, double=composed_functions.elu_double, numbers=3),
+            _function(
+                "log_sigmoid",
+                activations.log_sigmoid_with_exponential_wide,
+                double=sigmoid_pairs.log_sigmoid_with_exponential_double,
+                outputs=2,
+            ),
+            _function("logit", activations.logit_wide, double=composed_functions.logit_double),
+            _function(
+                "logit_clamped",
+                activations.logit_clamped_wide,
+                double=composed_functions.logit_clamped_double,
+                numbers=2,
+            ),
+            _function("glu", activations.glu_wide, double=composed_functions.glu_double, inputs=2),
+            _function(
+                "sigmoid_backward",
+                activations.sigmoid_backward_wide,
+                double=activations.sigmoid_backward_wide,
+                inputs=2,
+            ),
+            _function(
+                "tanh_backward",
+                activations.tanh_backward_wide,
+                double=activations.tanh_backward_wide,
+                inputs=2,
+            ),
+            _function(
+                "silu_backward",
+                activations.silu_backward_wide,
+                double=composed_functions.silu_backward_double,
+                inputs=2,
+            ),
+            _function(
+                "mish_backward",
+                activations.mish_backward_wide,
+                double=composed_functions.mish_backward_double,
+                inputs=2,
+            ),
+            _function(
+                "gelu_backward",
+                activations.gelu_backward_wide,
+                double=composed_functions.gelu_backward_double,
+                inputs=2,
+            ),
+            _function(
+                "gelu_tanh_backward",
+                activations.gelu_tanh_backward_wide,
+                double=composed_functions.gelu_tanh_backward_double,
+                inputs=2,
+            ),
+            _function(
+                "softplus_backward",
+                activations.softplus_backward_wide,
+                double=composed_functions.softplus_backward_double,
+                inputs=2,
+                numbers=2,
+            ),
+            _function(
+                "elu_backward",
+                activations.elu_backward_wide,
+                double=composed_functions.elu_backward_double,
+                inputs=2,
+                numbers=3,
+            ),
+            _function(
+                "elu_backward_of_result",
+                activations.elu_backward_of_result_wide,
+                double=activations.elu_backward_of_result_wide,
+                inputs=2,
+                numbers=3,
+            ),
+            _function(
+                "log_sigmoid_backward",
+                activations.log_sigmoid_backward_wide,
+                double=composed_functions.log_sigmoid_backward_double,
+                inputs=2,
+            ),
+            _function(
+                "logit_backward",
+                activations.logit_backward_wide,
+                double=activations.logit_backward_wide,
+                inputs=2,
+            ),
+            _function(
+                "logit_backward_clamped",
+                activations.logit_backward_clamped_wide,
+                double=activations.logit_backward_clamped_wide,
+                inputs=2,
+                numbers=2,
+            ),
+            _function(
+                "glu_gate_backward",
+                activations.glu_gate_backward_wide,
+                double=composed_functions.glu_gate_backward_double,
+                inputs=3,
+            ),
+            _function("pow", powers.pow_wide, double=power_pairs.pow_double, inputs=2),
+            _function("pow_number", powers.pow_wide, double=power_pairs.pow_double, numbers=1),
+            _function("number_pow", powers.number_pow_wide, double=power_pairs.number_pow_double, numbers=1),
+            _function("square", narrow=powers.square_narrow),
+            _function("cube", powers.cube_wide, double=powers.cube_wide),
+            _function(
+                "reciprocal_square", powers.reciprocal_square_wide, double=powers.reciprocal_square_wide
+            ),
+            _function("atan2", inverse_trigonometry.atan2_wide, double=inverse_pairs.atan2_double, inputs=2),
+            _function("hypot", powers.hypot_wide, double=composed_functions.hypot_double, inputs=2),
+            _function(
+                "logaddexp", powers.logaddexp_wide, double=composed_functions.logaddexp_double, inputs=2
+            ),
+            _function(
+                "logaddexp2", powers.logaddexp2_wide, double=composed_functions.logaddexp2_double, inputs=2
+            ),
+            _function("xlogy", powers.xlogy_wide, double=composed_functions.xlogy_double, inputs=2),
+            _function(
+                "special_xlog1py", powers.xlog1py_wide, double=composed_functions.xlog1py_double, inputs=2
+            ),
+            _function("add_scaled", narrow=multiply_add.add_scaled_narrow, inputs=2, numbers=1),
+            _function("add_number", narrow=multiply_add.add_number_narrow, numbers=2),
+            _function("number_add", narrow=multiply_add.number_add_narrow, numbers=2),
+            _function("softshrink", narrow=multiply_add.softshrink_narrow, numbers=1),
+            _function("hardswish_backward", narrow=multiply_add.hardswish_backward_narrow, inputs=2),
+            _function("fmod", remainders.fmod_wide, double=remainders.fmod_double, inputs=2),
+            _function("remainder", remainders.remainder_wide, double=remainders.remainder_double, inputs=2),
+            _function("addcmul", narrow=multiply_add.addcmul_narrow, inputs=3, numbers=1),
+            _function("addcdiv", narrow=multiply_add.addcdiv_narrow, inputs=3, numbers=1),
+            _function("lerp_number", narrow=multiply_add.lerp_narrow, inputs=2, numbers=1),
+            _function("lerp", narrow=multiply_add.lerp_narrow, inputs=3),
+            _function(
+                "binary_cross_entropy",
+                losses.binary_cross_entropy_wide,
+                double=composed_functions.binary_cross_entropy_double,
+                inputs=2,
+            ),
+            _function(
+                "smooth_l1_backward",
+                losses.smooth_l1_backward_wide,
+                double=losses.smooth_l1_backward_wide,
+                inputs=3,
+                numbers=2,
+            ),
+            _function(
+                "huber_backward",
+                losses.huber_backward_wide,
+                double=losses.huber_backward_wide,
+                inputs=3,
+                numbers=2,
+            ),
+        )
+    ),
+}
+"""All of them; those that an op chooses by its arguments have names of ours."""

@@ -1,0 +1,209 @@
+"""Activation functions and their derivatives in float64, to be rounded once to float32.
+
+The error is 2^-44 of the result. `grad` is a float32 number, and the numbers that torch takes (alpha, beta, ...) are
+those of float32, as float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samebits._native.formula import (
+    INFINITY,
+    NAN,
+    at_most,
+    fma,
+    formula,
+    quotient,
+    where,
+)
+from samebits.arithmetic.functions.error_functions import normal_cdf_wide
+from samebits.arithmetic.functions.exponential import exp_of_minus, exp_wide, expm1_wide
+from samebits.arithmetic.functions.logarithm import log1p_wide, log_wide
+
+_TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
+_DENSITY = 0.3989422804014327
+"""sqrt(2 / pi) and 1 / sqrt(2 pi)."""
+
+
+@formula
+def sigmoid_wide(x: Any) -> Any:
+    """Returns 1 / (1 + exp(-x)), from the exponential of -|x|, which never overflows."""
+    e = exp_of_minus(x.magnitude())
+    upper = quotient(1.0, 1.0 + e)
+    return where(x < 0.0, e * upper, upper)
+
+
+@formula
+def silu_wide(x: Any) -> Any:
+    """Returns x / (1 + exp(-x)); zero at minus infinity would be NaN, as IEEE has it for infinity times zero."""
+    return x * sigmoid_wide(x)
+
+
+@formula
+def softplus_wide(x: Any, beta: Any, threshold: Any) -> Any:
+    """Returns log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
+    scaled = x * beta
+    return where(scaled > threshold, x, log1p_wide(exp_wide(scaled)) / beta)
+
+
+@formula
+def mish_wide(x: Any) -> Any:
+    """Returns x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x)."""
+    e = exp_wide(at_most(x, 40.0))
+    n = e * (e + 2.0)
+    return x * quotient(n, n + 2.0)
+
+
+@formula
+def gelu_wide(x: Any) -> Any:
+    """Returns x times the normal distribution function."""
+    return x * normal_cdf_wide(x)
+
+
+@formula
+def gelu_tanh_wide(x: Any) -> Any:
+    """Returns x (1 + tanh(t)) / 2 = x sigmoid(2 t) with t = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    return x * sigmoid_wide((2.0 * _TANH_SCALE) * (x * fma(x * x, _TANH_CUBIC, 1.0)))
+
+
+@formula
+def elu_wide(x: Any, negative: Any, positive: Any, inner: Any) -> Any:
+    """Returns x times one factor above zero, and expm1 of x times another, times the first, below."""
+    return where(x <= 0.0, expm1_wide(x * inner) * negative, x * positive)
+
+
+@formula
+def log_sigmoid_wide(x: Any) -> Any:
+    """Returns min(x, 0) - log(1 + exp(-|x|))."""
+    return log_sigmoid_with_exponential_wide(x)[0]
+
+
+@formula
+def log_sigmoid_with_exponential_wide(x: Any) -> Any:
+    """Returns log_sigmoid and exp(-|x|), which torch's kernel keeps for the derivative."""
+    e = exp_of_minus(x.magnitude())
+    return [at_most(x, 0.0) - log1p_wide(e), e]
+
+
+@formula
+def logit_wide(x: Any) -> Any:
+    """Returns log(x / (1 - x)): of the quotient far from 1/2, and log1p((2 x - 1) / (1 - x)) near it."""
+    rest = 1.0 - x
+    near = (x > 0.25) & (x < 0.75)
+    inner = log1p_wide(fma(2.0, x, -1.0) / where(near, rest, 1.0))
+    outer = where(x.equals(1.0), x.constant(INFINITY), log_wide(x / rest))
+    return where(near, inner, outer)
+
+
+@formula
+def logit_clamped_wide(x: Any, low: Any, high: Any) -> Any:
+    """Returns the logit of x bounded to [low, high]."""
+    return logit_wide(where(x < low, low, where(x > high, high, x)))
+
+
+@formula
+def sigmoid_backward_wide(grad: Any, output: Any) -> Any:
+    """Returns grad y (1 - y)."""
+    return grad * ((1.0 - output) * output)
+
+
+@formula
+def tanh_backward_wide(grad: Any, output: Any) -> Any:
+    """Returns grad (1 - y^2)."""
+    return grad * fma(-output, output, 1.0)
+
+
+@formula
+def silu_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad s (1 + x (1 - s)) with s = sigmoid(x)."""
+    e = exp_of_minus(x.magnitude())
+    upper = quotient(1.0, 1.0 + e)
+    lower = e * upper
+    s, rest = where(x < 0.0, lower, upper), where(x < 0.0, upper, lower)
+    return grad * (s * fma(x, rest, 1.0))
+
+
+@formula
+def softplus_backward_wide(grad: Any, x: Any, beta: Any, threshold: Any) -> Any:
+    """Returns grad sigmoid(beta x), and grad where beta x is above the threshold."""
+    scaled = x * beta
+    return where(scaled > threshold, grad, grad * sigmoid_wide(scaled))
+
+
+@formula
+def mish_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad (t + x s (1 - t^2)) with t = tanh(softplus(x)), s = sigmoid(x)."""
+    e = exp_wide(at_most(x, 40.0))
+    n = e * (e + 2.0)
+    inverse = quotient(1.0, n + 2.0)
+    t = n * inverse
+    # s (1 - t^2) = e / (1 + e) * 4 (n + 1) / (n + 2)^2, with n + 1 = (1 + e)^2
+    slope = (4.0 * (e * (e + 1.0))) * (inverse * inverse)
+    return grad * fma(x, where(x > 40.0, 0.0, slope), t)
+
+
+@formula
+def gelu_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad (cdf(x) + x density(x))."""
+    density = _DENSITY * exp_wide(-0.5 * (x * x))
+    return grad * fma(x, density, normal_cdf_wide(x))
+
+
+@formula
+def gelu_tanh_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad (s + 2 x s (1 - s) t') with s = sigmoid(2 t), t' = sqrt(2 / pi) (1 + 3 * 0.044715 x^2)."""
+    square = x * x
+    scaled = (2.0 * _TANH_SCALE) * (x * fma(square, _TANH_CUBIC, 1.0))
+    e = exp_of_minus(scaled.magnitude())
+    upper = quotient(1.0, 1.0 + e)
+    lower = e * upper
+    s = where(scaled < 0.0, lower, upper)
+    inner = (2.0 * _TANH_SCALE) * fma(square, 3.0 * _TANH_CUBIC, 1.0)
+    return grad * fma(x * inner, upper * lower, s)
+
+
+@formula
+def elu_backward_wide(grad: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
+    """Returns the derivative of elu from its input."""
+    return where(x <= 0.0, grad * ((inner * negative) * exp_wide(x * inner)), grad * positive)
+
+
+@formula
+def elu_backward_of_result_wide(grad: Any, y: Any, negative: Any, positive: Any, inner: Any) -> Any:
+    """Returns the derivative of elu from its result."""
+    return where(y <= 0.0, grad * (inner * (y + negative)), grad * positive)
+
+
+@formula
+def log_sigmoid_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad sigmoid(-x)."""
+    return grad * sigmoid_wide(-x)
+
+
+@formula
+def logit_backward_wide(grad: Any, x: Any) -> Any:
+    """Returns grad / (x (1 - x)), NaN outside of 0 and 1."""
+    inside = (x >= 0.0) & (x <= 1.0)
+    return where(inside, grad / (x * (1.0 - x)), NAN)
+
+
+@formula
+def logit_backward_clamped_wide(grad: Any, x: Any, low: Any, high: Any) -> Any:
+    """Returns grad / (x (1 - x)), and zero outside of [low, high]."""
+    outside = (x < low) | (x > high)
+    return where(outside, 0.0, grad / (x * (1.0 - x)))
+
+
+@formula
+def glu_wide(x: Any, gate: Any) -> Any:
+    """Returns x sigmoid(gate)."""
+    return x * sigmoid_wide(gate)
+
+
+@formula
+def glu_gate_backward_wide(grad: Any, x: Any, gate: Any) -> Any:
+    """Returns grad x s (1 - s) with s = sigmoid(gate)."""
+    e = exp_of_minus(gate.magnitude())
+    inverse = quotient(1.0, 1.0 + e)
+    return (grad * x) * (e * (inverse * inverse))

@@ -1,0 +1,111 @@
+"""exp2, expm1 and, for other functions, exp in float64 with an error of 2^-44 of the result: to be rounded once to float32.
+
+exp(x) = 2^k exp(r), with k the integer next to x / log(2) and r = x - k log(2), |r| <= log(2) / 2; exp(r) is a
+polynomial. Results above 2^1023 are infinite, below 2^-1022 zero; NaN stays.
+
+exp of float32 is computed in float32, with a Taylor polynomial and log(2) in two parts, within 1 ulp. Softmax and its like
+compute the same, and in float64 its counterpart `exp_bounded_double`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from samebits._native.formula import (
+    ROUNDING,
+    ROUNDING_NARROW,
+    at_least,
+    at_most,
+    by_horners_rule,
+    fma,
+    formula,
+    polynomial,
+)
+from samebits.arithmetic.functions.coefficients import EXP2_TAIL, EXP_TAIL, LN2
+
+LOG2_E = 1.4426950408889634
+LARGEST, SMALLEST = 709.7, -709.0
+"""Beyond these, k is 1024 (an infinite power of two) and -1023 (zero)."""
+LN2_OF_NARROW = (0.693145751953125, 1.42860682030941723212e-6)
+LN2_OF_DOUBLE = (0.6931471803691238, 1.9082149292705877e-10)
+"""log(2) as two numbers, of which k times the first is exact."""
+TAYLOR = tuple(1 / math.factorial(n) for n in range(14))
+
+
+def power_of_two(rounded: Any) -> Any:
+    """Returns 2^k for k + ROUNDING; zero for k = -1023, infinite for k = 1024."""
+    return ((rounded.bits() + 1023) << 52).number()
+
+
+def reduced(x: Any) -> tuple[Any, Any]:
+    """Returns k + ROUNDING and r for x = k log(2) + r."""
+    rounded = fma(x, LOG2_E, ROUNDING)
+    k = rounded - ROUNDING
+    return rounded, fma(-k, LN2[0] + LN2[1], x)
+
+
+def exp_bounded(x: Any) -> Any:
+    """Returns exp(x) for x between SMALLEST and LARGEST."""
+    rounded, r = reduced(x)
+    return polynomial(r, (1.0, 1.0, *EXP_TAIL)) * power_of_two(rounded)
+
+
+def exp_of_minus(size: Any) -> Any:
+    """Returns exp(-size) for a number that is not negative."""
+    return exp_bounded(-at_most(size, -SMALLEST))
+
+
+def _times_powers(p: Any, k: Any, rounding: float, bias: int, places: int) -> Any:
+    """Returns p 2^k, by two factors: rounded once where it is subnormal."""
+    half = fma(k, 0.5, rounding)
+    rest = (k - (half - rounding)) + rounding
+    for factor in (half, rest):
+        p = p * ((factor.bits() + bias) << places).number()
+    return p
+
+
+def _by_taylor(x: Any, ln2: tuple[float, float], terms: int, rounding: float, bias: int, places: int) -> Any:
+    k = fma(x, LOG2_E, rounding) - rounding
+    r = fma(k, -ln2[1], fma(k, -ln2[0], x))
+    return _times_powers(by_horners_rule(r, TAYLOR[:terms]), k, rounding, bias, places)
+
+
+@formula
+def exp_narrow(x: Any) -> Any:
+    """Returns exp(x) of a float32, in float32."""
+    return _by_taylor(at_least(at_most(x, 89.0), -104.0), LN2_OF_NARROW, 8, ROUNDING_NARROW, 127, 23)
+
+
+@formula
+def exp_bounded_double(x: Any) -> Any:
+    """Returns exp(x) of a float64 that is at most 709."""
+    return _by_taylor(at_least(x, -746.0), LN2_OF_DOUBLE, 14, ROUNDING, 1023, 52)
+
+
+@formula
+def exp_wide(x: Any) -> Any:
+    """Returns exp(x)."""
+    return exp_bounded(at_least(at_most(x, LARGEST), SMALLEST))
+
+
+@formula
+def exp2_wide(x: Any) -> Any:
+    """Returns 2^x; exactly, for integers."""
+    bounded = at_least(at_most(x, 1024.0), -1023.0)
+    rounded = bounded + ROUNDING
+    r = bounded - (rounded - ROUNDING)
+    return polynomial(r, (1.0, *EXP2_TAIL)) * power_of_two(rounded)
+
+
+def expm1_bounded(x: Any) -> Any:
+    """Returns exp(x) - 1 for x between SMALLEST and 709; a zero loses its sign."""
+    rounded, r = reduced(x)
+    power = power_of_two(rounded)
+    return fma(power, fma(r * r, polynomial(r, EXP_TAIL), r), power - 1.0)
+
+
+@formula
+def expm1_wide(x: Any) -> Any:
+    """Returns exp(x) - 1 with a small error relative to itself: 2^k (exp(r) - 1) + (2^k - 1); at most exp(709)."""
+    return expm1_bounded(at_least(at_most(x, 709.0), SMALLEST)).with_sign_of(x)

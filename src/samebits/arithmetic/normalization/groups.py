@@ -1,0 +1,134 @@
+"""Group normalization: the channels of a group are one run of memory, each with a weight and a bias of its own."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from samebits._native import inlined, vectors
+from samebits._native.kernel_threads import OnTeam, on_team
+from samebits.arithmetic.normalization.layers import lanes_of, moments, standardized
+from samebits.arithmetic.reductions.kernels import BLOCK
+from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
+
+_splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
+_fma, _float64_of_bits = vectors.fma, vectors.float64_of_bits
+
+
+@cache
+def group_norm(memory: str) -> OnTeam:
+    """args: 1-6 addresses of x, w, b, results, means, rstds; 7 groups of an item; 8 channels of a group; 9 elements of a
+    channel; 10 bits of eps. A chunk is a group of an item.
+    """
+    lanes_type = lanes_of(memory)
+    real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
+
+    def group(chunk: int, args: Any) -> None:
+        channels, length = args[8], args[9]
+        start, first = chunk * channels * length * size, chunk % args[7] * channels
+        whole, rest = length >> 4, length & 15
+        mean, rstd = of_run(
+            args[1] + start, channels * length, real(_float64_of_bits(args[10])), room_of_sums()
+        )
+        store_one(args[5] + chunk * width, _one_nan(mean))
+        store_one(args[6] + chunk * width, _one_nan(rstd))
+        center, scale = _splat(mean), _splat(rstd)
+        for c in range(channels):
+            w = _splat(load_one(args[2] + (first + c) * width))
+            b = _splat(load_one(args[3] + (first + c) * width))
+            here = start + c * length * size
+            for i in range(whole):
+                h = standardized(read(args[1] + here + i * 16 * size), center, scale)
+                store(args[4] + here + i * 16 * size, _one_nan(_fma(h, w, b)))
+            if rest:
+                at = here + whole * 16 * size
+                h = standardized(read_part(args[1] + at, rest), center, scale)
+                store_part(args[4] + at, _one_nan(_fma(h, w, b)), rest)
+
+    return on_team(group, name=f"group_norm_{memory}_one_definition")
+
+
+@cache
+def _sums_of_channel(memory: str) -> Any:
+    """Returns the part of kernels for S(g h) and S(g) of a channel."""
+    lanes_type = lanes_of(memory)
+    real = getattr(np, lanes_type)
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    push, total = running(lanes_type)
+
+    @inlined
+    def sums(g: Any, x: Any, length: Any, mean: Any, rstd: Any, room: Any, other: Any) -> Any:
+        blocks = (length + BLOCK - 1) >> 8
+        for number in range(blocks):
+            alone, both = _splat(real(0)), _splat(real(0))
+            first = number * BLOCK
+            count = min(BLOCK, length - first)
+            for i in range(count >> 4):
+                at = (first + i * 16) * size
+                here = read(g + at)
+                alone, both = alone + here, _fma(here, standardized(read(x + at), mean, rstd), both)
+            rest = count & 15
+            if rest:
+                at = (first + (count >> 4) * 16) * size
+                here, h = read_part(g + at, rest), standardized(read_part(x + at, rest), mean, rstd)
+                alone, both = _first_of(rest, alone + here, alone), _first_of(rest, _fma(here, h, both), both)
+            push(room, number, _added(both))
+            push(other, number, _added(alone))
+        return total(room, blocks), total(other, blocks)
+
+    return sums
+
+
+@cache
+def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
+    """args: 1-5 addresses of g, x, w, means, rstds; 6 of dx; 7-8 of p and q (items x channels); 9 groups of an item;
+    10 channels of a group; 11 elements of a channel. A chunk is a group of an item.
+    """
+    lanes_type = lanes_of(memory)
+    real, width, sums = getattr(np, lanes_type), vectors.SIZE[lanes_type], _sums_of_channel(memory)
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
+    dot = sum_of_run("dot", lanes_type)
+
+    @inlined
+    def value(g: Any, x: Any, w: Any, mean: Any, rstd: Any, alone: Any, both: Any) -> Any:
+        return _one_nan(rstd * _fma(standardized(x, mean, rstd), both, _fma(g, w, alone)))
+
+    def group(chunk: int, args: Any) -> None:
+        channels, length = args[10], args[11]
+        start, first = chunk * channels * length * size, chunk % args[9] * channels
+        p, q, w = (
+            args[7] + chunk * channels * width,
+            args[8] + chunk * channels * width,
+            args[3] + first * width,
+        )
+        mean, rstd = _splat(load_one(args[4] + chunk * width)), _splat(load_one(args[5] + chunk * width))
+        room, other = room_of_sums(), room_of_sums()
+        for c in range(channels):
+            here = start + c * length * size
+            both, alone = sums(args[1] + here, args[2] + here, length, mean, rstd, room, other)
+            store_one(p + c * width, both)
+            store_one(q + c * width, alone)
+        if wanted:
+            count, none = real(channels * length), _splat(real(0))
+            both = _splat(-(dot(w, p, channels, none, room) / count))
+            alone = _splat(-(dot(w, q, channels, none, room) / count))
+            for c in range(channels):
+                weight, here = _splat(load_one(w + c * width)), start + c * length * size
+                for i in range(length >> 4):
+                    at = here + i * 16 * size
+                    g, x = read(args[1] + at), read(args[2] + at)
+                    store(args[6] + at, value(g, x, weight, mean, rstd, alone, both))
+                rest = length & 15
+                if rest:
+                    at = here + (length >> 4) * 16 * size
+                    g, x = read_part(args[1] + at, rest), read_part(args[2] + at, rest)
+                    store_part(args[6] + at, value(g, x, weight, mean, rstd, alone, both), rest)
+
+    return on_team(group, name=f"group_norm_gradient_{memory}_{wanted}")

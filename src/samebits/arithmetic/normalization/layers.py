@@ -1,0 +1,220 @@
+"""Layer normalization of rows, and the gradients of its input, weight and bias."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from samebits._native import inlined, vectors
+from samebits._native.kernel_threads import OnTeam, on_team
+from samebits.arithmetic.reductions.kernels import BLOCK, finished
+from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
+
+TILE = 256
+"""Columns whose lanes are in the first level of cache at a time."""
+_splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
+_fma, _root, _float64_of_bits = vectors.fma, vectors.root, vectors.float64_of_bits
+_tile_room, _other_room = vectors.stack(16 * TILE * 8), vectors.stack(16 * TILE * 8 + 64)
+
+
+@inlined
+def standardized(x: Any, mean: Any, rstd: Any) -> Any:
+    """Returns h."""
+    return (x - mean) * rstd
+
+
+def lanes_of(memory: str) -> str:
+    """Returns the type that rows are computed in."""
+    return "float64" if memory == "float64" else "float32"
+
+
+@cache
+def moments(memory: str) -> Any:
+    """Returns the part of kernels (x, count, eps, room) for the mean and 1 / sqrt(variance + eps) of a run."""
+    lanes_type = lanes_of(memory)
+    real = getattr(np, lanes_type)
+    total, spread = sum_of_run("sum", memory), sum_of_run("narrow deviation", memory)
+
+    @inlined
+    def of_run(x: Any, count: Any, eps: Any, room: Any) -> Any:
+        mean = total(x, x, count, _splat(real(0)), room) / real(count)
+        variance = spread(x, x, count, _splat(mean), room) / real(count)
+        return mean, real(1) / _root(variance + eps)
+
+    return of_run
+
+
+@cache
+def layer_norm(memory: str) -> OnTeam:
+    """args: 1-6 addresses of x, w, b, results, means, rstds; 7 rows; 8 their length; 9 rows of a chunk; 10 bits of eps."""
+    lanes_type = lanes_of(memory)
+    real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    load, load_part, store_one = (
+        table[lanes_type] for table in (vectors.LOAD, vectors.LOAD_PART, vectors.STORE_ONE)
+    )
+
+    def rows(chunk: int, args: Any) -> None:
+        length, room = args[8], room_of_sums()
+        whole, rest, eps = length >> 4, length & 15, real(_float64_of_bits(args[10]))
+        for row in range(chunk * args[9], min(args[7], (chunk + 1) * args[9])):
+            x, out = args[1] + row * length * size, args[4] + row * length * size
+            mean, rstd = of_run(x, length, eps, room)
+            store_one(args[5] + row * width, _one_nan(mean))
+            store_one(args[6] + row * width, _one_nan(rstd))
+            center, scale = _splat(mean), _splat(rstd)
+            for i in range(whole):
+                w, b = load(args[2] + i * 16 * width), load(args[3] + i * 16 * width)
+                h = standardized(read(x + i * 16 * size), center, scale)
+                store(out + i * 16 * size, _one_nan(_fma(h, w, b)))
+            if rest:
+                w = load_part(args[2] + whole * 16 * width, rest)
+                b = load_part(args[3] + whole * 16 * width, rest)
+                h = standardized(read_part(x + whole * 16 * size, rest), center, scale)
+                store_part(out + whole * 16 * size, _one_nan(_fma(h, w, b)), rest)
+
+    return on_team(rows, name=f"layer_norm_{memory}")
+
+
+@cache
+def _sums_of_row(memory: str) -> Any:
+    """Returns the part of kernels for S(g w) and S(g w h) of a row."""
+    lanes_type = lanes_of(memory)
+    real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    load, load_part = vectors.LOAD[lanes_type], vectors.LOAD_PART[lanes_type]
+    push, total = running(lanes_type)
+
+    @inlined
+    def sums(g: Any, x: Any, w: Any, length: Any, mean: Any, rstd: Any, room: Any, other: Any) -> Any:
+        blocks = (length + BLOCK - 1) >> 8
+        for number in range(blocks):
+            alone, both = _splat(real(0)), _splat(real(0))
+            first = number * BLOCK
+            count = min(BLOCK, length - first)
+            for i in range(count >> 4):
+                at = first + i * 16
+                u = read(g + at * size) * load(w + at * width)
+                alone = alone + u
+                both = _fma(u, standardized(read(x + at * size), mean, rstd), both)
+            rest = count & 15
+            if rest:
+                at = first + (count >> 4) * 16
+                u = read_part(g + at * size, rest) * load_part(w + at * width, rest)
+                h = standardized(read_part(x + at * size, rest), mean, rstd)
+                alone, both = _first_of(rest, alone + u, alone), _first_of(rest, _fma(u, h, both), both)
+            push(room, number, _added(alone))
+            push(other, number, _added(both))
+        return total(room, blocks), total(other, blocks)
+
+    return sums
+
+
+@cache
+def layer_norm_input_gradient(memory: str) -> OnTeam:
+    """args: 1-6 addresses of g, x, w, means, rstds, results; 7 rows; 8 their length; 9 rows of a chunk."""
+    lanes_type = lanes_of(memory)
+    real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    store, store_part, sums = vectors.STORE[memory], vectors.STORE_PART[memory], _sums_of_row(memory)
+    load, load_part, load_one = (
+        table[lanes_type] for table in (vectors.LOAD, vectors.LOAD_PART, vectors.LOAD_ONE)
+    )
+
+    @inlined
+    def value(g: Any, x: Any, w: Any, mean: Any, rstd: Any, alone: Any, both: Any) -> Any:
+        h = standardized(x, mean, rstd)
+        return _one_nan(rstd * _fma(h, both, g * w - alone))
+
+    def rows(chunk: int, args: Any) -> None:
+        length, room, other = args[8], room_of_sums(), room_of_sums()
+        whole, rest, w = length >> 4, length & 15, args[3]
+        for row in range(chunk * args[9], min(args[7], (chunk + 1) * args[9])):
+            g, x, out = (
+                args[1] + row * length * size,
+                args[2] + row * length * size,
+                args[6] + row * length * size,
+            )
+            mean, rstd = _splat(load_one(args[4] + row * width)), _splat(load_one(args[5] + row * width))
+            sum_alone, sum_both = sums(g, x, w, length, mean, rstd, room, other)
+            alone, both = _splat(sum_alone / real(length)), _splat(-(sum_both / real(length)))
+            for i in range(whole):
+                here, at = i * 16 * size, w + i * 16 * width
+                store(out + here, value(read(g + here), read(x + here), load(at), mean, rstd, alone, both))
+            if rest:
+                here, at = whole * 16 * size, w + whole * 16 * width
+                g_here, x_here = read_part(g + here, rest), read_part(x + here, rest)
+                made = value(g_here, x_here, load_part(at, rest), mean, rstd, alone, both)
+                store_part(out + here, made, rest)
+
+    return on_team(rows, name=f"layer_norm_input_gradient_{memory}")
+
+
+@cache
+def layer_norm_weight_gradients(memory: str) -> OnTeam:
+    """Sums of g h and g over blocks of 256 rows; args: 1-4 addresses of g, x, means, rstds; 5-6 of the sums
+    (blocks x columns); 7 rows; 8 columns; 9 groups of columns; 10 columns of a group.
+    """
+    lanes_type = lanes_of(memory)
+    real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
+    load_some, load_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    load, store, store_part = (
+        table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.STORE_PART)
+    )
+    load_one = vectors.LOAD_ONE[lanes_type]
+
+    @inlined
+    def take(at: Any, number: Any, value: Any) -> Any:
+        store(at, (_splat(real(0)) if number < 16 else load(at)) + value)
+
+    @inlined
+    def take_product(at: Any, number: Any, x: Any, y: Any) -> Any:
+        store(at, _fma(x, y, _splat(real(0)) if number < 16 else load(at)))
+
+    @inlined
+    def tree(room: Any, used: Any, across: Any) -> Any:
+        half = 8
+        while half:
+            for lane in range(max(0, min(half, used - half))):
+                for i in range(across):
+                    at = room + (lane * across + i) * 16 * width
+                    store(at, load(at) + load(at + half * across * 16 * width))
+            used = min(used, half)
+            half >>= 1
+
+    def chunk_of_columns(chunk: int, args: Any) -> None:
+        columns, groups, group = args[8], args[9], args[10]
+        block, begin = chunk // groups, chunk % groups * group
+        count = min(BLOCK, args[7] - block * BLOCK)
+        products, plain, none = _tile_room(), _other_room(), _splat(real(0))
+        for first in range(begin, min(columns, begin + group), TILE):
+            number = min(TILE, columns - first)
+            across = (number + 15) >> 4
+            whole, rest = number >> 4, number & 15
+            for i in range(count):
+                row = block * BLOCK + i
+                mean, rstd = _splat(load_one(args[3] + row * width)), _splat(load_one(args[4] + row * width))
+                start = (row * columns + first) * size
+                lanes = (i & 15) * across * 16 * width
+                for j in range(whole):
+                    at, here = lanes + j * 16 * width, start + j * 16 * size
+                    g = load_some(args[1] + here)
+                    take_product(products + at, i, g, standardized(load_some(args[2] + here), mean, rstd))
+                    take(plain + at, i, g)
+                if rest:
+                    at, here = lanes + whole * 16 * width, start + whole * 16 * size
+                    g = load_part(args[1] + here, rest)
+                    h = standardized(load_part(args[2] + here, rest), mean, rstd)
+                    take_product(products + at, i, g, h)
+                    take(plain + at, i, g)
+            tree(products, min(16, count), across)
+            tree(plain, min(16, count), across)
+            for j in range(across):
+                at, some = (block * columns + first + j * 16) * width, min(16, number - j * 16)
+                store_part(args[5] + at, finished(load(products + j * 16 * width), 0, none), some)
+                store_part(args[6] + at, finished(load(plain + j * 16 * width), 0, none), some)
+
+    return on_team(chunk_of_columns, name=f"layer_norm_weight_gradients_{memory}")

@@ -1,0 +1,131 @@
+"""The product of matrices by one definition, on every CPU, over any number of threads, in any batch.
+
+    product[i, j] = c_0 + c_1 + ... : the inner dimension in chunks of 256; their sums are added in order.
+    c = fma(a[i, k], b[k, j], c) for each k of the chunk in order, from +0.
+
+fma rounds once, and so does each addition, to nearest even; denormals are kept. The definition names no vector, tile,
+thread or batch, so these are free. With `alpha`, `beta` and `self`: t = alpha * product, then t + (beta * self); a
+factor of 1 is no operation, and with beta = 0 `self` is not read. Every NaN is the one quiet NaN with no sign. float64
+is the same in its own arithmetic.
+
+float16 is read as float32, all is float32, and the result is rounded once; with `self`, t is rounded, too, so that `linear` gives the
+same bits whether torch makes it of one op or of a product and a sum, which follows the layout of a batch. bfloat16 too, and there the chain takes two
+elements at a time, the odd one first: c = fma(a[i, 2p + 1], b[2p + 1, j], c), then c = fma(a[i, 2p], b[2p, j], c); an
+odd inner dimension has one more element, of zeros. Denormals are flushed to zero, as factors and as results. So the
+instruction VDPBF16PS computes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic.product.finish import finish
+from samebits.arithmetic.product.plan import NOTHING, ProductPlan, planned
+from samebits.arithmetic.product.scratch import borrow, give_back
+
+_PACK = struct.Struct("10q").pack
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    added: Tensor | None = None,
+    alpha: Any = 1,
+    beta: Any = 1,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """Returns alpha a b + beta added; None where these are no factors of one floating-point type that fit, or are empty.
+
+    Two matrices, equal batches of them, or a matrix and a vector. `added` is broadcast to the result's
+    shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it; its rows must be
+    dense.
+    """
+    if beta == 0:
+        added = None
+    dtype = a.dtype
+    if dtype == torch.float16 and b.dtype == dtype:
+        a, b = a.float(), b.float()
+    return _product(a, b, added, alpha, beta, dtype, out)
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    added: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """The same with a result of that type."""
+    plan = _plan(
+        a.dtype,
+        b.dtype,
+        dtype,
+        a.shape,
+        b.shape,
+        a.stride(),
+        b.stride(),
+        NOTHING if added is None else (added.shape, added.stride(), added.dtype),
+        alpha == 1 and beta == 1,
+        torch.get_num_threads(),
+        NOTHING if out is None else out.stride(),
+    )
+    if plan is None:
+        return None
+    if plan.is_copied:
+        return _product(*_readable(a, b), added, alpha, beta, dtype, out)
+    if out is None:
+        out = torch.empty_strided(plan.shape, plan.strides, dtype=dtype)
+    first, second = (b, a) if plan.is_swapped else (a, b)
+    c = out.data_ptr()
+    s = c if added is None else added.data_ptr()
+    memory = borrow(plan.memory)
+    if plan.is_simple:
+        # Bytes that nobody else has: the kernel counts in them.
+        plan.alone(_PACK(0, 1, first.data_ptr(), second.data_ptr(), c, s, plan.address, 0, memory[1], 1))
+        give_back(memory)
+        return out
+    factors = array("d" if dtype == torch.float64 else "f", (alpha, beta))
+    scale = factors.buffer_info()[0]
+    places = plan.address, scale, memory[1], plan.memory_parts
+    if plan.planes > 1:
+        sums = torch.empty(plan.sums, dtype=plan.sum_dtype)
+        plan.run(plan.chunks, first.data_ptr(), second.data_ptr(), sums.data_ptr(), s, *places)
+        finish(sums, out, s, plan.steps, plan.is_adding, scale, plan.mxcsr)
+    else:
+        plan.run(plan.chunks, first.data_ptr(), second.data_ptr(), c, s, *places)
+    give_back(memory)
+    return out
+
+
+def _readable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors with contiguous rows, and pairs without a rest."""
+    if a.dtype == torch.bfloat16 and a.shape[-1] % 2:
+        a = torch.nn.functional.pad(a, (0, 1))
+        b = torch.nn.functional.pad(b, (0, 1) if b.dim() == 1 else (0, 0, 0, 1))
+    return a.contiguous(), b.contiguous()
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    dtype: Any,
+    other: Any,
+    made: Any,
+    left: Any,
+    right: Any,
+    a: Any,
+    b: Any,
+    added: Any,
+    plain: bool,
+    threads: int,
+    out: Any,
+) -> ProductPlan | None:
+    """Returns the plan of a product, from shapes and strides; None where there is none."""
+    return planned(dtype, made, left, right, a, b, added, plain, threads, out) if dtype == other else None

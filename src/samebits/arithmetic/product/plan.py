@@ -1,0 +1,191 @@
+"""A product's plan: its numbers as a kernel reads them, from shapes, strides and types."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+
+from samebits._strides import contiguous_strides
+from samebits.arithmetic.product.cuts import FEW, TILED, Layout, ProductCut, ceil, cut
+from samebits.arithmetic.product.few_rows import few
+from samebits.arithmetic.product.mxcsr import mxcsr_of
+from samebits.arithmetic.product.packing import STRIPS
+from samebits.arithmetic.product.scratch import LINE
+from samebits.arithmetic.product.tiles import register_tile, tiled
+from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
+
+NUMBERS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: BFLOAT16}
+NOTHING: tuple[()] = ()
+"""No tensor is added."""
+
+
+@dataclass
+class Final:
+    """The last steps: strides of the result and of self in bytes (item, row, column), and is self added."""
+
+    is_final: bool
+    """The kernel of tiles takes these steps, alpha and beta too; else its sums are the result, or `finish` takes them."""
+    steps: tuple[int, ...]
+    is_adding: bool
+
+
+class ProductPlan:
+    """One product's numbers, at an address at which the kernel reads them."""
+
+    is_copied = False
+    """A factor has neither contiguous rows nor columns, or is odd in pairs: it has to be copied first."""
+
+    def __init__(
+        self, number: Number, layout: Layout, cut: ProductCut, final: Final, dtype: torch.dtype, threads: int
+    ) -> None:
+        form = register_tile(number)
+        panels = ceil(cut.tile_n, form.columns) * form.columns if cut.pack_b else form.columns
+        strip = STRIPS * form.rows * form.chunk * 2 if cut.pack_a else 0
+        sums = 0
+        if final.is_final:
+            height = form.rows if layout.k <= form.chunk else cut.tile_m
+            sums = ceil(cut.tile_n, form.columns) * form.columns * height
+        if cut.kernel != TILED:
+            panels, strip, sums = 0, 0, 2 * layout.m * ceil(cut.tile_n, form.columns) * form.columns
+        memory = ceil((panels * form.chunk + strip + sums) * number.size, LINE) * LINE
+        self.mxcsr = mxcsr_of(number)
+        self._numbers = array("q", (self.mxcsr, memory, *_flat(layout), *_flat(cut), *_flat(final)))
+        self.address = self._numbers.buffer_info()[0]
+        self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
+        self.run = (tiled if cut.kernel == TILED else few)(number, dtype)
+        self.alone = self.run.alone()
+        self.memory_parts = min(threads, self.chunks)
+        self.memory = memory * self.memory_parts
+        """Bytes that the kernel needs, of its threads together."""
+        self.shape: tuple[int, ...] = ()
+        """Of the result."""
+        self.strides: tuple[int, ...] = ()
+        self.is_swapped = False
+        """The factors change places: the transposed product is computed."""
+        self.planes = ceil(layout.k, form.chunk) if cut.plane else 1
+        """Sums of chunks that are stored each by itself, for `finish`."""
+        self.is_simple = self.chunks == 1 and self.planes == 1 and not final.is_final
+        """One chunk of work makes the result, without alpha and beta."""
+        self.sums: tuple[int, ...] = (self.planes, layout.batch, layout.m, layout.n)
+        self.sum_dtype = number.sums
+        self.steps = final.steps
+        self.is_adding = int(final.is_adding)
+
+
+class CopiedFactors(ProductPlan):
+    """No plan: a factor has to be copied first."""
+
+    is_copied = True
+
+    def __init__(self) -> None: ...
+
+
+def _flat(numbers: Any) -> list[int]:
+    """The fields, those of tuples too."""
+    flat: list[int] = []
+    for one in astuple(numbers):
+        flat += one if isinstance(one, tuple) else (one,)
+    return flat
+
+
+def planned(
+    dtype: Any,
+    made: Any,
+    left: Any,
+    right: Any,
+    a: Any,
+    b: Any,
+    added: Any,
+    plain: bool,
+    threads: int,
+    out: Any = NOTHING,
+) -> ProductPlan | None:
+    """Returns the plan of a product, from shapes and strides; None if the shapes do not fit.
+
+    `made`: the result's type; `out`: its strides (item, row, column) if it is there already.
+    """
+    number = NUMBERS.get(dtype)
+    form = _as_matrices(left, right, a, b)
+    if number is None or form is None:
+        return None
+    result, batch, m, n, k, a, b = form
+    is_more = added != NOTHING
+    s = _broadcast(result, len(right) < 2, added) if is_more else (0, 0, 0)
+    if s is None or 0 in (batch, m, n, k) or (is_more and added[2] != made):
+        return None
+    is_swapped = n <= FEW and n < m and out == NOTHING
+    if is_swapped:  # the transposed product has few rows
+        m, n, a, b, s = n, m, *((one[0], one[2], one[1]) for one in (b, a, s))
+    strides = (_of_pairs if number is BFLOAT16 else _of_elements)(number, m, n, k, a, b)
+    if strides is None:
+        return CopiedFactors()
+    is_fused = plain and made == dtype and number is not BFLOAT16 and not (is_swapped and m > 1)
+    is_fused = is_fused and (not is_more or s[2] == 1 or n == 1)
+    size, bytes_of_one = number.size, made.itemsize
+    unit = 2 if number is BFLOAT16 else size
+    c = (m * n, n, 1) if out == NOTHING else out
+    items = (a[0] * unit, b[0] * unit, c[0] * size, s[0] * size)
+    inner = k // 2 if number is BFLOAT16 else k
+    am, ak, bk, bn = strides[:4]
+    layout = Layout(m, n, inner, batch, am, ak, bk, bn, c[1] * size, s[1] * size, items)
+    cuts = cut(number, layout, threads, is_fused and is_more, not is_fused)
+    if cuts.plane:  # sums of chunks are stored for `finish`, and dense
+        layout.cm, layout.items = n * size, (*items[:2], m * n * size, items[3])
+    steps = tuple(step * bytes_of_one for step in (*((m * n, 1, m) if is_swapped else c), *s))
+    final = Final(not is_fused and not cuts.plane, steps, is_more)
+    plan = ProductPlan(number, layout, cuts, final, made, threads)
+    plan.is_swapped, plan.shape, plan.strides = is_swapped, result, contiguous_strides(result)
+    return plan
+
+
+def _of_elements(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
+    """Returns the bytes from row to row and column to column of both factors; None if the second has to be copied."""
+    size = number.size
+    bk, bn = b[1] * size, (b[2] if n > 1 else 1) * size
+    return None if size not in (bn, bk) and k > 1 else (a[1] * size, a[2] * size, bk, bn)
+
+
+def _of_pairs(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
+    """The same for pairs of 16 bits along k; None if it is odd, or pairs cannot be read."""
+    if k % 2:
+        return None
+    if a[2] == 1:
+        first = 2 * a[1], 4
+    elif a[1] == 1:
+        first = 2, 4 * a[2]
+    else:
+        return None
+    if b[1] == 1:
+        return (*first, 4, 2 * b[2])
+    return (*first, 4 * b[1], 2) if b[2] == 1 or n == 1 else None
+
+
+def _as_matrices(left: Any, right: Any, a: Any, b: Any) -> Any:
+    """Returns the result's shape, the batch, m, n, k, and the factors' strides (item, row, column); None: they do not fit."""
+    ranks = len(left), len(right)
+    if left[-1:] != (right[-2:-1] or right):
+        return None
+    if ranks == (2, 2):
+        return (left[0], right[1]), 1, left[0], right[1], left[1], (0, *a), (0, *b)
+    if ranks == (3, 3) and left[0] == right[0]:
+        return (left[0], left[1], right[2]), left[0], left[1], right[2], left[2], a, b
+    if ranks == (2, 1):
+        return (left[0],), 1, left[0], 1, left[1], (0, *a), (0, *b, 1)
+    return None
+
+
+def _broadcast(result: Any, is_vector: bool, added: Any) -> Any:
+    """Returns the strides (item, row, column) with which a tensor has the result's shape; None: it has not."""
+    shape, strides = added[0], added[1]
+    if len(shape) > len(result) or any(
+        size not in (1, there) for size, there in zip(shape[::-1], result[::-1], strict=False)
+    ):
+        return None
+    made = [0] * (len(result) - len(shape)) + [
+        step if size > 1 else 0 for size, step in zip(shape, strides, strict=True)
+    ]
+    made = [*made, 0] if is_vector else made
+    return tuple([0] * (3 - len(made)) + made)

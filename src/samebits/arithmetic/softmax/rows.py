@@ -1,0 +1,159 @@
+"""Softmax along runs of memory: one row after the other, three times through it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from samebits._native import inlined, vectors
+from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.lazy_kernel import Deferred
+from samebits.arithmetic.functions.logarithm import log_by_series
+from samebits.arithmetic.reductions.kernels import BLOCK
+from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
+from samebits.arithmetic.softmax.exponential import EXP, softmax_value
+
+_splat, _first_of, _added, _one_nan = vectors.splat, vectors.first_of, vectors.added, vectors.one_nan
+_largest, _where_less, _fma = vectors.largest, vectors.where_less, vectors.fma
+
+
+def lanes_of(memory: str) -> str:
+    """Returns the type that softmax computes in."""
+    return "float64" if memory == "float64" else "float32"
+
+
+@cache
+def _maximum(memory: str) -> Deferred:
+    """Returns the part of kernels for the largest number of a run that is no NaN."""
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    real = getattr(np, lanes_of(memory))
+
+    @inlined
+    def maximum(x: Any, count: Any) -> Any:
+        best = _splat(real(-np.inf))
+        whole, rest = count >> 4, count & 15
+        for i in range(whole):
+            here = read(x + i * 16 * size)
+            best = _where_less(best, here, here, best)
+        if rest:
+            here = _first_of(rest, read_part(x + whole * 16 * size, rest), best)
+            best = _where_less(best, here, here, best)
+        return _largest(best)
+
+    return maximum
+
+
+@cache
+def _exponentials(memory: str, stored: str) -> Deferred:
+    """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if they are `stored`."""
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    lanes_type = lanes_of(memory)
+    real, exp = getattr(np, lanes_type), EXP[lanes_type]
+    store, store_part, step = (
+        vectors.STORE[lanes_type],
+        vectors.STORE_PART[lanes_type],
+        vectors.SIZE[lanes_type],
+    )
+    push, total = running(lanes_type)
+    write = bool(stored)
+
+    @inlined
+    def sum_of_block(x: Any, out: Any, count: Any, center: Any) -> Any:
+        lanes = _splat(real(0))
+        whole, rest = count >> 4, count & 15
+        for i in range(whole):
+            e = exp(read(x + i * 16 * size) - center)
+            lanes = lanes + e
+            if write:
+                store(out + i * 16 * step, e)
+        if rest:
+            e = exp(read_part(x + whole * 16 * size, rest) - center)
+            lanes = _first_of(rest, lanes + e, lanes)
+            if write:
+                store_part(out + whole * 16 * step, e, rest)
+        return _added(lanes)
+
+    @inlined
+    def exponentials(x: Any, out: Any, count: Any, center: Any, room: Any) -> Any:
+        blocks = (count + BLOCK - 1) >> 8
+        for number in range(blocks):
+            first = number * BLOCK
+            some = min(BLOCK, count - first)
+            push(room, number, sum_of_block(x + first * size, out + first * step, some, center))
+        return total(room, blocks)
+
+    return exponentials
+
+
+@cache
+def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
+    """args: 1-2 addresses of x and of the results; 3 rows; 4 their length; 5 rows of a chunk; 6 address of the logarithms of
+    the sums of exp(x), or 0; 7 queries of causal attention, or 0: row i of them is softmax of i + 1 numbers, then zeros.
+    """
+    lanes_type = lanes_of(memory)
+    in_place = not log and result == lanes_type
+    maximum, exponentials = _maximum(memory), _exponentials(memory, result if in_place else "")
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    load, load_part = vectors.LOAD[result], vectors.LOAD_PART[result]
+    store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
+    store_total, width = vectors.STORE_ONE[lanes_type], vectors.SIZE[lanes_type]
+    real, value = getattr(np, lanes_type), softmax_value(lanes_type, log=log, is_exp=in_place)
+
+    def rows(chunk: int, args: Any) -> None:
+        length, room = args[4], room_of_sums()
+        for row in range(chunk * args[5], min(args[3], (chunk + 1) * args[5])):
+            x, out = args[1] + row * length * size, args[2] + row * length * step
+            shown = min(length, row % args[7] + 1) if args[7] else length
+            whole, rest = shown >> 4, shown & 15
+            best = maximum(x, shown)
+            center = _splat(best)
+            total = exponentials(x, out, shown, center, room)
+            divisor = _splat(real(log_by_series(np.float64(total))) if log else total)
+            if args[6]:
+                store_total(args[6] + row * width, _one_nan(best + real(log_by_series(np.float64(total)))))
+            for i in range(whole):
+                at = out + i * 16 * step
+                here = load(at) if in_place else read(x + i * 16 * size)
+                store(at, value(here, center, divisor))
+            if rest:
+                at = out + whole * 16 * step
+                here = load_part(at, rest) if in_place else read_part(x + whole * 16 * size, rest)
+                store_part(at, value(here, center, divisor), rest)
+            for i in range(shown, length, 16):
+                store_part(out + i * step, _splat(real(0)), min(16, length - i))
+
+    return on_team(rows, name=f"softmax_rows_{memory}_{result}_{log}")
+
+
+@cache
+def softmax_gradient_rows(memory: str, result: str, *, log: bool) -> OnTeam:
+    """args: 1-3 addresses of g, y and of the results; 4 rows; 5 their length; 6 rows of a chunk."""
+    lanes_type = lanes_of(memory)
+    reduced = sum_of_run("sum" if log else "dot", memory)
+    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
+    real, exp = getattr(np, lanes_type), EXP[lanes_type]
+
+    @inlined
+    def value(g: Any, y: Any, total: Any) -> Any:
+        made = _fma(exp(y), total, g) if log else y * (g + total)
+        return _one_nan(made)
+
+    def rows(chunk: int, args: Any) -> None:
+        length, room = args[5], room_of_sums()
+        whole, rest = length >> 4, length & 15
+        for row in range(chunk * args[6], min(args[4], (chunk + 1) * args[6])):
+            g, y = args[1] + row * length * size, args[2] + row * length * size
+            out = args[3] + row * length * step
+            total = _splat(real(0) - reduced(g, y, length, _splat(real(0)), room))
+            for i in range(whole):
+                here = i * 16 * size
+                store(out + i * 16 * step, value(read(g + here), read(y + here), total))
+            if rest:
+                here = whole * 16 * size
+                made = value(read_part(g + here, rest), read_part(y + here, rest), total)
+                store_part(out + whole * 16 * step, made, rest)
+
+    return on_team(rows, name=f"softmax_gradient_rows_{memory}_{result}_{log}")
