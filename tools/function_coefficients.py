@@ -280,10 +280,10 @@ def main() -> None:
     blocks.append(written("LN2", parts(LN2, (42, 53)), "log(2) in two parts; the first has 42 bits."))
     blocks.append(written("PI", parts(mp.pi, (53, 53, 53)), "pi in three parts."))
     blocks.append(written("HALF_PI", parts(mp.pi / 2, (53, 53, 53)), "pi / 2 in three parts."))
-    blocks.append(written("LOG2_E", parts(1 / LN2, (53, 53)), "log2(e) in two parts."))
-    blocks.append(written("LOG10_E", parts(mp.log10(mp.e), (53, 53)), "log10(e) in two parts."))
+    blocks.append(written("LOG2_E_PAIR", parts(1 / LN2, (53, 53)), "log2(e) in two parts."))
+    blocks.append(written("LOG10_E_PAIR", parts(mp.log10(mp.e), (53, 53)), "log10(e) in two parts."))
     blocks.append(
-        written("LOG10_2", parts(mp.log10(2), (42, 53)), "log10(2) in two parts; the first has 42 bits.")
+        written("LOG10_2_PAIR", parts(mp.log10(2), (42, 53)), "log10(2) in two parts; the first has 42 bits.")
     )
     blocks.append(written("LN2_LONG", parts(LN2, (53, 53)), "log(2) in two parts of 53 bits."))
     mp.mp.dps = 420

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import samebits
 from samebits._digest import of_value
-from samebits.arithmetic.lstm_steps import DTYPES
+from samebits.arithmetic.lstm import DTYPES
 from samebits.determinism._machine_invariant.linear_ops import lstm_layers
 
 

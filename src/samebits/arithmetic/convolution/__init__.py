@@ -29,9 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.convolution.border import bordered
-from samebits.arithmetic.convolution.border_last import bordered_last
-from samebits.arithmetic.convolution.channels_last import turn
+from samebits.arithmetic.convolution.copies import turn
 from samebits.arithmetic.convolution.depthwise import correlated_depthwise
 from samebits.arithmetic.convolution.geometry import (
     TapLine,
@@ -41,11 +39,11 @@ from samebits.arithmetic.convolution.geometry import (
     with_one_copy,
 )
 from samebits.arithmetic.convolution.interleaved import interleave
-from samebits.arithmetic.convolution.pairs import paired as paired
+from samebits.arithmetic.convolution.interleaved import paired as paired
 from samebits.arithmetic.convolution.positions import correlated
 from samebits.arithmetic.convolution.positions_last import correlated_last
-from samebits.arithmetic.convolution.windows import windowed
-from samebits.arithmetic.convolution.windows_last import windowed_last
+from samebits.arithmetic.convolution.windows import bordered, windowed
+from samebits.arithmetic.convolution.windows_last import bordered_last, windowed_last
 from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
 
 Three = tuple[int, int, int]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+
+from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import instruction
-from samebits.arithmetic.product.vectors import Emitter, Number
+from samebits._native.kernel_threads import OnTeam, on_team
+from samebits.arithmetic.product.packing import Transposition
+from samebits.arithmetic.product.vectors import Emitter, Number, copied
 
 
 def clear_run(number: Number) -> Any:
@@ -131,3 +136,73 @@ def gather_rows(number: Number, vectors: int) -> Any:
         return native.types.void(*[native.types.int64] * 6), build
 
     return gather
+
+
+# Copies between channels first and channels last: each image is a matrix (channels, pixels) that is
+# transposed.
+
+
+WORK = 1 << 15
+"""Elements that one thread copies at a time."""
+
+
+def _transpose_rows(number: Number) -> Any:
+    """Returns the instruction that copies up to a vector of rows as columns.
+
+    Its arguments: the source, bytes from row to row; the target, bytes from row to row; columns; rows.
+    """
+
+    @instruction
+    def transpose(typing_context: Any, source: Any, step: Any, target: Any, pitch: Any, columns: Any, rows: Any) -> Any:  # fmt: skip
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            source, step, target, pitch, columns, rows = arguments
+            emit = Emitter(builder, number)
+            block, mask = Transposition(emit, step, rows), emit.mask(rows)
+            lanes, size = emit.i64(emit.lanes), emit.i64(number.size)
+            whole = builder.sdiv(columns, lanes)
+            with native.cgutils.for_range(builder, whole) as loop:
+                k = builder.mul(loop.index, lanes)
+                here = emit.pointer(builder.add(source, builder.mul(k, size)))
+                for group in block.parts(here):
+                    for vector in group:
+                        place = emit.pointer(builder.add(target, builder.mul(k, pitch)))
+                        emit.store(vector, place, 0, mask)
+                        k = builder.add(k, emit.i64(1))
+            done = builder.mul(whole, lanes)
+            with native.cgutils.for_range(builder, builder.sub(columns, done)) as loop:
+                k = builder.add(done, loop.index)
+                here = emit.pointer(builder.add(source, builder.mul(k, size)))
+                place = emit.pointer(builder.add(target, builder.mul(k, pitch)))
+                emit.store(block.column(here), place, 0, mask)
+            return context.get_dummy_value()
+
+        return native.types.void(*[native.types.int64] * 6), build
+
+    return transpose
+
+
+@lru_cache(maxsize=2)
+def _turner(number: Number) -> OnTeam:
+    transpose, lanes, size = _transpose_rows(number), number.lanes, number.size
+
+    def work(index: int, args: Any) -> None:
+        # args: 1 source, 2 target, 3 matrices, 4 rows, 5 columns, 6 vectors of rows for a chunk
+        rows, columns = args[4], args[5]
+        blocks = (rows + lanes - 1) // lanes
+        for block in range(index * args[6], min(args[3] * blocks, (index + 1) * args[6])):
+            matrix, row = block // blocks * rows * columns * size, block % blocks * lanes
+            source, target = args[1] + matrix + row * columns * size, args[2] + matrix + row * size
+            transpose(source, columns * size, target, rows * size, columns, min(lanes, rows - row))
+
+    return on_team(work, name=f"channels_last_{number.name}")
+
+
+def turn(source: Tensor, target: Tensor, rows: int, columns: int, number: Number) -> Tensor:
+    """Writes each (rows, columns) of a contiguous source to the target as (columns, rows); returns the target."""
+    matrices = source.numel() // (rows * columns)
+    blocks = matrices * -(-rows // number.lanes)
+    each = max(1, WORK // (columns * number.lanes))
+    _turner(copied(number))(
+        -(-blocks // each), source.data_ptr(), target.data_ptr(), matrices, rows, columns, each
+    )
+    return target

@@ -11,8 +11,8 @@ from torch import Tensor
 from samebits import _native as native
 from samebits._native import instruction
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
-from samebits.arithmetic.convolution.border_last import bordered_last
 from samebits.arithmetic.convolution.geometry import Window
+from samebits.arithmetic.convolution.windows_last import bordered_last
 from samebits.arithmetic.product.mxcsr import KEPT, set_mxcsr
 from samebits.arithmetic.product.vectors import FLOAT64, Emitter, Number
 

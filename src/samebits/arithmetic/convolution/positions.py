@@ -15,11 +15,10 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
-from samebits.arithmetic.convolution.border import bordered
 from samebits.arithmetic.convolution.copies import gather_rows
 from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.convolution.tile import tapped_kernel
-from samebits.arithmetic.convolution.windows import WindowPlan
+from samebits.arithmetic.convolution.windows import WindowPlan, bordered
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.packing import copy_element, transpose_panel
 from samebits.arithmetic.product.tiles import next_rows, register_tile

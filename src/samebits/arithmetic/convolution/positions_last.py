@@ -11,11 +11,11 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, int64_at, on_team
-from samebits.arithmetic.convolution.border_last import bordered_last
 from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.convolution.positions import add_planes
 from samebits.arithmetic.convolution.tile import tapped_kernel
 from samebits.arithmetic.convolution.windows import WindowPlan
+from samebits.arithmetic.convolution.windows_last import bordered_last
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.packing import copy_rows
 from samebits.arithmetic.product.tiles import register_tile

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits._native import instruction
-from samebits.arithmetic.product.tile_code import (
-    NEGATIVE_ZERO,
-    chain,
-    finish_tile,
-    row_pointers,
-    tile_of_rows,
-)
+from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, chain, finish_tile, row_pointers, tile_of_rows
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from samebits._native.formula import INFINITY, NAN, fma, formula, polynomial, where
-from samebits.arithmetic.functions.coefficients import ASIN, ATAN, HALF_PI, PI
+from samebits.arithmetic.functions.coefficients import ASIN, ASIN_LONG, ATAN, ATAN_LONG, HALF_PI, LN2, PI
+from samebits.arithmetic.functions.logarithm import log1p_pair
+from samebits.arithmetic.functions.pairs import (
+    Pair,
+    exact_product,
+    exact_sum,
+    ordered_sum,
+    quotient_of_pairs,
+    rounded,
+)
 
 
 def _asin_parts(x: Any) -> tuple[Any, Any]:
@@ -69,3 +78,169 @@ def atan2_wide(y: Any, x: Any) -> Any:
     angle = where(negative, PI[0] - part, part).with_sign_of(y)
     known = (height <= INFINITY) & (width <= INFINITY)
     return where(known, angle, NAN)
+
+
+# Inverse functions of float64: asin, acos, atan, atan2, asinh, acosh and atanh, with square roots and
+# quotients as pairs.
+
+
+_TAN_PI_8 = 0.41421356237309503
+_QUARTER_PI = (HALF_PI[0] / 2, HALF_PI[1] / 2)
+_BIG = 2.0**40
+
+
+def root_of_pair(a: Pair) -> Pair:
+    """Returns the square root of a pair; zero for zero."""
+    root = a[0].square_root()
+    rest = fma(-root, root, a[0]) + a[1]
+    return root, where(root > 0.0, rest / (2.0 * root), 0.0)
+
+
+def _asin_parts_double(x: Any) -> tuple[Any, Any, Any]:
+    """Returns a truth, that |x| is more than 1/2, and asin of |x| or, there, of sqrt((1 - |x|) / 2), as a sum."""
+    size = x.magnitude()
+    large = size > 0.5
+    rest = fma(-0.5, size, 0.5)
+    u = where(large, rest, size * size)
+    root, lost = root_of_pair((where(large, rest, 1.0), 0.0 * rest))
+    first = where(large, root, size)
+    return large, first, fma(first * u, polynomial(u, ASIN_LONG), where(large, lost, 0.0))
+
+
+@formula
+def asin_double(x: Any) -> Any:
+    """Returns the arc sine; NaN beyond 1."""
+    large, first, tail = _asin_parts_double(x)
+    total, error = exact_sum(-2.0 * first, HALF_PI[0])
+    outer = total + (error + fma(-2.0, tail, HALF_PI[1]))
+    result = where(large, outer, first + tail).with_sign_of(x)
+    return where(x.magnitude() <= 1.0, result, NAN)
+
+
+@formula
+def acos_double(x: Any) -> Any:
+    """Returns the arc cosine; NaN beyond 1."""
+    large, first, tail = _asin_parts_double(x)
+    total, error = exact_sum(-2.0 * first, PI[0])
+    outer = where(x < 0.0, total + (error + fma(-2.0, tail, PI[1])), 2.0 * (first + tail))
+    total, error = exact_sum(-first.with_sign_of(x), HALF_PI[0])
+    sign = x.constant(1.0).with_sign_of(x)
+    inner = total + (error + fma(-sign, tail, HALF_PI[1]))
+    return where(x.magnitude() <= 1.0, where(large, outer, inner), NAN)
+
+
+def _atan_of_ratio_double(ratio: Pair) -> Pair:
+    """Returns atan of a ratio between 0 and 1: beyond tan(pi / 8), pi / 4 plus that of (ratio - 1) / (ratio + 1)."""
+    large = ratio[0] > _TAN_PI_8
+    above, above_lost = exact_sum(ratio[0], -1.0)
+    below, below_lost = exact_sum(ratio[0], 1.0)
+    turned = quotient_of_pairs(
+        ordered_sum(above, above_lost + ratio[1]), ordered_sum(below, below_lost + ratio[1])
+    )
+    t, lost = where(large, turned[0], ratio[0]), where(large, turned[1], ratio[1])
+    u = t * t
+    tail = fma(t * u, polynomial(u, ATAN_LONG), fma(-lost, u, lost))
+    start = where(large, t.constant(_QUARTER_PI[0]), 0.0)
+    total, error = exact_sum(start, t)
+    return ordered_sum(total, error + (tail + where(large, t.constant(_QUARTER_PI[1]), 0.0)))
+
+
+def _quarter_less(a: Pair, whole: tuple[float, ...]) -> Pair:
+    total, error = exact_sum(-a[0], whole[0])
+    return ordered_sum(total, error + (whole[1] - a[1]))
+
+
+@formula
+def atan_double(x: Any) -> Any:
+    """Returns the arc tangent."""
+    size = x.magnitude()
+    large = size > 1.0
+    bounded = where(size < 1e300, size, 1e300)
+    one = bounded * 0.0 + 1.0
+    first, rest = quotient_of_pairs((one, 0.0 * one), (where(large, bounded, 1.0), 0.0 * one))
+    part = _atan_of_ratio_double((where(large, first, size), where(large, rest, 0.0)))
+    result = where(large, rounded(_quarter_less(part, HALF_PI)), rounded(part))
+    tiny = size < 2.0**-28
+    return where(x.equals(x), where(tiny, x, result.with_sign_of(x)), NAN)
+
+
+@formula
+def atan2_double(y: Any, x: Any) -> Any:
+    """Returns the angle of the point (x, y), with the signs of C's atan2."""
+    height, width = y.magnitude(), x.magnitude()
+    steep = height > width
+    smaller, larger = where(steep, width, height), where(steep, height, width)
+    # Both are scaled by one power of two, so that no rest is subnormal.
+    up = where(larger > 2.0**400, 2.0**-500, larger.constant(1.0))
+    up = where(larger < 2.0**-400, 2.0**500, up)
+    small, large = smaller * up, larger * up
+    usual = (large > 0.0) & (large < INFINITY)
+    first, rest = quotient_of_pairs((small, 0.0 * small), (where(usual, large, 1.0), 0.0 * small))
+    tiny = first < 2.0**-300
+    direct = smaller / where(usual, larger, 1.0)
+    equal = height.equals(width)
+    one = where(equal & ~usual & (larger > 0.0), larger.constant(1.0), 0.0)
+    first = where(usual, first, one)
+    part = _atan_of_ratio_double((first, where(usual & ~tiny, rest, 0.0)))
+    turned = _quarter_less(part, HALF_PI)
+    part = where(steep, turned[0], part[0]), where(steep, turned[1], part[1])
+    negative = larger.constant(1.0).with_sign_of(x) < 0.0
+    angle = where(negative, rounded(_quarter_less(part, PI)), rounded(part))
+    angle = where(tiny & usual & ~steep & ~negative, direct, angle).with_sign_of(y)
+    return where((height <= INFINITY) & (width <= INFINITY), angle, NAN)
+
+
+def _log1p_of_half(a: Pair, is_big: Any, big: Any) -> Any:
+    """Returns log(1 + a), or log(2 big) where that is big."""
+    first = where(is_big, big - 1.0, a[0])
+    rest = where(is_big, (big - (big - 1.0)) - 1.0, a[1])
+    result = log1p_pair(first, rest)
+    total, error = exact_sum(result[0], LN2[0])
+    doubled = total + (error + (result[1] + LN2[1]))
+    return where(is_big, doubled, rounded(result))
+
+
+@formula
+def asinh_double(x: Any) -> Any:
+    """Returns the inverse of sinh: log1p(a + a^2 / (1 + sqrt(1 + a^2))) of a = |x|."""
+    size = x.magnitude()
+    is_big = size > _BIG
+    a = where(is_big, 1.0, size)
+    square = exact_product(a, a)
+    total, lost = exact_sum(square[0], 1.0)
+    root = root_of_pair(ordered_sum(total, lost + square[1]))
+    below, lost = exact_sum(root[0], 1.0)
+    ratio = quotient_of_pairs(square, ordered_sum(below, lost + root[1]))
+    total, lost = exact_sum(a, ratio[0])
+    bounded = where(size < INFINITY, size, 1.0)
+    result = _log1p_of_half(ordered_sum(total, lost + ratio[1]), is_big, bounded)
+    result = where(size < INFINITY, result, size)
+    return where(size < 2.0**-28, x, result).with_sign_of(x)
+
+
+@formula
+def acosh_double(x: Any) -> Any:
+    """Returns the inverse of cosh: log1p(t + sqrt(2 t + t^2)) of t = x - 1; NaN below 1."""
+    valid = (x >= 1.0) & (x < INFINITY)
+    is_big = x > _BIG
+    t = where(valid & ~is_big, x - 1.0, 1.0)
+    square = exact_product(t, t)
+    total, lost = exact_sum(2.0 * t, square[0])
+    root = root_of_pair(ordered_sum(total, lost + square[1]))
+    total, lost = exact_sum(t, root[0])
+    bounded = where(valid, x, 1.0)
+    result = _log1p_of_half(ordered_sum(total, lost + root[1]), is_big & valid, bounded)
+    return where(valid, result, where(x > 1.0, x, NAN))
+
+
+@formula
+def atanh_double(x: Any) -> Any:
+    """Returns the inverse of tanh: log1p(2 |x| / (1 - |x|)) / 2; infinite at 1, NaN beyond."""
+    size = x.magnitude()
+    inside = size < 1.0
+    a = where(inside, size, 0.0)
+    below = exact_sum(-a, 1.0)
+    ratio = quotient_of_pairs((2.0 * a, 0.0 * a), below)
+    result = 0.5 * rounded(log1p_pair(*ratio))
+    result = where(size < 2.0**-28, size, result)
+    return where(inside, result, where(size.equals(1.0), size * INFINITY, NAN)).with_sign_of(x)

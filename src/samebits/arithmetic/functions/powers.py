@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, where
-from samebits.arithmetic.functions.exponential import exp2_wide, exp_wide
-from samebits.arithmetic.functions.logarithm import LOG2_E, log1p_wide, log2_long, log_wide
+from samebits.arithmetic.functions.coefficients import LN2_LONG
+from samebits.arithmetic.functions.exponential import exp2_wide, exp_of_reduced, exp_wide, scaled
+from samebits.arithmetic.functions.logarithm import LOG2_E, log1p_wide, log2_long, log2_pair, log_wide
+from samebits.arithmetic.functions.pairs import exact_sum
 
 _TO_26_BITS = 134217729.0
 """2^27 + 1: Veltkamp's splitting, which leaves 26 bits."""
@@ -137,3 +139,128 @@ def entr_wide(x: Any) -> Any:
     """Returns -x log(x), zero at zero, minus infinity below."""
     result = where(x > 0.0, -x * log_wide(x), where(x.equals(0.0), x.constant(0.0), -INFINITY))
     return where(x.equals(x), result, NAN)
+
+
+# pow of float64: 2^(y log2(x)), with the logarithm and its product with y as pairs; at most 0.6 ulp.
+
+
+_WHOLE = 2.0**52
+"""Every number from here on is an integer; adding it to one below rounds to an integer."""
+
+
+def _is_whole(size: Any) -> Any:
+    """Returns the truth that a number which is not negative is an integer."""
+    return (size >= _WHOLE) | ((size + _WHOLE) - _WHOLE).equals(size)
+
+
+@formula
+def pow_double(x: Any, y: Any) -> Any:
+    """Returns x to the power of y, with the special cases of C's pow."""
+    size = x.magnitude()
+    ordinary = (size > 0.0) & (size < INFINITY)
+    first, rest = log2_pair(where(ordinary, size, 1.0))
+    # A larger |y| has the same result, and no overflow of products.
+    bounded = where(y > 1e30, 1e30, where(y < -1e30, -1e30, y))
+    product = bounded * first
+    error = fma(bounded, first, -product)
+    k = where(product > 1025.0, 1025.0, where(product < -1078.0, -1078.0, product))
+    k = (k + ROUNDING) - ROUNDING
+    part = where((product > 1025.0) | (product < -1078.0), 0.0, product - k)
+    part_rest = where(part.equals(0.0) & ~(product.equals(k)), 0.0, fma(bounded, rest, error))
+    part, part_rest = exact_sum(part, part_rest)
+    r = part * LN2_LONG[0]
+    r_rest = fma(part_rest, LN2_LONG[0], fma(part, LN2_LONG[1], fma(part, LN2_LONG[0], -r)))
+    power = scaled(exp_of_reduced(r, r_rest)[1][0], k)
+    # 0 and infinity to a power
+    grows = (size.equals(0.0) & (y < 0.0)) | (size.equals(INFINITY) & (y > 0.0))
+    power = where(ordinary, power, where(grows, power.constant(INFINITY), 0.0))
+    power = where(x.equals(x) & y.equals(y), power, NAN)
+    height = y.magnitude()
+    whole = _is_whole(height)
+    odd = whole & ~_is_whole(0.5 * height)
+    negative = x.constant(1.0).with_sign_of(x) < 0.0
+    signed = where(negative & odd, -power, power)
+    signed = where((x < 0.0) & (size < INFINITY) & ~whole, NAN, signed)
+    one = x.equals(1.0) | y.equals(0.0) | (size.equals(1.0) & height.equals(INFINITY))
+    return where(one, x.constant(1.0), signed)
+
+
+@formula
+def number_pow_double(y: Any, x: Any) -> Any:
+    """Returns x to the power of y."""
+    return pow_double(x, y)
+
+
+# fmod and remainder in float64: exact, before the one rounding that the remainder's sum may need.
+#
+# With a quotient below 2^50 that is rounded to an integer q, x - q y is exact. Larger ones, which are rare,
+# are reduced by multiples 2^(28 k) y (2^(48 k) y for float64) first, from the largest on.
+
+
+_WIDE = (2.0**28, 10)
+_DOUBLE = (2.0**48, 43)
+"""The largest quotient of one step, and the number of steps: float32 have quotients below 2^278, float64 below 2^2099."""
+
+
+def _less_multiples(x: Any, y: Any) -> Any:
+    """Returns x modulo y for positive numbers; x where y is larger, and also infinite."""
+    q = ((x / y) + ROUNDING) - ROUNDING
+    rest = fma(-q, y, x)
+    return where(y <= x, where(rest < 0.0, rest + y, rest), x)
+
+
+def _fmod_of_sizes(x: Any, y: Any, steps: tuple[float, int]) -> Any:
+    """Returns x modulo y for positive finite numbers."""
+    largest, count = steps
+    far = x >= y * largest
+    common = _less_multiples(where(far, 0.0 * y, x), y)
+
+    def distant() -> Any:
+        rest = x
+        multiples = [y]
+        for _ in range(count):
+            multiples.append(multiples[-1] * largest)
+        for multiple in reversed(multiples):
+            rest = _less_multiples(rest, multiple)
+        return rest
+
+    return far.rarely(common, distant)
+
+
+def _fmod(x: Any, y: Any, steps: tuple[float, int]) -> Any:
+    """Returns x - n y with n the quotient without its fraction; with the sign of x; NaN for y = 0 or infinite x."""
+    size, divisor = x.magnitude(), y.magnitude()
+    valid = (size < INFINITY) & (divisor > 0.0)
+    usual = valid & (divisor < INFINITY)
+    rest = _fmod_of_sizes(where(usual, size, 0.0), where(usual, divisor, 1.0), steps)
+    return where(valid, where(usual, rest.with_sign_of(x), x), NAN)
+
+
+def _remainder(x: Any, y: Any, rest: Any) -> Any:
+    """Returns fmod, plus y if the signs of the two differ."""
+    differ = ((rest > 0.0) & (y < 0.0)) | ((rest < 0.0) & (y > 0.0))
+    return where(differ, rest + y, rest)
+
+
+@formula
+def fmod_wide(x: Any, y: Any) -> Any:
+    """Returns C's fmod, of float32 numbers."""
+    return _fmod(x, y, _WIDE)
+
+
+@formula
+def remainder_wide(x: Any, y: Any) -> Any:
+    """Returns Python's remainder, of float32 numbers."""
+    return _remainder(x, y, fmod_wide(x, y))
+
+
+@formula
+def fmod_double(x: Any, y: Any) -> Any:
+    """Returns C's fmod."""
+    return _fmod(x, y, _DOUBLE)
+
+
+@formula
+def remainder_double(x: Any, y: Any) -> Any:
+    """Returns Python's remainder."""
+    return _remainder(x, y, fmod_double(x, y))

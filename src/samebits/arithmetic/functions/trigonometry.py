@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits._native.formula import (
-    INFINITY,
-    NAN,
-    ROUNDING,
-    fma,
-    formula,
-    polynomial,
-    where,
-)
+from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, polynomial, where
 from samebits.arithmetic.functions.coefficients import (
+    COS_LONG,
     COS_TAIL,
+    HALF_PI,
     HALF_TURNS,
     PI,
     SIN_HALF_TURN,
+    SIN_LONG,
     SIN_TAIL,
+    TWO_OVER_PI,
+)
+from samebits.arithmetic.functions.pairs import (
+    Pair,
+    exact_product,
+    exact_sum,
+    ordered_sum,
+    product_of_pairs,
+    quotient_of_pairs,
+    rounded,
 )
 
 _FAR = 2.0**50
@@ -136,3 +141,121 @@ def sinc_wide(x: Any) -> Any:
     sine = sine_of_reduced(rounded, r * PI[0])
     result = where(x.magnitude() < _FAR, sine, where(x.magnitude() < INFINITY, x.constant(0.0), NAN))
     return where(x.equals(0.0), x.constant(1.0), result / (x * PI[0]))
+
+
+# sin, cos and tan of float64: x = n pi / 2 + r, with r a pair; at most 0.6 ulp.
+#
+# Up to 2^30, pi / 2 in three parts is taken away. Beyond, x times the digits of 2 / pi from the place on
+# where the products are no multiples of 4: each product of half of x with 24 bits is exact, and is taken
+# modulo 4.
+
+
+_FAR_DOUBLE = 2.0**30
+_TWO_OVER_PI = 0.6366197723675814
+_TERMS = 9
+_SPLITTER = 134217729.0
+_ROWS = tuple(
+    tuple((*TWO_OVER_PI, *(0.0,) * _TERMS)[row : row + _TERMS]) for row in range(len(TWO_OVER_PI) - _TERMS)
+)
+"""For row j, the digits from place 24 j on."""
+
+
+def _near(x: Any) -> tuple[Any, Pair]:
+    """Returns n + ROUNDING and r for |x| < 2^30."""
+    whole = fma(x, _TWO_OVER_PI, ROUNDING)
+    n = whole - ROUNDING
+    high, high_rest = exact_product(n, HALF_PI[0])
+    middle, middle_rest = exact_product(n, HALF_PI[1])
+    first, lost = exact_sum(x - high, -high_rest)
+    second, lost_too = exact_sum(first, -middle)
+    rest = (lost + lost_too) - fma(n, HALF_PI[2], middle_rest)
+    return whole, ordered_sum(second, rest)
+
+
+def _modulo_4(number: Any) -> Any:
+    """Returns the number less a multiple of 4; from 2^53 on it is one."""
+    quarter = 0.25 * where(number.magnitude() < 2.0**52, number, 0.0)
+    return 4.0 * (quarter - ((quarter + ROUNDING) - ROUNDING))
+
+
+def _far(x: Any) -> tuple[Any, Pair]:
+    """Returns n + ROUNDING and r for 2^30 <= |x|."""
+    size = where(x.magnitude() < INFINITY, x.magnitude(), _FAR_DOUBLE)
+    exponent = ((size.bits() >> 52) + (0x4338000000000000 - 1023)).number() - ROUNDING
+    # Row j for exponents from 24 j + 53 + 1 on; 2^(-24 j) by two steps, since it may be subnormal.
+    row = (exponent - 54.0) * (1.0 / 24.0)
+    row = where(row < 0.0, 0.0, ((row - 0.499) + ROUNDING) - ROUNDING)
+    digits = row.looked_up(_ROWS, 0)
+    down = (((ROUNDING - 24.0 * row).bits() + 1023) << 52).number()
+    scaled = (size * down).with_sign_of(x)
+    split = scaled * _SPLITTER
+    high = split - (split - scaled)
+    total = lost = x.constant(0.0)
+    for place, digit in enumerate(digits):
+        weight = 2.0 ** (-24 * (place + 1))
+        for part in (high, scaled - high):
+            total, error = exact_sum(total, _modulo_4(part * digit * weight))
+            lost = lost + error
+    total, lost = ordered_sum(total, lost)
+    whole = total + ROUNDING
+    fraction = ordered_sum(total - (whole - ROUNDING), lost)
+    return whole, product_of_pairs(fraction, (HALF_PI[0], HALF_PI[1]))
+
+
+def _sine(r: Pair) -> Pair:
+    u = r[0] * r[0]
+    tail = fma(r[0] * u, polynomial(u, SIN_LONG), fma(-0.5 * u, r[1], r[1]))
+    return ordered_sum(r[0], tail)
+
+
+def _cosine(r: Pair) -> Pair:
+    u, lost = exact_product(r[0], r[0])
+    first, error = ordered_sum(u * 0.0 + 1.0, -0.5 * u)
+    tail = fma(u * u, polynomial(u, COS_LONG), fma(-r[0], r[1], -0.5 * lost))
+    return ordered_sum(first, error + tail)
+
+
+def _quarter(whole: Any, quarters: int) -> tuple[Any, Any]:
+    """Returns the truths that n + quarters is odd, and that it is 2 or 3 modulo 4."""
+    bits = whole.bits() + quarters
+    return ((bits & 1) << 62).number() > 0.0, ((bits & 2) << 61).number() > 0.0
+
+
+def _wave(whole: Any, r: Pair, quarters: int) -> Any:
+    odd, negative = _quarter(whole, quarters)
+    result = where(odd, rounded(_cosine(r)), rounded(_sine(r)))
+    return where(negative, -result, result)
+
+
+def _tangent(whole: Any, r: Pair) -> Any:
+    odd, _ = _quarter(whole, 0)
+    sine, cosine = _sine(r), _cosine(r)
+    top = where(odd, -cosine[0], sine[0]), where(odd, -cosine[1], sine[1])
+    bottom = where(odd, sine[0], cosine[0]), where(odd, sine[1], cosine[1])
+    return rounded(quotient_of_pairs(top, bottom))
+
+
+def _evaluated(x: Any, compute: Any) -> Any:
+    distant = ~(x.magnitude() < _FAR_DOUBLE)
+    near = where(distant, x.constant(0.0), x)
+    common = compute(*_near(near))
+    result = distant.rarely(common, lambda: compute(*_far(x)))
+    return where(x.magnitude() < INFINITY, result, NAN)
+
+
+@formula
+def sin_double(x: Any) -> Any:
+    """Returns the sine; tiny numbers are their own."""
+    return where(x.magnitude() < 2.0**-27, x, _evaluated(x, lambda n, r: _wave(n, r, 0)))
+
+
+@formula
+def cos_double(x: Any) -> Any:
+    """Returns the cosine."""
+    return _evaluated(x, lambda n, r: _wave(n, r, 1))
+
+
+@formula
+def tan_double(x: Any) -> Any:
+    """Returns the tangent; tiny numbers are their own."""
+    return where(x.magnitude() < 2.0**-27, x, _evaluated(x, _tangent))

@@ -14,7 +14,7 @@ from samebits.arithmetic.normalization.batches import (
     gradient_channels,
     training_channels,
 )
-from samebits.arithmetic.normalization.layer_tensors import as_read, lanes_type, parameter
+from samebits.arithmetic.normalization.layers import as_read, lanes_type, parameter
 from samebits.arithmetic.normalization.whole_batches import (
     whole_batch_norm,
     whole_batch_norm_gradients,

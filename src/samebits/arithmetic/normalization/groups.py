@@ -6,12 +6,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team
-from samebits.arithmetic.normalization.layers import lanes_of, moments, standardized
+from samebits.arithmetic.normalization.layers import lanes_of, lanes_type, moments, parameter, standardized
 from samebits.arithmetic.reductions.kernels import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
+from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
 _fma, _float64_of_bits = vectors.fma, vectors.float64_of_bits
@@ -132,3 +135,48 @@ def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
                     store_part(args[6] + at, value(g, x, weight, mean, rstd, alone, both), rest)
 
     return on_team(group, name=f"group_norm_gradient_{memory}_{wanted}")
+
+
+# Group normalization of tensors.
+
+
+def normalized_groups(
+    x: Tensor, sizes: tuple[int, int, int, int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns y, means and rstds (in the lanes' type) of a contiguous tensor; `sizes`: items, channels, length, groups."""
+    items, channels, length, groups = sizes
+    kind = lanes_type(x)
+    w, b = parameter(weight, channels, kind, 1), parameter(bias, channels, kind, 0)
+    out = torch.empty_like(x)
+    mean, rstd = torch.empty((items, groups), dtype=kind), torch.empty((items, groups), dtype=kind)
+    group_norm(MEMORY[x.dtype])(
+        items * groups,
+        *(t.data_ptr() for t in (x, w, b, out, mean, rstd)),
+        *(groups, channels // groups, length, bits_of(eps)),
+    )
+    return out, mean, rstd
+
+
+def group_gradients(
+    grad: Tensor,
+    x: Tensor,
+    sizes: tuple[int, int, int, int],
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    wanted: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Returns dx (if it is wanted), dw and db in the lanes' type; all tensors are contiguous, statistics in the lanes' type."""
+    items, channels, length, groups = sizes
+    out = torch.empty_like(x) if wanted else None
+    w = parameter(weight, channels, mean.dtype, 1)
+    sums = torch.empty((2, items, channels), dtype=mean.dtype)
+    group_norm_gradient(MEMORY[x.dtype], wanted=wanted)(
+        items * groups,
+        *(t.data_ptr() for t in (grad, x, w, mean, rstd)),
+        *(0 if out is None else out.data_ptr(), sums[0].data_ptr(), sums[1].data_ptr()),
+        *(groups, channels // groups, length),
+    )
+    made = reduce("sum", sums, (1,))
+    return out, made[0], made[1]

@@ -19,8 +19,7 @@ from samebits.arithmetic.product.finish import row_finisher
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
 from samebits.arithmetic.product.scratch import part_of_thread
-from samebits.arithmetic.product.tile_code import NEGATIVE_ZERO
-from samebits.arithmetic.product.tiles import register_tile
+from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, register_tile
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 MOST = 4

@@ -12,7 +12,7 @@ from torch import Tensor
 from samebits._native import vectors
 from samebits._native.kernel_threads import OnTeam, on_team
 from samebits.arithmetic.reductions.tensors import MEMORY
-from samebits.arithmetic.softmax.exponential import log_of_sum
+from samebits.arithmetic.softmax.rows import log_of_sum
 
 _GRAIN = 1 << 9
 """Elements of a chunk, about."""

@@ -12,8 +12,7 @@ from samebits._native.kernel_threads import OnTeam, on_team
 from samebits._native.lazy_kernel import Deferred
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.kernels import BLOCK
-from samebits.arithmetic.softmax.exponential import EXP, softmax_value
-from samebits.arithmetic.softmax.rows import lanes_of
+from samebits.arithmetic.softmax.rows import EXP, lanes_of, softmax_value
 
 _lanes_room, _sums_room, _centers_room = (
     vectors.stack(16 * 128),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from samebits.arithmetic.lstm_steps import DTYPES, LstmMemory, lstm_gradients, lstm_outputs
+from samebits.arithmetic.lstm import DTYPES, LstmMemory, lstm_gradients, lstm_outputs
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import Replacement
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.normalization import batch_tensors as batch
-from samebits.arithmetic.normalization.layer_tensors import as_read, lanes_type
+from samebits.arithmetic.normalization.layers import as_read, lanes_type
 from samebits.arithmetic.reductions.kernels import QUOTIENT
 from samebits.arithmetic.reductions.tensors import MEMORY, reduce
 from samebits.determinism._dispatcher import Kernel

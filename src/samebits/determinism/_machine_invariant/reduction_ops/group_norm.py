@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.normalization.batch_tensors import format_of
-from samebits.arithmetic.normalization.group_tensors import group_gradients, normalized_groups
-from samebits.arithmetic.normalization.layer_tensors import lanes_type
+from samebits.arithmetic.normalization.groups import group_gradients, normalized_groups
+from samebits.arithmetic.normalization.layers import lanes_type
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.normalization.layer_tensors import (
+from samebits.arithmetic.normalization.layers import (
     as_read,
     input_gradient,
     lanes_type,

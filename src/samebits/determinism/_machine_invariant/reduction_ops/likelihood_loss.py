@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.losses.likelihood import NONE, likelihood
+from samebits.arithmetic.losses import NONE, likelihood
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.losses.ctc import alphas, gradients
+from samebits.arithmetic.losses import alphas, gradients
 from samebits.arithmetic.reductions.scans import logcumsumexp
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel

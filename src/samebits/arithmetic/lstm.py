@@ -7,17 +7,63 @@ steps and batch, in this order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from samebits._native.formula import FormulaNumber
+from samebits._native.formula import FormulaNumber, fma
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
-from samebits.arithmetic.functions.recurrent_cells import lstm_cell, lstm_cell_backward
+from samebits.arithmetic.functions.activations import sigmoid_wide
+from samebits.arithmetic.functions.hyperbolic import tanh_wide
 from samebits.arithmetic.product import product
 from samebits.arithmetic.product.scratch import scratch_tensor
+
+# The cell of an LSTM layer and its gradient, for one element: its four gates, and the states that it keeps.
+#
+# Sums and products are those that torch composes the layer of, each rounded to the layer's type
+# (`rounded`); the gradient is rounded once.
+
+
+def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
+    """Returns input gate, forget gate, candidate, output gate, new c, its tanh, and h.
+
+    It takes the products of h for the four gates in this order, those of the input, and c (Hochreiter and Schmidhuber 1997).
+    """
+    gates = [rounded(x + y) for x, y in zip(numbers[:4], numbers[4:8], strict=True)]
+    functions = (sigmoid_wide, sigmoid_wide, tanh_wide, sigmoid_wide)
+    i, f, g, o = (rounded(function(gate)) for function, gate in zip(functions, gates, strict=True))
+    c = rounded(rounded(f * numbers[8]) + rounded(i * g))
+    squashed = rounded(tanh_wide(c))
+    return [i, f, g, o, c, squashed, o * squashed]
+
+
+def lstm_cell_backward(
+    rounded: Callable[[Any], Any],
+    grad_h: Any,
+    grad_c: Any,
+    i: Any,
+    f: Any,
+    g: Any,
+    o: Any,
+    c: Any,
+    squashed: Any,
+) -> list[Any]:
+    """Returns the gradients of the four gates before their functions, and of the old c.
+
+    It takes those of h and of the new c, and what `lstm_cell` was given (c) and made.
+    """
+    total = rounded(fma(grad_h * o, fma(-squashed, squashed, 1.0), grad_c))
+    return [
+        total * g * (i * (1.0 - i)),
+        total * c * (f * (1.0 - f)),
+        total * i * fma(-g, g, 1.0),
+        grad_h * squashed * (o * (1.0 - o)),
+        total * f,
+    ]
+
 
 _ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": FormulaNumber.in_bfloat16}
 _CELLS = {

@@ -15,6 +15,7 @@ from samebits._native.formula import (
     polynomial,
     where,
 )
+from samebits.arithmetic.functions.activations import sigmoid_double
 from samebits.arithmetic.functions.coefficients import (
     ERF_LONG,
     ERFC_LONG,
@@ -22,7 +23,7 @@ from samebits.arithmetic.functions.coefficients import (
     ERFINV_FAR,
     ERFINV_TAIL,
 )
-from samebits.arithmetic.functions.double.exponential_pairs import (
+from samebits.arithmetic.functions.exponential import (
     exp2_double,
     exp_double,
     exp_pair,
@@ -30,20 +31,15 @@ from samebits.arithmetic.functions.double.exponential_pairs import (
     expm1_pair,
     scaled,
 )
-from samebits.arithmetic.functions.double.logarithm_pairs import (
-    log1p_double,
-    log1p_pair,
-    log_double,
-)
-from samebits.arithmetic.functions.double.pairs import (
+from samebits.arithmetic.functions.logarithm import log1p_double, log1p_pair, log_double
+from samebits.arithmetic.functions.pairs import (
     exact_product,
     exact_sum,
     ordered_sum,
     quotient_of_pairs,
     rounded,
 )
-from samebits.arithmetic.functions.double.sigmoid_pairs import sigmoid_double
-from samebits.arithmetic.functions.double.trigonometry_pairs import sin_double
+from samebits.arithmetic.functions.trigonometry import sin_double
 
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
 PI, LOG2_E = 3.141592653589793, 1.4426950408889634
