@@ -1,11 +1,13 @@
-"""The local variables that a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
+"""The locals that a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
 
-Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object, CPython 3.11
-to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it before it writes it. Paths
-that leave the loop before another body, or by an exception that the loop does not handle itself, do not count: a loop
-variable that is only printed after the loop is written again by the next body.
+Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object,
+CPython 3.11 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it
+before it writes it. Paths that leave the loop before another body, or by an exception that the loop does not
+handle itself, do not count: a loop variable that is only printed after the loop is written again by the next
+body.
 
-The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around the loop.
+The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around
+the loop.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The loops inside a loop's body, by what a variable that only they assign depends on: do they run at all?
 
-`for micro_step in range(n): loss = ...`, and `loss` is read after it. The next iteration would read an old `loss` only if
-`n` were 0. So liveness is asked twice: as if an inner loop may run no time, and as if each runs at least once.
+`for micro_step in range(n): loss = ...`, and `loss` is read after it. The next iteration would read an old
+`loss` only if `n` were 0. So liveness is asked twice: as if an inner loop may run no time, and as if each
+runs at least once.
 
-A `for` statement surely runs if its iterable, which follows from constants and the frame's variables, has items. Known
-are `range` of integers, containers that the function takes no items out of, tensors and arrays, loaders, children and
-parameters of modules, and `enumerate`, `zip`, `reversed`, `sorted` or `tqdm` of these. Of a user's code only `__len__` of
-a loader's dataset is called.
+A `for` statement surely runs if its iterable, which follows from constants and the frame's variables, has
+items. Known are `range` of integers, containers that the function takes no items out of, tensors and arrays,
+loaders, children and parameters of modules, and `enumerate`, `zip`, `reversed`, `sorted` or `tqdm` of these.
+Of a user's code only `__len__` of a loader's dataset is called.
 """
 
 from __future__ import annotations
