@@ -173,17 +173,12 @@ _READ: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
 def names_read(code: CodeType) -> frozenset[str]:
-    """Returns `names_used`, cached."""
+    """Returns the global names that functions defined in `code` (at any depth) read or write, cached."""
     if id(code) not in _READ:
-        _READ[id(code)] = (code, names_used(code))
+        functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
+        found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
+        _READ[id(code)] = (code, frozenset().union(*found))
     return _READ[id(code)][1]
-
-
-def names_used(code: CodeType) -> frozenset[str]:
-    """Returns the global names that functions defined in `code` (at any depth) read or write."""
-    functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
-    found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
-    return frozenset().union(*found)
 
 
 def _fetched_before(items: Sequence[dis.Instruction], head: int, top: int) -> frozenset[str]:

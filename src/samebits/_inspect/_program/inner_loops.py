@@ -43,7 +43,7 @@ def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
     """Returns the loops that the flow's head is not in. Comprehensions that are part of the code (3.12) are no loops here."""
     found = []
     for at, item in enumerate(flow.instructions):
-        if item.opname == "FOR_ITER" and at != flow.head and not is_comprehension(flow.instructions, at):
+        if item.opname == "FOR_ITER" and at != flow.head and not saved_names(flow.instructions, at):
             end = flow.following[at][0]
             if not at < flow.head < end:
                 begins = at
@@ -71,13 +71,11 @@ def _while_loops(flow: ControlFlow) -> list[InnerLoop]:
     return found
 
 
-def is_comprehension(items: Sequence[dis.Instruction], at: int) -> bool:
-    """Returns True if the FOR_ITER at `at` is that of a comprehension that is compiled into the function (Python 3.12)."""
-    return bool(saved_names(items, at))
-
-
 def saved_names(items: Sequence[dis.Instruction], at: int) -> list[str]:
-    """Returns the variables of the comprehension with its FOR_ITER at `at`: their old values are put back after it."""
+    """Returns the variables of the comprehension with its FOR_ITER at `at`, compiled into the function (Python 3.12).
+
+    Their old values are put back after it. Empty for a `for` statement.
+    """
     names = []
     for item in reversed(items[max(0, at - 20) : at]):
         if item.opname == "LOAD_FAST_AND_CLEAR":
