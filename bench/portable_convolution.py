@@ -1,5 +1,4 @@
-"""Convolutions of `across="machines"`: their time over that of torch's default, and that of thread invariance
-over the same.
+"""Convolutions of `across="threads"` and `across="machines"`: their time over that of torch's default.
 
 Calls are interleaved, and the medians compared. With one thread it is CPU time, which a busy machine disturbs less. The steps have torch's own
 kernels for all but convolutions. Usage: OMP_WAIT_POLICY=PASSIVE python bench/portable_convolution.py [--threads 2] [--steps] [--only NAME] [--seconds 1]
@@ -17,16 +16,33 @@ import torch
 from torch import nn
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism._kernels import convolution as over_threads
-from samebits.determinism._machine_invariant.linear_ops import convolution as over_machines
+from samebits.determinism._machine_invariant.linear_ops import convolution
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ops import convnet, training_step
-from threads_conv import SHAPES
 
 aten = torch.ops.aten
-SHAPES = {
-    **SHAPES,
+SHAPES = {  # batch, input channels, output channels, groups, side, kernel, stride
+    "ResNet 7x7 /2": (8, 3, 64, 1, 224, 7, 2),
+    "ResNet 3x3 64": (8, 64, 64, 1, 56, 3, 1),
+    "one sample 3x3": (1, 64, 64, 1, 56, 3, 1),
+    "three samples": (3, 64, 64, 1, 56, 3, 1),
+    "ResNet 3x3 128": (8, 128, 128, 1, 28, 3, 1),
+    "ResNet 3x3 512": (8, 512, 512, 1, 7, 3, 1),
+    "ResNet 3x3 /2": (8, 128, 256, 1, 28, 3, 2),
+    "1x1 down": (8, 256, 64, 1, 56, 1, 1),
+    "1x1 up": (8, 64, 256, 1, 56, 1, 1),
+    "1x1 /2": (8, 256, 512, 1, 28, 1, 2),
+    "CIFAR first": (64, 3, 16, 1, 32, 3, 1),
+    "CIFAR 16": (64, 16, 16, 1, 32, 3, 1),
+    "CIFAR 32": (64, 32, 32, 1, 16, 3, 1),
+    "CIFAR 64": (64, 64, 64, 1, 8, 3, 1),
+    "MNIST first": (64, 1, 32, 1, 28, 3, 1),
+    "MNIST second": (64, 32, 64, 1, 26, 3, 1),
+    "depthwise 56": (8, 96, 96, 96, 56, 3, 1),
+    "depthwise 14": (8, 384, 384, 384, 14, 3, 1),
+    "grouped": (8, 128, 128, 32, 28, 3, 1),
+    "tiny": (8, 16, 16, 1, 8, 3, 1),
     "portable.md 8x32": (8, 32, 64, 1, 64, 3, 1),
     "portable.md 8x64": (8, 64, 64, 1, 64, 3, 1),
     "portable.md 8x128": (8, 128, 128, 1, 32, 3, 1),
@@ -81,9 +97,9 @@ def ops() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def medians(call: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> list[float]:
-    """Seconds of a call with torch's kernels, with thread invariance, and with machine invariance."""
-    times: list[list[float]] = [[], [], []]
-    tables: list[tuple[Any, ...]] = [(), over_threads.REPLACEMENTS, over_machines.REPLACEMENTS]
+    """Seconds of a call with torch's kernels, and with ours."""
+    times: list[list[float]] = [[], []]
+    tables: list[tuple[Any, ...]] = [(), convolution.REPLACEMENTS]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 3:
         for found, table in zip(times, tables, strict=True):
@@ -109,11 +125,11 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     clock = time.thread_time if asked.threads == 1 else time.perf_counter
-    print(f"{'threads: ' + str(asked.threads):52}{'torch us':>10}{'threads':>9}{'machine':>9}")
+    print(f"{'threads: ' + str(asked.threads):52}{'torch us':>10}{'ours':>9}")
     for name, call in steps() if asked.steps else ops():
         if asked.only in name:
-            torchs, threads, ours = medians(call, asked.seconds, clock)
-            print(f"{name:52}{torchs * 1e6:10.0f}{threads / torchs:9.2f}{ours / torchs:9.2f}", flush=True)
+            torchs, ours = medians(call, asked.seconds, clock)
+            print(f"{name:52}{torchs * 1e6:10.0f}{ours / torchs:9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,23 @@ import pytest
 
 FULLEST = 15
 BUDGET = {
-    ".": 1115,
-    "_inspect": 4530,
-    "_native": 1070,
-    "audit": 5240,
-    "callbacks": 1250,
+    ".": 1110,
+    "_inspect": 4520,
+    "_native": 1060,
+    "audit": 5230,
+    "callbacks": 1240,
     "checkpoint": 4360,
     "cli": 2220,
-    "data": 9220,
-    "determinism": 23000,
+    "data": 8540,
+    "determinism": 20710,
     "nn": 1630,
     "random": 5250,
     "replica": 4680,
     "rounding": 2590,
     "state": 930,
     "testing": 900,
-    "train": 6420,
-    "trainer": 1550,
+    "train": 6410,
+    "trainer": 1520,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
 INVENTED = {

@@ -48,7 +48,7 @@ _OF_SHAPE = {
 }
 """The operand of whose shape torch makes the result; where another one is larger it warns that it resizes."""
 _NOT_BY_ELEMENT = ("glu", "isin", "bucketize", "searchsorted", "linspace", "logspace", "equal")
-"""Operands of other shapes; glu has tests of its own (test_pointwise.py)."""
+"""Operands of other shapes; glu has tests of its own (test_replacements.py)."""
 _OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
 
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, with the text of their errors: the call, the argument, the valid values."""
+"""Checks of the arguments of public functions, with one text for their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of bytes: xxh3-128, which needs neither torch nor NumPy, so that the writer process of commits has it, too."""
+"""The digest of bytes: xxh3-128. It needs neither torch nor NumPy, and the writer process has it, too."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 import samebits
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import CorruptCommitError, RunMismatchError
-from samebits.train._state import object_states
+from samebits.train import _object_states
 
 LARGE = (512, 1024)
 """Two MB of float32."""
@@ -125,7 +125,7 @@ def test_what_an_object_may_keep_has_memory_of_its_own(tmp_path, monkeypatch):
     saved = commit(tmp_path, objects())
     for views in (False, True):
         if views:
-            monkeypatch.setattr(object_states, "copies_what_it_loads", lambda thing: True)
+            monkeypatch.setattr(_object_states, "copies_what_it_loads", lambda thing: True)
         again = objects()
         with run(tmp_path, again) as resumed:
             next(resumed.steps([0] * 5))
@@ -141,7 +141,7 @@ def test_a_module_of_torch_is_given_views(tmp_path):
     hooked.register_load_state_dict_pre_hook(lambda *_: None)
     bound = torch.nn.Linear(2, 2)
     bound.load_state_dict = lambda state: None
-    copies = object_states.copies_what_it_loads
+    copies = _object_states.copies_what_it_loads
     assert copies(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     assert copies(torch.nn.DataParallel(torch.nn.Linear(2, 2)))
     assert not any(map(copies, (hooked, bound, KeepsModule(2, 2), Keeps(), torch.nn.Sequential(hooked))))

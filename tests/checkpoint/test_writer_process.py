@@ -23,7 +23,7 @@ from samebits._context import Observer, process
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.writer_process import PACKED, SnapshotMessage
 from samebits.errors import CommitError
-from samebits.train._saving import async_commits
+from samebits.train import _async_commits
 
 torch.optim.Adam(
     [torch.zeros(1)]
@@ -151,7 +151,7 @@ def test_a_killed_run_loses_no_snapshot_that_was_taken(tmp_path, expected, forke
 
 def test_a_run_that_never_listens_finds_slots(tmp_path, expected, forked, monkeypatch):
     """What the writer has finished is free at once, not when the run next asks: a kill after 80 steps loses two at most."""
-    monkeypatch.setattr(async_commits, "_POLL_INTERVAL", 1e9)
+    monkeypatch.setattr(_async_commits, "_POLL_INTERVAL", 1e9)
     behind = kill_and_resume(tmp_path / "r", 1, 1, expected, forked, ahead=(80, 80), pause=0.003)
     assert len(behind) == 1 and behind[0] <= 2
 

@@ -28,7 +28,7 @@ numbers = Pipeline.range(10).with_options(seed=1)
         (lambda: Pipeline.from_iterable(iter([1])), InvalidArgumentError, "pass its function"),
         (lambda: numbers.map(3), InvalidArgumentError, "takes a function"),
         (lambda: numbers.batch(0), InvalidArgumentError, "at least 1"),
-        (lambda: numbers.batch(2.5), InvalidArgumentError, "integer"),
+        (lambda: numbers.batch(2.5), InvalidArgumentError, "an int of at least 1"),
         (lambda: numbers.shuffle(0), InvalidArgumentError, "buffer_size"),
         (lambda: numbers.repeat(0), InvalidArgumentError, "at least 1"),
         (lambda: numbers.repeat().shuffle(), InvalidArgumentError, "shuffle before repeat"),

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data import Pipeline, check
-from samebits.data._workers.serial_functions import needs_seed
 from samebits.errors import PipelineDifferenceError
 
 
@@ -266,6 +265,6 @@ def test_where_no_seed_is_needed_none_matters(pipeline, seed, size):
         pipeline.filter(kept).repeat(2),
         pipeline.enumerate().take(size),
     ):
-        assert needs_seed(one._stage) is None
+        assert one._stage.needs_seed() is None
         first, other = ([repr(x) for x in one.with_options(seed=s)] for s in (seed, 0))
         assert first == other

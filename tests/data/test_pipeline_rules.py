@@ -20,10 +20,8 @@ from samebits._context import process
 from samebits._inspect import rng_states
 from samebits.data import Pipeline
 from samebits.data import _purity as purity
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
-from samebits.data._workers import executor_choice
-from samebits.data._workers.serial_functions import functions
+from samebits.data._calls.user_function import Function, key_words
+from samebits.data._workers import readers
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random import _int_keys as int_keys
 
@@ -137,7 +135,7 @@ def test_side_effects_are_those_of_a_plain_loop(name):
 def test_without_the_rule_side_effects_are_lost(name):
     """Negative control: declared as free of effects, the function runs in workers, and its effects stay there."""
     pipeline = PIPELINES[name](noting)
-    for function in functions(pipeline._stage):
+    for function in pipeline._stage.all_functions():
         function.stateful = False
     list(pipeline.with_options(seed=3, num_parallel_calls=2))
     assert not log
@@ -365,9 +363,9 @@ def test_auto_stays_inline_for_cheap_maps_and_starts_workers_for_slow_ones():
             Pipeline.range(40).map(function).batch(4).with_options(seed=1, num_parallel_calls="auto")
         )
         made = []
-        original = executor_choice.reader
+        original = readers.reader
         choice_made = lambda *arguments: made.append(original(*arguments)) or made[-1]
-        from samebits.data import _pipeline_iterator as module
+        from samebits.data import _resumable as module
 
         module.reader = choice_made
         try:

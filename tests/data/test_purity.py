@@ -17,7 +17,7 @@ from samebits import random
 from samebits.data import Pipeline
 from samebits.data import _purity as purity
 from samebits.data._calls.process_generators import Draws
-from samebits.data._collate.padding import PadCollate
+from samebits.data._collate import PadCollate
 from samebits.data._stages.sources import Source
 from samebits.errors import ConflictWarning
 from samebits.random._process import generator_states

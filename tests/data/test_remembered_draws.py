@@ -20,10 +20,10 @@ from samebits._inspect import rng_states
 from samebits.data import DataLoader, Pipeline, check
 from samebits.data import _purity as purity
 from samebits.data._calls import process_generators
+from samebits.data._calls.keepers import keepers
 from samebits.data._calls.own_generators import OwnGenerators
-from samebits.data._calls.reachable_keepers import keepers
 from samebits.data._calls.remembered_draws import Memos
-from samebits.data._calls.rng_parameter import key_words
+from samebits.data._calls.user_function import key_words
 from samebits.errors import ConflictWarning, PipelineDifferenceError, PipelineError
 from samebits.random._process import generator_states
 

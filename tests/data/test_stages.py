@@ -8,7 +8,7 @@ import torch
 
 from samebits import random
 from samebits.data import Pipeline
-from samebits.data._device_placement import Placement
+from samebits.data._options import Placement
 
 
 def drawn(x):

@@ -17,14 +17,9 @@ from torch.utils.data import default_collate as torchs_collate
 
 from samebits.data import Pipeline
 from samebits.data._calls.process_generators import Draws
-from samebits.data._collate.collate import default_collate
-from samebits.data._workers.fork_server import Server
-from samebits.data._workers.result_memory import (
-    ResultMemory,
-    offer_memory,
-    use_offered_memory,
-    writes_in_place,
-)
+from samebits.data._collate import default_collate
+from samebits.data._workers.launch_workers import Server
+from samebits.data._workers.results import ResultMemory, offer_memory, use_offered_memory, writes_in_place
 from samebits.data._workers.worker_process import StageWork, WorkerJob
 from samebits.errors import InvalidArgumentError, PipelineError, PipelineTimeoutError
 

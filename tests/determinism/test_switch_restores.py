@@ -99,7 +99,7 @@ def cannot(kernel):
 def test_an_error_on_the_way_on_undoes_everything(monkeypatch):
     """Enabling is all or nothing: an error in its middle leaves kernels, flags and functions as they were."""
     samebits.set_random_seed(0)
-    broken = Replacement("aten::sin", cannot, "cannot be made")
+    broken = Replacement("aten::relu", cannot, "cannot be made")
     before, were, variables = dispatch_tables(), attributes(), dict(os.environ)
     monkeypatch.setattr(replacements, "REPLACEMENTS", (*replacements.REPLACEMENTS, broken))
     with pytest.raises(RuntimeError, match="cannot make it"):
@@ -112,7 +112,7 @@ def test_an_error_on_the_way_on_undoes_everything(monkeypatch):
 def test_a_change_that_fails_keeps_the_settings_before_it(monkeypatch):
     """On, and then asked for other arguments that cannot be had: the switch stays on as it was."""
     samebits.set_random_seed(0)
-    broken = Replacement("aten::sin", cannot, "cannot be made", only_threads=True)
+    broken = Replacement("aten::relu", cannot, "cannot be made", only_threads=True)
     monkeypatch.setattr(replacements, "REPLACEMENTS", (broken,))
     samebits.enable_op_determinism(across="runs")
     settings = told()

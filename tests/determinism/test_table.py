@@ -13,6 +13,7 @@ from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
+from samebits.determinism._machine_invariant import replacements as one_arithmetic
 from samebits.determinism.table._class_rules import RULES, rule_of
 from samebits.determinism.table._overload_facts import (
     OverloadRow,
@@ -25,7 +26,11 @@ from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICT
 from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.errors import InvalidArgumentError
 
-REPLACEMENTS = catalogue.all_replacements()
+REPLACEMENTS = tuple(
+    one
+    for one in (*catalogue.all_replacements(), *one_arithmetic.REPLACEMENTS)
+    if one.device.lower() in DEVICES
+)
 
 
 SEEN = {"op": ("tails: op", "losses: some")}

@@ -20,7 +20,7 @@ from rounding_reference import DTYPES, inputs, special
 from samebits import _digest as digest
 from samebits import random, replica, rounding
 from samebits.random._process import generator_states
-from samebits.rounding import _device_kernels as device_kernels
+from samebits.rounding import _stochastic_round as device_kernels
 from samebits.rounding import optim, stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding.optim import _streams

@@ -8,7 +8,6 @@ from statistics import median
 
 import pytest
 import torch
-from lab.review.trace import Names
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -32,7 +31,7 @@ from lab.catalogue.case import (
     integers,
     normal,
 )
-from lab.review.outcome import SEED, disturb, with_memory
+from lab.review.outcome import SEED, Names, disturb, with_memory
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._cuda_decompositions import REPLACEMENTS

@@ -16,9 +16,10 @@ from lab.review.rows import promises_threads
 from samebits import _digest as digest
 from samebits._digest import of_value
 from samebits.determinism import table
-from samebits.determinism._kernels import pointwise
+from samebits.determinism._machine_invariant import elementwise as ours_elementwise
 
 THREADS = (1, 2, 3, 4, 7)
+OURS = {one.op.removeprefix("aten::") for one in ours_elementwise.REPLACEMENTS}
 FAST = (torch.float32, torch.bfloat16)
 VECTORS = torch.backends.cpu.get_cpu_capability()
 needs_vectors = pytest.mark.skipif(
@@ -88,7 +89,7 @@ def test_no_elementwise_op_differs_over_threads_that_the_table_promises(switched
 @needs_vectors
 def test_without_ours_the_hunt_finds_each_gap():
     """Negative control: with torch's kernels the same samples differ, for every op that tells and is on the list."""
-    ours = {f for _, f, _ in pointwise._FORMS} | {"smooth_l1_loss_backward", "huber_loss_backward", "addr"}
+    ours = {*OURS, "smooth_l1_loss_backward", "huber_loss_backward", "addr"}
     with_nothing = {s.name for s in hunt(FAST, every=9, only=sorted(ours & {*names()}))[1]}
     known = {
         "smooth_l1_loss_backward",
@@ -100,22 +101,6 @@ def test_without_ours_the_hunt_finds_each_gap():
         "atan2",
     }
     assert known <= with_nothing and len(with_nothing) > 20, known - with_nothing
-
-
-@pytest.mark.slow
-@needs_vectors
-def test_what_the_table_says_is_not_held_does_differ(switched_on):
-    """Each elementwise op that the table's own lines leave out differs for some type and layout: no line is stale."""
-    lines = [
-        line
-        for line in table._verdicts.own_lines()
-        if line["device"] == "cpu" and "bits follow" in line["reason"]
-    ]
-    left_out = [name for line in lines for name in line["ops"] if name in names()]
-    assert len(left_out) >= 5
-    held = {"log1p"} if VECTORS == "AVX2" or torch.__version__ < "2.12" else set()
-    for name in sorted({*left_out} - held):
-        assert any(hunt((dtype,), every=1, only=[name])[1] for dtype in elementwise.DTYPES), name
 
 
 X, Y = (torch.randn(257 * 513, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
@@ -181,8 +166,7 @@ def test_gaps_that_were_found(name):
 @pytest.mark.slow
 def test_layouts_and_types_are_torchs():
     """With every kernel of ours, at one thread and at three, the result has torch's type, shape and strides."""
-    ours = {one.op.removeprefix("aten::") for one in pointwise.REPLACEMENTS}
-    kept = {(s.name, s.layout): s for name in names() if name in ours for s in samples(name, FAST[:1])}
+    kept = {(s.name, s.layout): s for name in names() if name in OURS for s in samples(name, FAST[:1])}
     torch.set_num_threads(1)
     large = {key: sample.large() for key, sample in kept.items()}
 

@@ -17,7 +17,7 @@ from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
 from samebits.state._in_place import StateAliases
 from samebits.testing import assert_resumes_exactly
-from samebits.train._state.object_states import RunState, _restore_devices
+from samebits.train._object_states import RunState, _restore_devices
 
 CUT = [0, 3]
 

@@ -23,8 +23,6 @@ QUICK = {
     "replica.py": "2000",
     "rounding.py": "1",
     "startup.py": "1",
-    "threads_conv.py": "--cpu 1",
-    "threads_pointwise.py": "--part ternary",
 }
 """The smallest arguments of each script."""
 PEERS = {"checkpoint_peers.py"}

@@ -180,6 +180,6 @@ def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numb
     program = "import sys, repeat_samples as r\n" + "r.enable_op_determinism = lambda: None\n" * (not switch)
     done = subprocess.run(
         [sys.executable, "-c", f"{program}sys.exit(r.main('grid_sampler_2d'))"],
-        cwd=root / "tools" / "op_table", capture_output=True, text=True, timeout=500,
+        cwd=root, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == failures and f"cases, {failures} ops failed" in done.stdout, done.stdout

@@ -15,8 +15,8 @@ from samebits._context import CheckOverrides, process
 from samebits.checkpoint import load_commit
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
-from samebits.train._saving import digest_chain
-from samebits.train._saving.cadence import Cadence
+from samebits.train import _digest_chain
+from samebits.train._cadence import Cadence
 
 
 def run_of(run_dir, *, steps=12, body=lambda run, step: None, loader=None, epochs=1, **options):
@@ -194,14 +194,14 @@ def test_the_chain_finds_where_two_runs_part(tmp_path):
         run_of(tmp_path / name, steps=1000, body=body, save="explicit")
     manifests = [CommitStore(tmp_path / name).newest()[0] for name in "abc"]
     assert manifests[0].rolling == manifests[1].rolling != manifests[2].rolling
-    assert digest_chain.first_difference(tmp_path / "a", tmp_path / "b") is None
-    parting = digest_chain.first_difference(tmp_path / "a", tmp_path / "c")
+    assert _digest_chain.first_difference(tmp_path / "a", tmp_path / "b") is None
+    parting = _digest_chain.first_difference(tmp_path / "a", tmp_path / "c")
     assert parting.equal <= 700 < parting.different and parting.different - parting.equal <= 4
-    links = digest_chain.read_chain(tmp_path / "a")
+    links = _digest_chain.read_chain(tmp_path / "a")
     assert len(links) < 520 and links[-1] == (1000, manifests[0].rolling)
     for name, change in (("p", -1), ("q", 25)):
         run_of(tmp_path / name, loader=pipeline(change), save="explicit")
-    assert digest_chain.first_difference(tmp_path / "p", tmp_path / "q") == (6, 7)
+    assert _digest_chain.first_difference(tmp_path / "p", tmp_path / "q") == (6, 7)
 
 
 def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
@@ -218,9 +218,9 @@ def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
         )
 
     assert forked(killed).code == -9
-    assert len(digest_chain.read_chain(tmp_path / "r")) == 10
+    assert len(_digest_chain.read_chain(tmp_path / "r")) == 10
     run_of(tmp_path / "r", steps=20, epochs=2, save=3)
-    files = [(tmp_path / name / digest_chain.FILE).read_bytes() for name in ("whole", "r")]
+    files = [(tmp_path / name / _digest_chain.FILE).read_bytes() for name in ("whole", "r")]
     assert files[0] == files[1] and len(files[0].splitlines()) == 41
 
 
@@ -228,7 +228,7 @@ def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
 def test_a_damaged_tail_of_the_chain_is_left_out_and_written_again(tmp_path, damage):
     """A cut line, a flipped bit, bytes that are no JSON: the lines before hold, and a resumed run goes on behind them."""
     run_of(tmp_path / "r", save="explicit")
-    file = tmp_path / "r" / digest_chain.FILE
+    file = tmp_path / "r" / _digest_chain.FILE
     whole = file.read_bytes()
     place = len(whole) * 3 // 4
     changed = {
@@ -237,15 +237,15 @@ def test_a_damaged_tail_of_the_chain_is_left_out_and_written_again(tmp_path, dam
         "noise": whole[:place] + b"\xff\n" * 9,
     }
     file.write_bytes(changed[damage])
-    kept = digest_chain.read_chain(tmp_path / "r")
+    kept = _digest_chain.read_chain(tmp_path / "r")
     assert 0 < len(kept) < 13
     run_of(tmp_path / "r", save="explicit", epochs=2)
     assert (
-        digest_chain.read_chain(tmp_path / "r")[: len(kept)] == kept
-        and digest_chain.read_chain(tmp_path / "r")[-1].step == 24
+        _digest_chain.read_chain(tmp_path / "r")[: len(kept)] == kept
+        and _digest_chain.read_chain(tmp_path / "r")[-1].step == 24
     )
     with pytest.raises(RecordError, match="has no chain.jsonl"):
-        digest_chain.read_chain(tmp_path)
+        _digest_chain.read_chain(tmp_path)
 
 
 def test_a_chain_that_the_disk_refuses_names_its_file_and_the_run_goes_on(tmp_path, forked):

@@ -15,7 +15,7 @@ import samebits
 from samebits.checkpoint._store import CommitStore
 from samebits.determinism._environment import LIBRARY_VARIABLES, _cpu_model
 from samebits.errors import InvalidArgumentError, RunMismatchError
-from samebits.train._state.environment_check import KNOWN, Environment
+from samebits.train._environment_check import KNOWN, Environment
 
 CLEAN = {name: value for name, value in os.environ.items() if name not in LIBRARY_VARIABLES}
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits.train._state import object_states
+from samebits.train import _object_states
 
 OPTIMIZERS = {
     "SparseAdam": lambda parameters: torch.optim.SparseAdam(parameters),
@@ -49,7 +49,7 @@ def test_a_run_with_sparse_gradients_resumes(tmp_path, optimizer):
 def test_without_its_gradient_it_ends_elsewhere(tmp_path, monkeypatch):
     """Negative control: sparse gradients that no commit holds are missed in the middle of a group."""
     monkeypatch.setattr(
-        object_states, "_to_dense", lambda grad: None if grad is not None and grad.is_sparse else grad
+        _object_states, "_to_dense", lambda grad: None if grad is not None and grad.is_sparse else grad
     )
     with pytest.raises(Cut):
         train(tmp_path / "r", "SGD", 4)

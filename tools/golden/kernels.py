@@ -1,4 +1,4 @@
-"""Each kernel of op determinism through torch's public functions, over shapes, dtypes, layouts, and 1 and 3 threads."""
+"""Each kernel of `across="threads"` through torch's public functions, over shapes, dtypes, layouts, and 1 and 3 threads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import samebits
+from samebits.determinism._all_replacements import REPLACEMENTS
 
 Facts = Iterator[tuple[str, Any]]
 FAMILIES: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Any]]]]] = {
@@ -59,7 +60,7 @@ class _Calls(TorchDispatchMode):
 
 
 def covered(tree: Path) -> Facts:
-    """The ops with a kernel of samebits' own that the families call; it fails where one that has a kernel is missing."""
+    """The repaired ops of torch's that the families call; it fails where one is missing. (Our own: `machines`.)"""
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
     samebits.enable_op_determinism(across="threads")
@@ -68,19 +69,11 @@ def covered(tree: Path) -> Facts:
             for case, run in family():
                 if not case.endswith(("bfloat16", "float16", "float64")):
                     run()
-    own = [
-        row["op"].removeprefix("aten::")
-        for row in _table("--verdict", "has an alternative here", "--verdict", "serial")
-    ]
-    own = [op for op in own if not _is_composite(op)]
+    own = sorted({it.op.removeprefix("aten::") for it in REPLACEMENTS})
     if missing := [op for op in own if op not in calls.seen | BELOW and not _is_out(op)]:
         raise SystemExit(f"golden: no fact calls {', '.join(missing)}: add one to tools/golden")
-    for op in sorted(set(own) & calls.seen):
+    for op in sorted({*own} & calls.seen):
         yield op, True
-
-
-def _is_composite(op: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "CompositeImplicitAutograd")
 
 
 def _is_out(op: str) -> bool:
@@ -91,7 +84,7 @@ def _is_out(op: str) -> bool:
 
 def table(tree: Path) -> Facts:
     """The rows of the op table, by device and verdict."""
-    rows = _table("--all")
+    rows = _table()
     for device, verdict in sorted({(row["device"], row["verdict"]) for row in rows}):
         yield (
             f"{device}/{verdict}",
@@ -99,9 +92,8 @@ def table(tree: Path) -> Facts:
         )
 
 
-def _table(*options: str) -> list[dict[str, Any]]:
-    device = [] if "--all" in options else ["--device", "cpu"]
-    command = [sys.executable, "-m", "samebits", "ops", *options, *device, "--json", "ops.json"]
+def _table() -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "samebits", "ops", "--all", "--json", "ops.json"]
     subprocess.run(command, check=True, capture_output=True)
     return json.loads(Path("ops.json").read_text())["ops"]
 

@@ -24,6 +24,7 @@ import torch
 import native_functions
 from running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism._all_replacements import REPLACEMENTS
+from samebits.determinism._machine_invariant import replacements as one_arithmetic
 from samebits.determinism.table import _thread_evidence as thread_evidence
 from samebits.determinism.table._overload_facts import (
     FILE,
@@ -33,6 +34,7 @@ from samebits.determinism.table._overload_facts import (
     all_reviews,
     reviewed,
 )
+from samebits.determinism.table._verdicts import op_table
 from table_files import write, write_cases, write_others
 
 NOTHING = ("nothing",)
@@ -79,7 +81,8 @@ def _has(name: str, key: str) -> bool:
 
 def _merge_measurements(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Merges the measured columns per overload: one that varies in one file varies; the battery counts before OpInfo."""
-    ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS}
+    ours = {one.op.removeprefix("aten::") for one in (*REPLACEMENTS, *one_arithmetic.REPLACEMENTS)}
+    ours |= {full.removeprefix("aten::") for full, key, _ in op_table().serial_kernels() if key == "CPU"}
     merged: dict[str, dict[str, Any]] = {}
     for file in files:
         for full, found in file["overloads"].items():

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 from samebits._inspect import user_code
 from samebits.callbacks._base import AttributeState, TrainerView
-from samebits.callbacks._callback_arguments import check
-from samebits.callbacks._disk_errors import translate_disk_errors
+from samebits.callbacks._callback_errors import check, translate_disk_errors
 from samebits.checkpoint._writer.commit_folder import sync_folder
 
 _TAIL_BYTES = 1 << 14

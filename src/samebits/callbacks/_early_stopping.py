@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from samebits.callbacks._base import Callback, TrainerView
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 from samebits.callbacks._monitored_metric import Monitored
 
 

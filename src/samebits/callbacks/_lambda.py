@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from samebits.callbacks._base import Callback
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 from samebits.errors import InvalidArgumentError
 
 _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

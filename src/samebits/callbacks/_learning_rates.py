@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from samebits.callbacks._base import Callback, TrainerView
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 from samebits.callbacks._monitored_metric import Monitored
 from samebits.errors import InvalidArgumentError
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from samebits._inspect import user_code
 from samebits.callbacks._base import TrainerView
-from samebits.callbacks._callback_arguments import check
-from samebits.callbacks._disk_errors import translate_disk_errors
+from samebits.callbacks._callback_errors import check, translate_disk_errors
 from samebits.callbacks._monitored_metric import Monitored
 from samebits.checkpoint._export import SUFFIXES, save_weights
 from samebits.errors import InvalidArgumentError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from samebits.callbacks._base import AttributeState, TrainerView
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 from samebits.errors import InvalidArgumentError
 
 _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "r2", "r2_score")

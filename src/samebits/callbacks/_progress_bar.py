@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from samebits.callbacks._base import Callback, TrainerView
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 from samebits.errors import InvalidArgumentError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.callbacks._base import AttributeState, TrainerView
-from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._callback_errors import check
 
 
 class TensorBoard(AttributeState):

@@ -1,7 +1,7 @@
 """Nested state to a JSON-able tree plus a flat dict of tensors, and back, exactly. No pickle.
 
-In the tree None, bools, strings, 64-bit integers, finite floats and lists are encoded as themselves; everything
-else is an object with one key, the tag of its decoder. Mappings are flat lists of keys and values:
+In the tree None, bools, strings, 64-bit integers, finite floats and lists are encoded as themselves;
+everything else is an object with one key, the tag of its decoder. Mappings are flat lists of keys and values:
 their order is state, and their keys need not be strings.
 """
 
@@ -78,10 +78,11 @@ Tensors = dict[str, torch.Tensor]
 def encode(value: Any) -> tuple[Any, Tensors]:
     """Returns the JSON-able tree of `value` and its tensors by dotted path; `decode` restores equal values and types.
 
-    Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with None,
-    bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and scalars,
-    torch.Size, torch.dtype and torch.device. The tensors are those of `value`, not copies; tied ones (the same
-    memory seen the same way) come once. A parameter is saved as its tensor, without `requires_grad`.
+    Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with
+    None, bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and
+    scalars, torch.Size, torch.dtype and torch.device. The tensors are those of `value`, not copies; tied ones
+    (the same memory seen the same way) come once. A parameter is saved as its tensor, without
+    `requires_grad`.
 
     Raises:
         UnsavableStateError: a value is anything else; the message names its path and the cure.

@@ -26,6 +26,111 @@ PICKLED = (".pt", ".pth")
 SUFFIXES = (TENSORS_ONLY, *PICKLED)
 
 
+def export(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    object: str | None = None,
+    step: int | None = None,
+) -> Path:
+    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
+
+    .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as
+    contiguous, with equal values) and ties (each name has its own copy): a module that loads it has both
+    already. .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's
+    state_dict: strides, ties and every bit are those of the commit. No suffix: a new folder, which
+    `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
+
+    Args:
+        run_dir: path or URL of a `Run`.
+        path: of the new file or folder.
+        object: the object to export; None: all of them, the model for .safetensors.
+        step: of the commit; None: the newest valid one.
+
+    Raises:
+        InvalidArgumentError: there is no such commit, object or folder, a folder for DCP is there already, or
+            safetensors cannot hold a value.
+        UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
+        Those of `load_commit`; OSError.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run("run", model=torch.nn.Linear(2, 1)) as run:
+        ...     for step, batch in run.steps([1, 2]):
+        ...         pass
+        >>> path = samebits.checkpoint.export("run", "model.safetensors")
+        >>> samebits.checkpoint.load_weights(torch.nn.Linear(2, 1), path)
+        <All keys matched successfully>
+    """
+    suffix, where = Path(path).suffix, Path(path)
+    if suffix and suffix != TENSORS_ONLY and suffix not in PICKLED:
+        raise InvalidArgumentError(
+            f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; without an ending "
+            "it is a folder for torch.distributed.checkpoint."
+        )
+    folder = where.absolute().parent
+    if not folder.is_dir():
+        why = "is a file" if folder.exists() else "is not there"
+        raise InvalidArgumentError(
+            f"export to {where}: the folder {folder} {why}. Make it, or choose another path."
+        )
+    if not suffix and where.exists():
+        raise InvalidArgumentError(f"export to {where}: it is there already. Choose another folder.")
+    name = MODEL if suffix == TENSORS_ONLY and object is None else object
+    state: Any = read_commit(run_dir, step)
+    if name is not None:
+        state = object_state(state, name, run_dir)
+    if suffix == TENSORS_ONLY:
+        save_safetensors(state, where)
+    elif suffix:
+        _export_pickled(state, where)
+    else:
+        _export_dcp(state.get("objects", state) if name is None else {name: state}, where)
+    return where
+
+
+def _export_pickled(state: Any, path: Path) -> None:
+    """Writes a file for `torch.load(weights_only=True)`; it is read and compared before it gets its name."""
+    proof = path.with_name(f".{path.name}.proof")
+    try:
+        save_pickled(state, proof)
+        _check_round_trip(state, proof, path)
+        proof.replace(path)
+        sync_folder(path.parent)
+    finally:
+        proof.unlink(missing_ok=True)
+
+
+def _export_dcp(objects: Mapping[str, Any], target: Path) -> None:
+    """Writes a new folder for `torch.distributed.checkpoint` (one rank): state_dicts by name of object."""
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
+
+    fresh = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True disables it
+            dcp.save(dict(objects), storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    sync_folder(target.parent)
+
+
+def _check_round_trip(state: Any, file: Path, path: Path) -> None:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Torch advises to execute it
+        raise UnsavableStateError(
+            f"export to {path}: torch.load(weights_only=True) would refuse the file: "
+            f"{refusal_reason(error)}. "
+            "Export one object (object=...), or as safetensors."
+        ) from None
+    if digest.of_value(found) != digest.of_value(state):
+        raise UnsavableStateError(f"export to {path}: the file is not restored bit for bit.")
+
+
 def save_weights(state: Mapping[str, Any], path: Path) -> None:
     """Writes `state` in the format of `path`'s suffix.
 
@@ -77,107 +182,3 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     finally:
         fresh.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def export(
-    run_dir: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    object: str | None = None,
-    step: int | None = None,
-) -> Path:
-    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
-
-    .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as contiguous, with equal
-    values) and ties (each name has its own copy): a module that loads it has both already.
-    .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's state_dict: strides, ties and
-    every bit are those of the commit.
-    No suffix: a new folder, which `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
-
-    Args:
-        run_dir: path or URL of a `Run`.
-        path: of the new file or folder.
-        object: the object to export; None: all of them, the model for .safetensors.
-        step: of the commit; None: the newest valid one.
-
-    Raises:
-        InvalidArgumentError: there is no such commit, object or folder; a folder for DCP is there already; safetensors cannot
-            hold a value.
-        UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
-        Those of `load_commit`; OSError.
-
-    Example:
-        >>> samebits.set_random_seed(1)
-        >>> with samebits.Run("run", model=torch.nn.Linear(2, 1)) as run:
-        ...     for step, batch in run.steps([1, 2]):
-        ...         pass
-        >>> path = samebits.checkpoint.export("run", "model.safetensors")
-        >>> samebits.checkpoint.load_weights(torch.nn.Linear(2, 1), path)
-        <All keys matched successfully>
-    """
-    suffix, where = Path(path).suffix, Path(path)
-    if suffix and suffix != TENSORS_ONLY and suffix not in PICKLED:
-        raise InvalidArgumentError(
-            f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; without an ending "
-            "it is a folder for torch.distributed.checkpoint."
-        )
-    folder = where.absolute().parent
-    if not folder.is_dir():
-        why = "is a file" if folder.exists() else "is not there"
-        raise InvalidArgumentError(
-            f"export to {where}: the folder {folder} {why}. Make it, or choose another path."
-        )
-    if not suffix and where.exists():
-        raise InvalidArgumentError(f"export to {where}: it is there already. Choose another folder.")
-    name = MODEL if suffix == TENSORS_ONLY and object is None else object
-    state: Any = read_commit(run_dir, step)
-    if name is not None:
-        state = object_state(state, name, run_dir)
-    if suffix == TENSORS_ONLY:
-        save_safetensors(state, where)
-    elif suffix:
-        _export_pickled(state, where)
-    else:
-        _export_dcp(state.get("objects", state) if name is None else {name: state}, where)
-    return where
-
-
-def _export_pickled(state: Any, path: Path) -> None:
-    """Writes a file for `torch.load(weights_only=True)`, which is read and compared before it gets its name."""
-    proof = path.with_name(f".{path.name}.proof")
-    try:
-        save_pickled(state, proof)
-        _check_round_trip(state, proof, path)
-        proof.replace(path)
-        sync_folder(path.parent)
-    finally:
-        proof.unlink(missing_ok=True)
-
-
-def _export_dcp(objects: Mapping[str, Any], target: Path) -> None:
-    """Writes a new folder for `torch.distributed.checkpoint` (one rank), with the objects' state_dicts by name."""
-    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
-
-    fresh = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True disables it
-            dcp.save(dict(objects), storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    sync_folder(target.parent)
-
-
-def _check_round_trip(state: Any, file: Path, path: Path) -> None:
-    try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Torch advises to execute it
-        raise UnsavableStateError(
-            f"export to {path}: torch.load(weights_only=True) would refuse the file: {refusal_reason(error)}. "
-            "Export one object (object=...), or as safetensors."
-        ) from None
-    if digest.of_value(found) != digest.of_value(state):
-        raise UnsavableStateError(f"export to {path}: the file is not restored bit for bit.")

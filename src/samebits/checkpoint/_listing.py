@@ -124,9 +124,9 @@ def prune(
 ) -> tuple[list[CommitInfo], list[CommitInfo]]:
     """Deletes commits older than the newest `keep` valid ones, and damaged ones older than the newest valid one.
 
-    Valid commits with the `keep_best` smallest values stay, too. Every digest of those that stay is verified first. Commits
-    newer than the newest valid one, and those that a later samebits wrote, are never deleted. Returns (kept, deleted),
-    newest first.
+    Valid commits with the `keep_best` smallest values stay, too. Every digest of those that stay is verified
+    first. Commits newer than the newest valid one, and those that a later samebits wrote, are never deleted.
+    Returns (kept, deleted), newest first.
 
     Raises:
         InvalidArgumentError: `keep` is below 1.

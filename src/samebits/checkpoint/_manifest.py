@@ -1,6 +1,7 @@
 """The manifest of a commit: its content and the digest of every bit. Written last, it makes the commit real.
 
-Read, it is checked to hold only what samebits itself writes. Digests cannot show that: a forger computes them, too.
+A reader checks that it holds only what samebits itself writes. Digests cannot show that: a forger computes
+them, too.
 """
 
 from __future__ import annotations

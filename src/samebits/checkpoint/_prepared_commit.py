@@ -18,7 +18,7 @@ import torch
 from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._codec import SMALL, TENSORS, Encoder, encode, unsavable
+from samebits.checkpoint._codec import MAX_DEPTH, SMALL, TENSORS, Encoder, encode, unsavable
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
@@ -122,11 +122,8 @@ class StateLayout:
         )
 
 
-class _Unset:
-    """The class of a value that no state holds."""
-
-
-_UNSET = _Unset()
+_UNSET = object()
+"""A value that no state holds."""
 
 
 class _Template(Encoder):
@@ -165,12 +162,9 @@ def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[
             containers.append((number, kind, len(value)))
             values += value
             paths += [(*path, index) for index in range(len(value))]
-        if len(path) > _MAX_DEPTH:
+        if len(path) > MAX_DEPTH:
             raise LayoutError
     return values, paths, containers
-
-
-_MAX_DEPTH = 100
 
 
 def _tensor_kinds(tensors: list[torch.Tensor]) -> list[Any]:
@@ -274,11 +268,12 @@ class CommitPreparer:
         rolling: str | None = None,
         value: float | None = None,
     ) -> PreparedCommit:
-        """Returns the commit of `state`, with the fields of a `Manifest`. Raises UnsavableStateError: it cannot be saved."""
+        """Returns the commit of `state`, with these fields of its manifest. Raises UnsavableStateError."""
         check_plain(position, ("position",))
         layout, sources, tree = self._flatten(dict(state))
         template = manifest_template(
-            layout, step=operator.index(step), finished=bool(finished), tree=tree, position=canonical_json(position),
+            layout, step=operator.index(step), finished=bool(finished), tree=tree,
+            position=canonical_json(position),
             program=self._text("program", program), environment=self._text("environment", environment),
             rolling=rolling, value=value,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The states of several ranks in one commit: the whole state of rank 0, and the differences of each other rank.
 
-Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one. They are
-sent between the processes of a run without pickle; digests reveal damage.
+Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than
+one. They are sent between the processes of a run without pickle; digests reveal damage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads commits that anybody may have written: nothing is executed, no link followed, sizes are checked first.
 
-The digests find damage, not malice: whoever forges a commit computes them anew. So a valid digest is no reason to trust
-the content.
+The digests find damage, not malice: whoever forges a commit computes them anew. So a valid digest is no
+reason to trust the content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which commits stay: the newest, and the best by their values. Standard library only, for the writer process."""
+"""The rule of the commits that stay: the newest, and the best by their values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Retention(NamedTuple):
-    """The rule of `Run(keep=..., keep_best=...)`: for the writer of commits, for uploads, and for pruning by hand."""
+    """The rule of `Run(keep=..., keep_best=...)`: for the writer, for uploads, and for pruning by hand."""
 
     keep: int = 2
     """The newest valid commits that stay."""
@@ -21,12 +21,12 @@ class Retention(NamedTuple):
         return {name for _, _, name in valued[: self.keep_best]}
 
     def staying(self, names: Sequence[str], values: Mapping[str, float | None]) -> set[str]:
-        """Returns those of the valid commits `names`, newest first, that stay; `values` may have others, too."""
+        """Returns the valid commits, of `names` (newest first), that stay; `values` may have others, too."""
         valid = {name: values.get(name) for name in names}
         return {*names[: self.keep], *self.best(valid)}
 
     def would_stay(self, value: float, others: Iterable[float | None]) -> bool:
-        """Returns True if a later commit of that value would stay for it, beside those with the values `others`."""
+        """Returns True if a later commit of that value would be among the best, beside `others`."""
         smaller = sum(other is not None and other <= value for other in others)
         return not math.isnan(value) and smaller < self.keep_best
 

@@ -1,9 +1,10 @@
 """A safetensors file whose every byte follows from the manifest: no metadata, sorted header, no holes.
 
 safetensors itself writes more than one metadata key in random order; a commit keeps metadata in its manifest.
-Tensors that training goes on with are in memory of their own, aligned as torch aligns it: views into one buffer would
-be aligned by their neighbours' sizes, and kernels may round differently for it. `copy_` into a parameter needs no such
-memory, so a large tensor is a view of the file until then: a state of any size needs no second copy.
+Tensors that training goes on with are in memory of their own, aligned as torch aligns it: views into one
+buffer would be aligned by their neighbours' sizes, and kernels may round differently for it. `copy_` into a
+parameter needs no such memory, so a large tensor is a view of the file until then: a state of any size needs
+no second copy.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def nbytes(info: Mapping[str, Any]) -> int:
 def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file of `size` bytes, on the CPU; `where` is named in errors.
 
-    Nothing is allocated for a file that does not have exactly the size that `infos` require. Large tensors of a file on a disk
-    are views of it, mapped copy-on-write: copy those that are kept, since their addresses are aligned by their
-    neighbours' sizes, and the mapping keeps the file's room on the disk.
+    Nothing is allocated for a file that does not have exactly the size that `infos` require. Large tensors of
+    a file on a disk are views of it, mapped copy-on-write: copy those that are kept, since their addresses
+    are aligned by their neighbours' sizes, and the mapping keeps the file's room on the disk.
 
     Raises:
         CorruptCommitError: a byte differs from `infos`.
@@ -188,7 +189,7 @@ def _dtype(info: Mapping[str, Any]) -> torch.dtype:
 
 
 class FileLayout:
-    """The layout of the file for tensors with `infos` (see `describe`; without digests), and their entries in the manifest."""
+    """The layout of a file of tensors with `infos` (of `describe`, without digests), and their entries."""
 
     def __init__(self, infos: Infos) -> None:
         self.head, self.names = header(infos)

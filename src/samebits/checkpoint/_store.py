@@ -37,11 +37,11 @@ from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError
 
 
 class CommitStore:
-    """The commits in the run directory `where`, a path or a URL; the newest `keep` stay, and the `keep_best` with the smallest value.
+    """The commits in the run directory `where`, a path or a URL; `keep`, `keep_best`: see `Retention`.
 
     Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
-    open, as long as no other process writes to it at the same time. At a URL, `commit` returns when the commit is there, and
-    `publish` uploads those of the writer process.
+    open, as long as no other process writes to it at the same time. At a URL, `commit` returns when the
+    commit is there, and `publish` uploads those of the writer process.
     """
 
     def __init__(self, where: Path | str, keep: int = 2, keep_best: int = 0) -> None:
@@ -73,7 +73,7 @@ class CommitStore:
         return self.folder.last
 
     def open(self) -> None:
-        """Creates the folder if need be and takes the one-writer lock; at a URL, this process becomes the writer there, too.
+        """Creates the folder if need be, takes the one-writer lock, and becomes the writer at the URL.
 
         Raises:
             RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
@@ -131,8 +131,8 @@ class CommitStore:
         """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
 
         `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
-        The tensors must not change meanwhile. `on_tensors_written` is called when the tensors are on disk
-        and the manifest is not. A commit equal to the last one is not written again; one of the same step that
+        The tensors must not change meanwhile. `on_tensors_written` is called when the tensors are on disk and
+        the manifest is not. A commit equal to the last one is not written again; one of the same step that
         differs replaces it. `rolling` and `value` are those of `Manifest`.
 
         Raises:
@@ -156,7 +156,7 @@ class CommitStore:
         return self._preparer.prepare(state, step=step, **facts)
 
     def write(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> Manifest:
-        """Makes a prepared commit durable, at a URL there, too, and returns its manifest. Raises CommitError."""
+        """Makes a prepared commit durable, at a URL there, too; returns its manifest. Raises CommitError."""
         name = self.write_here(commit, on_tensors_written)
         self.publish(wait=True)
         self.warn()
@@ -179,8 +179,8 @@ class CommitStore:
     def snapshot(self, commit: PreparedCommit) -> int | None:
         """Copies a prepared commit for the writer process, which is started if there is none; returns its number.
 
-        Later changes of the state are not in it. It replaces the newest that the writer has not begun; None: the writer has
-        no room for it. The writer's reports come from `poll` and `drain` of `writer`.
+        Later changes of the state are not in it. It replaces the newest that the writer has not begun; None:
+        the writer has no room for it. The writer's reports come from `poll` and `drain` of `writer`.
 
         Raises:
             OSError: there is no memory or process for it.

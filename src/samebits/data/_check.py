@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
+import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
+from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 import torch.utils.data as torch_data
 
-from samebits.data._calls.forked_call import call_in_fork
 from samebits.data._calls.process_generators import Draws
 from samebits.data._loader import DataLoader
-from samebits.data._loader_batches.loader_batches import LoaderBatches
+from samebits.data._loader_batches import LoaderBatches
 from samebits.data._pipeline import Pipeline
-from samebits.data._pipeline_iterator import PipelineIterator
+from samebits.data._resumable import PipelineIterator
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage
+from samebits.data._workers.launch_workers import fork, may_start
+from samebits.data._workers.worker_process import pack_error, tie_to_parent, unpack_error
 from samebits.determinism._warn_once import warn_once
-from samebits.errors import InvalidArgumentError, PipelineDifferenceError
+from samebits.errors import InvalidArgumentError, PipelineDifferenceError, PipelineError
 
 
 def check(
@@ -71,7 +78,7 @@ def check(
         middle = len(alone) // 2 if resume_at is None else resume_at
         state = call_in_fork(lambda: _state_after(pipeline, middle), warned)
         before = alone[middle - 1] if middle else 0
-        rest = call_in_fork(lambda: _read_resumed(pipeline, state, before, count - middle), warned)
+        rest = call_in_fork(lambda: _digests(pipeline, None, count - middle, state, before), warned)
         again[f"resumed after element {middle}"] = alone[:middle] + rest
     finally:
         for text, category in warned.items():
@@ -82,11 +89,17 @@ def check(
     return f"{alone[-1]:016x}" if alone else f"{0:016x}"
 
 
-def _digests(pipeline: Pipeline | DataLoader[Any], workers: int, count: int) -> list[int]:
-    """Returns the rolling digest after each element."""
+def _digests(
+    pipeline: Pipeline | DataLoader[Any], workers: int | None, count: int,
+    state: dict[str, Any] | None = None, before: int = 0,
+) -> list[int]:  # fmt: skip
+    """Returns the rolling digest after each of `count` elements, from a state on with the digest `before`."""
     iterator = _iterate(pipeline, workers)
+    if state is not None:
+        iterator.load_state_dict(state)
     try:
-        return _extend_digests(iterator, 0, count)
+        rolled = accumulate(islice(iterator, count), update_digest, initial=before)
+        return list(rolled)[1:]
     finally:
         iterator.close()
 
@@ -108,25 +121,6 @@ def _state_after(pipeline: Pipeline | DataLoader[Any], count: int) -> dict[str, 
         pass
     iterator.close()
     return iterator.state_dict()
-
-
-def _read_resumed(
-    pipeline: Pipeline | DataLoader[Any], state: dict[str, Any], before: int, count: int
-) -> list[int]:
-    iterator = _iterate(pipeline, None)
-    iterator.load_state_dict(state)
-    try:
-        return _extend_digests(iterator, before, count)
-    finally:
-        iterator.close()
-
-
-def _extend_digests(iterator: Any, value: int, count: int) -> list[int]:
-    digests = []
-    for element in islice(iterator, count):
-        value = update_digest(value, element)
-        digests.append(value)
-    return digests
 
 
 def _report(pipeline: Pipeline | DataLoader[Any], reading: str, alone: list[int], digests: list[int]) -> None:
@@ -169,9 +163,49 @@ def _culprit(stage: Stage, first_difference: int) -> str | None:
         return None
     last = min(first_difference + 1, stage.length)
     draws = Draws()
-    made = [draws.run(lambda: stage.compute(0, (0, last))) for _ in range(3)]
-    return stage.describe() if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
+    made = {update_digest(0, draws.run(lambda: stage.compute(0, (0, last)))) for _ in range(3)}
+    return stage.describe() if len(made) > 1 else None
 
 
-def _element_hashes(elements: list[Any]) -> list[int]:
-    return [update_digest(0, element) for element in elements]
+def call_in_fork(function: Callable[[], Any], warned: dict[str, type[Warning]]) -> Any:
+    """Calls `function` in a forked process, and returns or raises as it does. It finds this process's caches as they are
+    now and fills none of them. `warned` gets its warnings.
+
+    It runs in this process where it cannot fork: CUDA is initialised, which a fork does not survive, or this is a worker.
+    """
+    if torch.cuda.is_initialized() or not may_start():
+        return function()
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    by_thread = threading.current_thread() is not threading.main_thread()
+    process = fork(_run_child, function, ours, theirs, os.getpid(), by_thread, daemon=False)
+    theirs.close()
+    try:
+        result, error, texts = ours.recv()
+    except EOFError:
+        process.join()
+        raise PipelineError(
+            f"a process that read the pipeline ended (exit code {process.exitcode})"
+        ) from None
+    finally:
+        ours.close()
+        process.join()
+    warned.update(texts)
+    if error is not None:
+        raise unpack_error(error)
+    return result
+
+
+def _run_child(
+    function: Callable[[], Any], ours: Connection, theirs: Connection, parent: int, by_thread: bool
+) -> None:
+    ours.close()
+    tie_to_parent(parent, by_thread=by_thread)
+    torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
+    result, error = None, None
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            result = function()
+        except BaseException as raised:
+            error = pack_error(raised)
+    theirs.send((result, error, {str(one.message): one.category for one in warned}))

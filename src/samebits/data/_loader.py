@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -9,20 +10,47 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data as torch_data
 
+from samebits._arguments import require_int
 from samebits._context import process
 from samebits._unseeded import no_seed
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
-from samebits.data._collate.collate import default_collate
-from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
-from samebits.data._loader_batches.loader_batches import LoaderBatches
-from samebits.data._loader_state import Resumable
+from samebits.data._calls.user_function import Function, key_words
+from samebits.data._collate import default_collate
+from samebits.data._loader_batches import IndexOrder, LoaderBatches, SamplerOrder
 from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
-from samebits.data._rebuilt_loader import NeverRebuilt
+from samebits.data._resumable import Resumable
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random._process import generator_states, seeds
+
+_TORCHS: Any = torch_data.DataLoader.multiprocessing_context
+_ACCELERATE = "accelerate"
+
+
+class NeverRebuilt:
+    """Raises `UnimplementedError` where Accelerate reads the arguments of a loader to build its own.
+
+    That one would shuffle and draw as torch's, and have none of our state. Each of Accelerate's functions that builds
+    one reads all arguments of the given loader, `multiprocessing_context` included, which is a property in torch.
+    """
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """Returns the context that loader workers are started with, as torch's property."""
+        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] == _ACCELERATE:
+            raise UnimplementedError(
+                "accelerator.prepare(...) was given a samebits.data.DataLoader, and would build a torch DataLoader of it, "
+                "with other batches and without their state. Prepare the rest only, and iterate the samebits loader:\n"
+                "    model, optimizer = accelerator.prepare(model, optimizer)\n"
+                "    for step, batch in run.steps(loader):  # tensors move by batch.to(accelerator.device)\n"
+                "Under several processes it takes sampler=torch.utils.data.distributed.DistributedSampler(dataset, seed=1)."
+            )
+        return _TORCHS.fget(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        _TORCHS.fset(self, context)
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -88,7 +116,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         try:
             super().__init__(
                 dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments,
+                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
@@ -116,11 +144,11 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
         parameters = {
             "dataset": type(self.dataset).__name__, "length": len(self.dataset), "batch_size": self.batch_size,  # type: ignore[arg-type]
-            "drop_last": self.drop_last, "order": order,
+            "drop_last": self.drop_last, "order": order
         }  # fmt: skip
         return LoaderBatches(
             self._order, self.dataset, self._functions(), parameters,
-            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn,
+            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn
         )  # fmt: skip
 
     def _functions(self) -> tuple[Function, Function]:
@@ -148,7 +176,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
             kept_workers=self._kept_workers,
         )
 
-    def _make_order(self) -> BatchOrder:
+    def _make_order(self) -> IndexOrder | SamplerOrder:
         single = not self._auto_collation
         if self._own_sampler:
             return SamplerOrder(self._index_sampler, single)
@@ -216,15 +244,11 @@ def _check(
         raise EmptyDatasetError(
             f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?"
         )
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("num_workers", num_workers, 0),
-        ("seed", seed, 0),
-    ):
-        if value is None and name != "num_workers":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
+    require_int(call, 0, num_workers=num_workers)
+    if batch_size is not None:
+        require_int(call, batch_size=batch_size)
+    if seed is not None:
+        require_int(call, 0, seed=seed)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise InvalidArgumentError(
             f"{call}(generator={type(generator).__name__}(...)): takes a torch.Generator, whose initial_seed() is the "

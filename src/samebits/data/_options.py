@@ -1,22 +1,82 @@
-"""The options of reading a pipeline: the seed, and how it is read."""
+"""The options of reading a pipeline: the seed, a rank's rows of each batch, the device, the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from torch.utils import _pytree
 
+from samebits._arguments import is_int, require
 from samebits._context import notify, process
-from samebits.data._device_placement import Placement
-from samebits.data._loader_batches.sharding import Remainder, Share, share
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictError, ConflictWarning, InvalidArgumentError
 
+Remainder = Literal["pad", "drop", "uneven"]
 Executor = Literal["auto", "process", "thread"]
 StartMethod = Literal["auto", "fork", "server"]
 OnConflict = Literal["warn", "raise"]
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "executor": get_args(Executor),
+    "start_method": get_args(StartMethod),
+    "on_conflict": get_args(OnConflict),
+    "remainder": get_args(Remainder),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows `rank`, `rank + world_size`, ... of each batch.
+
+    Where a batch cannot be shared evenly: "pad" repeats its first rows, so that all ranks get the same number; "drop"
+    leaves out its last rows; "uneven" gives some ranks one row more (a batch of fewer rows than ranks still gives
+    each rank one).
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    remainder: Remainder = "pad"
+
+    def rows(self, count: int) -> np.ndarray:
+        """Returns the numbers of this rank's rows in a batch of `count` rows."""
+        if self.world_size == 1:
+            return np.arange(count)
+        own = np.arange(self.rank, count, self.world_size)
+        if self.remainder == "drop":
+            return own[: count // self.world_size]
+        if self.remainder == "uneven" and own.size:
+            return own
+        padded = np.arange(self.rank, -(-count // self.world_size) * self.world_size, self.world_size)
+        return padded % count
+
+    def check(self, batch_size: int) -> None:
+        """Raises `InvalidArgumentError` if full batches would not be shared evenly."""
+        if batch_size % self.world_size and self.remainder != "uneven":
+            raise InvalidArgumentError(
+                f"Pipeline.batch(batch_size={batch_size}): this is the size of the global batch, and {self.world_size} ranks "
+                f'cannot share it evenly; take a multiple of {self.world_size}, or with_options(remainder="uneven")'
+            )
+
+
+def share(rank: int | None, world_size: int | None, remainder: Remainder) -> Share:
+    """Returns the share of this process: as given, else that of torch.distributed, else everything.
+
+    Raises:
+        InvalidArgumentError: only one of rank and world_size is given, or 0 <= rank < world_size does not hold.
+    """
+    if rank is None and world_size is None:
+        together = dist.is_available() and dist.is_initialized()
+        return Share(dist.get_rank(), dist.get_world_size(), remainder) if together else Share()
+    if rank is None or world_size is None or not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"Pipeline.with_options(rank={rank}, world_size={world_size}): give both, with 0 <= rank < world_size"
+        )
+    return Share(rank, world_size, remainder)
 
 
 @dataclass(frozen=True)
@@ -88,31 +148,67 @@ class Options:
         return True
 
     def _check(self) -> None:
-        calls = self.num_parallel_calls
-        if (
-            calls is not None
-            and calls != "auto"
-            and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 0)
-        ):
-            raise InvalidArgumentError(
-                f'Pipeline: num_parallel_calls={calls!r}; give a number of workers (0: none), "auto", or None'
-            )
-        if self.executor not in (None, "auto", "process", "thread"):
-            raise InvalidArgumentError(
-                f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
-            )
+        call, calls = "Pipeline.with_options", self.num_parallel_calls
+        fits = calls is None or calls == "auto" or is_int(calls, 0)
+        require(
+            fits, call, 'must be a number of workers (0: none), "auto", or None', num_parallel_calls=calls
+        )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            *others, last = (f'"{choice}"' for choice in choices)
+            fits = value is None or value in choices
+            require(fits, call, f"must be {', '.join(others)} or {last}", **{name: value})
         self.placement()
-        if self.start_method not in (None, "auto", "fork", "server"):
+        fits = self.prefetch is None or self.prefetch >= 0
+        require(fits, "Pipeline.prefetch", "must be at least 0", buffer_size=self.prefetch)
+        fits = self.timeout is None or self.timeout > 0
+        require(fits, call, "must be seconds above 0, or None", timeout=self.timeout)
+
+
+class Placement:
+    """Moves the tensors of an element, also those in dicts, lists and tuples; all else stays as it is.
+
+    To CUDA an element goes through pinned memory on a separate stream, so that the copy runs while the device still
+    computes the previous step. Nothing is read ahead, so positions do not change.
+    """
+
+    def __init__(self, device: str | torch.device | None, *, pin_memory: bool) -> None:
+        """Raises `InvalidArgumentError` if there is no such device, or no CUDA to pin memory for."""
+        try:
+            self._device = None if device is None else torch.device(device)
+        except RuntimeError as error:
             raise InvalidArgumentError(
-                f'Pipeline: start_method={self.start_method!r}; give "auto", "fork" or "server"'
-            )
-        if self.on_conflict not in (None, "warn", "raise"):
-            raise InvalidArgumentError(f'Pipeline: on_conflict={self.on_conflict!r}; give "warn" or "raise"')
-        if self.remainder not in (None, "pad", "drop", "uneven"):
+                f'Pipeline.prefetch(device={device!r}): {error}; give "cpu", "cuda" or "cuda:0"'
+            ) from None
+        self._pin = pin_memory
+        self._cuda = self._device is not None and self._device.type == "cuda"
+        if (self._cuda or pin_memory) and not torch.cuda.is_available():
+            asked = f"prefetch(device={str(device)!r})" if self._cuda else "with_options(pin_memory=True)"
             raise InvalidArgumentError(
-                f'Pipeline: remainder={self.remainder!r}; give "pad", "drop" or "uneven"'
+                f"Pipeline.{asked}: torch finds no CUDA device here. Leave it out, or check torch.cuda.is_available() first"
             )
-        if self.prefetch is not None and self.prefetch < 0:
-            raise InvalidArgumentError(f"Pipeline.prefetch(buffer_size={self.prefetch}): at least 0")
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidArgumentError(f"Pipeline: timeout={self.timeout}; give seconds above 0, or None")
+
+    def __call__(self, element: Any) -> Any:
+        """Returns the element on the device, ready for the next work of the current stream."""
+        if not self._cuda:
+            return self._map(element)
+        here = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._copy_stream):
+            moved = self._map(element)
+        here.wait_stream(self._copy_stream)
+        for tensor in _pytree.tree_leaves(moved):
+            if isinstance(tensor, torch.Tensor):
+                tensor.record_stream(here)  # its memory is not reused before `here` is done with it
+        return moved
+
+    @cached_property
+    def _copy_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    def _map(self, element: Any) -> Any:
+        return _pytree.tree_map_only(torch.Tensor, self._to_device, element)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        if (self._pin or self._cuda) and tensor.is_cpu:  # what a stage has put on a device stays there
+            tensor = tensor.pin_memory()
+        return tensor if self._device is None else tensor.to(self._device, non_blocking=self._cuda)

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
+from samebits._arguments import require, require_int
 from samebits._context import process
 from samebits._unseeded import no_seed
 from samebits.data._calls.user_function import Function
-from samebits.data._collate.collate import default_collate
-from samebits.data._collate.padding import PadCollate
-from samebits.data._loader_batches.sharding import Remainder
-from samebits.data._loader_state import Resumable
-from samebits.data._options import Executor, OnConflict, Options, StartMethod
-from samebits.data._stages import shuffle_repeat, zip_mix
-from samebits.data._stages import streamed as streams
-from samebits.data._stages.batch_stages import batch
-from samebits.data._stages.buffering import Bucket, Pack, StreamShuffle
-from samebits.data._stages.cache import Cache, StreamCache
-from samebits.data._stages.interleave import Interleave
-from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
-from samebits.data._stages.sources import IterableSource, Random, Range, Source
+from samebits.data._collate import PadCollate, default_collate
+from samebits.data._options import Executor, OnConflict, Options, Remainder, StartMethod
+from samebits.data._resumable import Resumable
+from samebits.data._stages import combine, order
+from samebits.data._stages.batch import Batch, Bucket, Pack, StreamBatch
+from samebits.data._stages.map_filter import (
+    Filter,
+    FlatMap,
+    Map,
+    MapBatches,
+    Operation,
+    Unbatch,
+    apply,
+    batching_below,
+)
+from samebits.data._stages.sources import Cache, IterableSource, Random, Range, Source, StreamCache
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
-from samebits.data._torch_dataset import PipelineDataset
-from samebits.data._workers.serial_functions import needs_seed
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._process import seeds
 
 Collate = Callable[[list[Any]], Any]
@@ -124,7 +127,7 @@ class Pipeline(Resumable):
         options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
-        return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
+        return Pipeline(self._apply(Map, function, stateful)._stage, options)
 
     def map_batches(
         self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
@@ -139,20 +142,16 @@ class Pipeline(Resumable):
                 f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
                 "elements"
             )
-        operation = MapBatches(Function(function, "map_batches", stateful=stateful))
-        return Pipeline(apply(operation, self._stage), self._options.with_changes(**options))
+        mapped = self._apply(MapBatches, function, stateful)
+        return Pipeline(mapped._stage, self._options.with_changes(**options))
 
     def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Keeps the elements for which `predicate(element)` is true; `stateful` as for `map`."""
-        return self._append_stage(
-            apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage)
-        )
+        return self._apply(Filter, predicate, stateful)
 
     def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Returns all elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
-        return self._append_stage(
-            apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage)
-        )
+        return self._apply(FlatMap, function, stateful)
 
     def interleave(
         self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
@@ -164,9 +163,12 @@ class Pipeline(Resumable):
             cycle_length: inner streams that are open at once.
             block_length: consecutive elements of one of them.
         """
-        _check_at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
+        require_int("Pipeline.interleave", cycle_length=cycle_length)
+        require_int("Pipeline.interleave", block_length=block_length)
         return self._append_stage(
-            Interleave(self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage)
+            combine.Interleave(
+                self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage
+            )
         )
 
     # Order
@@ -181,41 +183,39 @@ class Pipeline(Resumable):
             InvalidArgumentError: without a buffer, this pipeline can only be read in order.
         """
         if buffer_size is not None:
-            _check_at_least_1("shuffle", buffer_size=buffer_size)
-            kind: Any = shuffle_repeat.BufferShuffle if isinstance(self._stage, Addressed) else StreamShuffle
-            return self._append_stage(
-                kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch)
+            require_int("Pipeline.shuffle", buffer_size=buffer_size)
+            return self._append(
+                order.BufferShuffle,
+                order.StreamShuffle,
+                buffer_size,
+                reshuffle_each_epoch=reshuffle_each_epoch,
             )
         if not isinstance(self._stage, Addressed):
             raise InvalidArgumentError(
                 f"Pipeline.shuffle(): after {self._stage.describe()} elements can only be read in order; shuffle before it, "
                 "or give a buffer_size"
             )
-        return self._append_stage(
-            shuffle_repeat.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch)
-        )
+        return self._append_stage(order.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
 
     def repeat(self, count: int | None = None) -> Pipeline:
         """Repeats the elements `count` times (None: without end), each time shuffled and augmented anew."""
         if count is not None:
-            _check_at_least_1("repeat", count=count)
-        kind: Any = shuffle_repeat.Repeat if isinstance(self._stage, Addressed) else streams.StreamRepeat
-        return self._append_stage(kind(self._stage, count))
+            require_int("Pipeline.repeat", count=count)
+        return self._append(order.Repeat, order.StreamRepeat, count)
 
     def take(self, count: int) -> Pipeline:
         """Keeps the first `count` elements."""
-        _check_at_least_1("take", count=count)
+        require_int("Pipeline.take", count=count)
         return self._slice("take", range(count))
 
     def skip(self, count: int) -> Pipeline:
         """Drops the first `count` elements."""
-        if count < 0:
-            raise InvalidArgumentError(f"Pipeline.skip(count={count}): count is at least 0")
+        require(count >= 0, "Pipeline.skip", "must be at least 0", count=count)
         return self._slice("skip", range(count, INFINITE))
 
     def shard(self, num_shards: int, index: int) -> Pipeline:
         """Keeps every `num_shards`-th element, from number `index` on."""
-        _check_at_least_1("shard", num_shards=num_shards)
+        require_int("Pipeline.shard", num_shards=num_shards)
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(
                 f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
@@ -224,20 +224,18 @@ class Pipeline(Resumable):
 
     def enumerate(self, start: int = 0) -> Pipeline:
         """Returns (number, element), with numbers counted from `start` in every epoch."""
-        if isinstance(self._stage, Addressed):
-            return self._append_stage(shuffle_repeat.Enumerate(self._stage, start))
-        return self._append_stage(streams.StreamSlice(self._stage, "enumerate", None, start=start))
+        return self._append(order.Enumerate, order.StreamEnumerate, start)
 
     # Combinations of pipelines
 
     @staticmethod
     def zip(*pipelines: Pipeline) -> Pipeline:
         """Returns tuples of one element of each; as long as the shortest."""
-        return _combine("zip", pipelines, zip_mix.Zip, streams.StreamZip)
+        return _combine("zip", pipelines, combine.Zip, combine.StreamZip)
 
     def concatenate(self, *others: Pipeline) -> Pipeline:
         """Returns all elements of this one, then all of the next, and so on."""
-        return _combine("concatenate", (self, *others), zip_mix.Concatenate, streams.StreamConcatenate)
+        return _combine("concatenate", (self, *others), combine.Concatenate, combine.StreamConcatenate)
 
     @staticmethod
     def mix(pipelines: Sequence[Pipeline], weights: Sequence[float]) -> Pipeline:
@@ -246,14 +244,13 @@ class Pipeline(Resumable):
             raise InvalidArgumentError(
                 f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
             )
-        for weight in weights:
-            if not 0 < weight < float("inf"):
-                raise InvalidArgumentError(f"Pipeline.mix: weight {weight}; give positive, finite weights")
+        fits = all(0 < weight < float("inf") for weight in weights)
+        require(fits, "Pipeline.mix", "the weights must be positive and finite", weights=weights)
         return _combine(
             "mix",
             pipelines,
-            lambda *stages: zip_mix.Mix(stages, weights),
-            lambda *stages: streams.StreamMix(stages, weights),
+            lambda *stages: combine.Mix(stages, weights),
+            lambda *stages: combine.StreamMix(stages, weights),
         )
 
     # Batches
@@ -262,31 +259,31 @@ class Pipeline(Resumable):
         self, batch_size: int, *, drop_remainder: bool = False, collate: Collate = default_collate
     ) -> Pipeline:
         """Returns batches of `batch_size` elements, put together by `collate`."""
-        _check_at_least_1("batch", batch_size=batch_size)
-        return self._append_stage(
-            batch(self._stage, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder)
+        require_int("Pipeline.batch", batch_size=batch_size)
+        return self._append(
+            Batch, StreamBatch, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder
         )
 
     def padded_batch(
         self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
-        drop_remainder: bool = False,
+        drop_remainder: bool = False
     ) -> Pipeline:  # fmt: skip
         """Returns batches of elements of different sizes, padded at the end to the largest, or to `padded_shape`
         (-1: the largest of the batch).
         """
-        _check_at_least_1("padded_batch", batch_size=batch_size)
+        require_int("Pipeline.padded_batch", batch_size=batch_size)
         collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
-        return self._append_stage(
-            batch(self._stage, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch")
+        return self._append(
+            Batch, StreamBatch, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch"
         )
 
     def unbatch(self) -> Pipeline:
         """Returns the rows of every batch."""
-        return self._append_stage(apply(Unbatch(Function(list, "unbatch")), self._stage))
+        return self._apply(Unbatch, list, None)
 
     def bucket_by_length(
         self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
-        padding_value: float = 0, drop_remainder: bool = False,
+        padding_value: float = 0, drop_remainder: bool = False
     ) -> Pipeline:  # fmt: skip
         """Returns padded batches of elements of similar length.
 
@@ -303,12 +300,12 @@ class Pipeline(Resumable):
                 f"have one more ({len(boundaries) + 1})"
             )
         for size in batch_sizes:
-            _check_at_least_1("bucket_by_length", batch_size=size)
+            require_int("Pipeline.bucket_by_length", batch_size=size)
         measure, collate = Function(element_length, "bucket_by_length"), PadCollate(padding_value, None)
         return self._append_stage(
             Bucket(
                 self._stage, measure, boundaries, batch_sizes, Function(collate, "bucket_by_length"),
-                drop_remainder=drop_remainder,
+                drop_remainder=drop_remainder
             )
         )  # fmt: skip
 
@@ -318,15 +315,15 @@ class Pipeline(Resumable):
         An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
         the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
         """
-        _check_at_least_1("pack", length=length, open_rows=open_rows)
+        require_int("Pipeline.pack", length=length)
+        require_int("Pipeline.pack", open_rows=open_rows)
         return self._append_stage(Pack(self._stage, length, open_rows))
 
     # Reading
 
     def cache(self) -> Pipeline:
         """Keeps elements in memory (of each process): every epoch then has the elements of the first."""
-        kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
-        return self._append_stage(kind(self._stage))
+        return self._append(Cache, StreamCache)
 
     def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
         """Lets workers be `buffer_size` batches ahead (without workers nothing is computed ahead).
@@ -340,7 +337,7 @@ class Pipeline(Resumable):
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
         remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
-        pin_memory: bool | None = None,
+        pin_memory: bool | None = None
     ) -> Pipeline:  # fmt: skip
         """Returns the same elements (of another `seed`), read in another way.
 
@@ -364,8 +361,8 @@ class Pipeline(Resumable):
             self._options.with_changes(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
                 timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
-                on_conflict=on_conflict,
-            ),
+                on_conflict=on_conflict
+            )
         )  # fmt: skip
 
     def as_iterable_dataset(self) -> PipelineDataset:
@@ -396,7 +393,7 @@ class Pipeline(Resumable):
         seed = seeds.root_seed()
         if seed is not None:
             return seed
-        what = needs_seed(self._stage)
+        what = self._stage.needs_seed()
         if what is not None:
             raise no_seed(
                 f"a samebits.data.Pipeline needs a seed for {what}", instead="with_options(seed=...)"
@@ -406,15 +403,61 @@ class Pipeline(Resumable):
     def _append_stage(self, stage: Stage) -> Pipeline:
         return Pipeline(stage, self._options)
 
+    def _apply(
+        self, operation: type[Operation], function: Callable[..., Any], stateful: bool | None
+    ) -> Pipeline:
+        called = Function(function, operation.kind, stateful=stateful)
+        return self._append_stage(apply(operation(called), self._stage))
+
+    def _append(self, addressed: Any, streamed: Any, *arguments: Any, **named: Any) -> Pipeline:
+        """Appends the stage by index where this pipeline can be read so, else the one by stream."""
+        kind = addressed if isinstance(self._stage, Addressed) else streamed
+        return self._append_stage(kind(self._stage, *arguments, **named))
+
     def _slice(self, kind: str, part: Any) -> Pipeline:
         if not isinstance(self._stage, Addressed):
-            return self._append_stage(streams.StreamSlice(self._stage, kind, part))
+            return self._append_stage(order.StreamSlice(self._stage, kind, part))
         inside = range(part.start, min(part.stop, self._stage.length), part.step)
         if not inside:
             raise InvalidArgumentError(
                 f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
             )
-        return self._append_stage(shuffle_repeat.Slice(self._stage, kind, inside))
+        return self._append_stage(order.Slice(self._stage, kind, inside))
+
+
+class PipelineDataset(IterableDataset[Any]):
+    """The elements of a pipeline, for `torch.utils.data.DataLoader(dataset, batch_size=None)`.
+
+    Each `iter()` is the next epoch, as with the pipeline itself; the position is the pipeline's.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            raise UnimplementedError(
+                "a samebits pipeline in a worker of torch's DataLoader: each worker would read all of it, and none would know "
+                "its position. Give the DataLoader num_workers=0 and the pipeline its own workers: "
+                "pipeline.with_options(num_parallel_calls=4).as_iterable_dataset()"
+            )
+        return iter(self._pipeline)
+
+    def __len__(self) -> int:
+        return len(self._pipeline)
+
+    @property
+    def endless(self) -> bool:
+        """True if the pipeline is known to have no end."""
+        return self._pipeline.endless
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the pipeline's position; see `Pipeline.state_dict`."""
+        return self._pipeline.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes the next `iter()` from a position; see `Pipeline.load_state_dict`."""
+        self._pipeline.load_state_dict(state)
 
 
 def _refuse_elements(given: Any) -> NoReturn:
@@ -451,14 +494,6 @@ def _as_stage(inner: Any) -> Stage:
     if indexable and not isinstance(inner, dict) and len(inner) > 0:
         return Source(inner)
     return IterableSource(inner)
-
-
-def _check_at_least_1(kind: str, **arguments: int) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgumentError(
-                f"Pipeline.{kind}({name}={value!r}): {name} is an integer of at least 1"
-            )
 
 
 def _describe_chain(stage: Stage) -> str:

@@ -5,40 +5,22 @@ from __future__ import annotations
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import uninitialized_memory
 from samebits.determinism._kernels import (
-    attention_cpu,
     convolution,
     fft,
-    glu,
     grid_sample,
     lapack,
-    lstm,
-    matmul,
-    pointwise,
     polynomials,
-    reductions,
-    softmax,
     upsample,
 )
 from samebits.determinism._kernels.indexing import indexed_writes
-from samebits.determinism._kernels.norms import batchnorm, groupnorm, layernorm
 from samebits.determinism._replacement import Replacement
 
 REPLACEMENTS: tuple[Replacement, ...] = (
-    *attention_cpu.REPLACEMENTS,
-    *batchnorm.REPLACEMENTS,
     *convolution.REPLACEMENTS,
     *fft.REPLACEMENTS,
-    *glu.REPLACEMENTS,
     *grid_sample.REPLACEMENTS,
-    *groupnorm.REPLACEMENTS,
     *lapack.REPLACEMENTS,
-    *layernorm.REPLACEMENTS,
-    *matmul.REPLACEMENTS,
-    *pointwise.REPLACEMENTS,
     *polynomials.REPLACEMENTS,
-    *lstm.REPLACEMENTS,
-    *reductions.REPLACEMENTS,
-    *softmax.REPLACEMENTS,
     *upsample.REPLACEMENTS,
     *uninitialized_memory.REPLACEMENTS,
     *indexed_writes.REPLACEMENTS,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Kernel = Callable[..., Any]
 
@@ -82,3 +83,36 @@ def overload(full: str) -> torch._ops.OpOverload:
     namespace, _, rest = full.partition("::")
     name, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), variant or "default")
+
+
+def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
+    """Returns the kernel for callers that give a number where the schema says Tensor, as `x % 2.0` does.
+
+    Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as the
+    number, which its own kernel then refuses.
+    """
+    schema = overload(name)._schema
+    places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
+    if len(places) < 2:
+        return kernel
+
+    def with_tensors(*args: Any, **kwargs: Any) -> Any:
+        if any(not isinstance(args[i], Tensor) for i in places):
+            like = next(args[i] for i in places if isinstance(args[i], Tensor))
+            args = tuple(
+                a if isinstance(a, Tensor) or i not in places else _as_tensor(a, like)
+                for i, a in enumerate(args)
+            )
+        return kernel(*args, **kwargs)
+
+    return with_tensors
+
+
+def _as_tensor(number: complex, like: Tensor) -> Tensor:
+    """Returns a tensor of no dimensions that promotes with `like` as the number does, exact where that can be."""
+    exact = torch.tensor(number, dtype=_EXACT[type(number)])
+    dtype = torch.result_type(like, number)
+    return exact if torch.result_type(like, exact) == dtype else exact.to(dtype)
+
+
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

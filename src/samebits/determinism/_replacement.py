@@ -22,13 +22,7 @@ class Replacement:
     device: str = "CPU"
     """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own, and is the CPU's in inference mode."""
     only_threads: bool = False
-    """Torch's kernel is equal from run to run, but not over thread counts: installed from `across="threads"`
-    on.
-    """
-    only_machine: bool = False
-    """Ours has the same bits on every machine: installed with `across="machines"` only, instead of another of
-    this op.
-    """
+    """Torch's kernel is equal from run to run, but not over thread counts: not installed for equal runs alone."""
     serial: bool = False
     """Ours runs the whole op on one thread."""
     verified: str = "CPU"
@@ -41,15 +35,11 @@ def replacements(
     reason: str,
     *,
     only_threads: bool = False,
-    only_machine: bool = False,
     serial: bool = False,
 ) -> tuple[Replacement, ...]:
     """Returns the same CPU replacement for several overloads, names without `aten::`."""
     return tuple(
-        Replacement(
-            f"aten::{name}", make, reason, only_threads=only_threads, only_machine=only_machine, serial=serial
-        )
-        for name in names
+        Replacement(f"aten::{name}", make, reason, only_threads=only_threads, serial=serial) for name in names
     )
 
 
@@ -60,3 +50,16 @@ def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
         return function
 
     return make
+
+
+class NotCoveredError(Exception):
+    """Arguments that our kernel of an op does not take; it raises before it writes, and the mode decides what follows.
+
+    Attributes:
+        op: the overload's full name.
+        what: the arguments, as "of complex64".
+        cure: what to do where nothing else computes them; None: the general advice.
+    """
+
+    def __init__(self, op: str, what: str, cure: str | None = None) -> None:
+        self.op, self.what, self.cure = op, what, cure

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from functools import partial
+from types import ModuleType, TracebackType
 
 import torch
 
@@ -21,7 +22,7 @@ from samebits.determinism import _compile, _machine_invariant
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._compile import inductor_flag
-from samebits.determinism._dispatcher import KernelOverrides
+from samebits.determinism._dispatcher import Kernel, KernelOverrides
 from samebits.determinism._guards import (
     asynchronous_training,
     conflicting_settings,
@@ -71,7 +72,7 @@ class _Switch:
             _machine_invariant.machine.check()
         with ExitStack() as undo:
             undo.enter_context(_set_flags())
-            if settings.across == "machines":
+            if settings.across != "runs":
                 undo.enter_context(_machine_invariant.recurrent.composed())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
@@ -144,8 +145,8 @@ def enable_op_determinism(
         enabled: on or off.
         across: where the bits are the same, in three steps that each include those before it.
             "runs": in every run on one machine.
-            "threads": for any number of intra-op threads, too. Costs 1% to 9% of a transformer's step and 16%
-            to 44% of a small convolutional network's (docs/benchmarks.md).
+            "threads": for any number of intra-op threads, too, by the kernels of "machines". What they do not
+            cover runs on one thread, unless torch's kernel is known to have the same bits.
             "machines": on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch that a row
             is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile,
             TorchScript and complex numbers (docs/machine-invariance.md).
@@ -243,27 +244,39 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
     """Installs our kernels, and in front of those that torch refuses, or that the mode does not cover, errors with the cure."""
     overrides = KernelOverrides()
     warn = settings.on_unimplemented == "warn"
+    policy = _policy(settings)
     try:
         ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
             # inference mode passes autograd by
             for key in ("AutogradCPU", "CPU") if it.device == "AutogradCPU" else (it.device,):
-                overrides.put(it.op, key, lambda kernel, it=it: without_fill(it.make(kernel)))
-        if settings.across == "machines":
-            _machine_invariant.refusal.refuse(overrides, ours, warn=warn)
+                overrides.put(it.op, key, partial(_make, policy, it))
+        if policy is not None:
+            policy.put_rest(overrides, ours, warn=warn)
         refused_ops.refuse(overrides, ours, warn=warn)
         yield
     finally:
         overrides.remove()
 
 
-def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
+def _policy(settings: OpDeterminismSettings) -> ModuleType | None:
+    """Returns the module that says what follows where none of our kernels computes: errors, or torch's on one thread."""
     if settings.across == "machines":
-        yield from _machine_invariant.replacements.wanted()
+        return _machine_invariant.refusal
+    return _machine_invariant.one_thread if settings.across == "threads" else None
+
+
+def _make(policy: ModuleType | None, it: Replacement, kernel: Kernel) -> Kernel:
+    ours = it.make(kernel)
+    return without_fill(ours, None if policy is None else policy.otherwise(it.op, kernel))
+
+
+def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
+    policy = _policy(settings)
+    if policy is None:
+        yield from (it for it in replacements.REPLACEMENTS if not it.only_threads)
     else:
-        yield from (
-            it for it in replacements.REPLACEMENTS if settings.across != "runs" or not it.only_threads
-        )
+        yield from policy.wanted()
     if torch.backends.cuda.is_built():
         yield from cuda_loading.installable()
 

@@ -263,8 +263,9 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
 
     Saved are plain values, arrays, tensors, random generators (of NumPy, Python and torch) and containers of
     them. Of an object at a path, and of `target` itself without paths, all attributes are saved, and those of
-    the objects that it holds. Code, locks and loggers are passed over. An optimizer, a module
-    or another object with a `state_dict` is left to the run, which must have it under a name of its own. Nothing is pickled.
+    the objects that it holds. Code, locks and loggers are passed over. An optimizer, a module or another
+    object with a `state_dict` is left to the run, which must have it under a name of its own. Nothing is
+    pickled.
 
     Args:
         target: the object.

@@ -1,11 +1,12 @@
 """Restores objects in place, so that references that the program holds stay valid.
 
-`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a change under one name
-shows under the other. A resumed program enters its loop with a new object under both names. So a commit records which values
-of `run.state` are still those that the loop began with (`kept`: they are filled again, in place), which paths lead to the
-same object (`same`), and which tensors are on a GPU (`devices`). All others were assigned to `run.state` in the loop, and are
-assigned again. Only its values and those of small dicts in it count, not the items of lists and large dicts: a replay buffer
-or a table of values has a million of them.
+`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a
+change under one name shows under the other. A resumed program enters its loop with a new object under both
+names. So a commit records which values of `run.state` are still those that the loop began with (`kept`: they
+are filled again, in place), which paths lead to the same object (`same`), and which tensors are on a GPU
+(`devices`). All others were assigned to `run.state` in the loop, and are assigned again. Only its values and
+those of small dicts in it count, not the items of lists and large dicts: a replay buffer or a table of values
+has a million of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from samebits._inspect.tree import PLAIN
 
 MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
 _MOST_ITEMS = 256
-"""Items of a container that are restored in place; those of longer ones are replaced."""
+"""Items of a container that are walked over and restored in place; those of longer ones are replaced."""
 
 
 def mutable_inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -82,8 +83,6 @@ def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) 
 
 
 Path = tuple[Any, ...]
-_SMALL = 256
-"""Most items of a dict whose values are walked over."""
 
 
 class StateAliases:
@@ -174,7 +173,7 @@ def mutable_values(
         if isinstance(value, MUTABLE):
             yield (*path, name), value
         # one that contains itself is refused elsewhere
-        if isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen:
+        if isinstance(value, dict) and len(value) <= _MOST_ITEMS and id(value) not in seen:
             yield from mutable_values(value, (*path, name), seen | {id(value)})
 
 

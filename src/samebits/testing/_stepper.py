@@ -9,7 +9,7 @@ from typing import Any, Literal
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
-from samebits.train._state.object_states import Stateful
+from samebits.train._object_states import Stateful
 
 Advance = Callable[[Any, int], Any]
 Cut = int | Iterable[int] | Literal["every"]

@@ -18,18 +18,27 @@ from samebits._arguments import require_int
 from samebits._context import Words, notify, process
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.checkpoint._store import resolve
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.train import _environment_check as environment_check
+from samebits.train import _hyperparameters as hyperparameters
+from samebits.train import _rank_agreement as rank_agreement
+from samebits.train._async_commits import Commits
+from samebits.train._boundary_commits import BestCommits, CommitPolicy
+from samebits.train._cadence import Cadence, Save
+from samebits.train._compatibility import check_compiled, check_not_lazy
 from samebits.train._completeness.completeness import Completeness
-from samebits.train._distributed import rank_agreement
+from samebits.train._environment_check import Environment, check_names
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
 from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
+from samebits.train._object_states import RunState, Stateful, note_objects
+from samebits.train._resume import ResumeState
 from samebits.train._run_arguments import (
     check_number,
     check_options,
@@ -40,14 +49,6 @@ from samebits.train._run_arguments import (
     explain_steps,
     stateful,
 )
-from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.boundary_commits import BestCommits, CommitPolicy
-from samebits.train._saving.cadence import Cadence, Save
-from samebits.train._state import environment_check, hyperparameters
-from samebits.train._state.compatibility import check_compiled, check_not_lazy
-from samebits.train._state.environment_check import Environment, check_names
-from samebits.train._state.object_states import RunState, Stateful, note_objects
-from samebits.train._state.resume import ResumeState
 
 
 class Run:
@@ -61,15 +62,16 @@ class Run:
                 run.state.best = min(run.state.get("best", 1e9), validate(model))
     ```
 
-    Everything that changes between two steps belongs to the run: objects with `state_dict` and `load_state_dict` are
-    passed by name (`model=model`, or `run.add`), plain values and tensors are in `run.state`. The position, gradients
-    that are alive, train/eval modes and `requires_grad` are saved without being named. Before each step the global
-    generators of torch, NumPy and Python are filled from the position, so that the draws of the loop's body are the same
-    after a resume.
+    Everything that changes between two steps belongs to the run: objects with `state_dict` and
+    `load_state_dict` are passed by name (`model=model`, or `run.add`), plain values and tensors are in
+    `run.state`. The position, gradients that are alive, train/eval modes and `requires_grad` are saved
+    without being named. Before each step the global generators of torch, NumPy and Python are filled from the
+    position, so that the draws of the loop's body are the same after a resume.
 
-    How the `with` block ends: an exception or `break` commits nothing (a restart replays from the last commit);
-    a loop that is exhausted, or ended by `run.stop()`, commits; SIGTERM commits at the next boundary and exits with
-    code 75. A finished run yields no steps and restores its final state, so that the code after the loop runs again.
+    How the `with` block ends: an exception or `break` commits nothing (a restart replays from the last
+    commit); a loop that is exhausted, or ended by `run.stop()`, commits; SIGTERM commits at the next boundary
+    and exits with code 75. A finished run yields no steps and restores its final state, so that the code
+    after the loop runs again.
 
     Args:
         run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"): commits
@@ -180,8 +182,8 @@ class Run:
     def add(self, name: str, thing: Any, *, complete: bool = False) -> None:
         """Makes `thing` part of the run's commits under `name`.
 
-        It has `state_dict` and `load_state_dict`, or is of a class that `samebits.state.adapter_for` knows (an environment of
-        gymnasium, a list, a generator).
+        It has `state_dict` and `load_state_dict`, or is of a class that `samebits.state.adapter_for` knows
+        (an environment of gymnasium, a list, a generator).
 
         Args:
             name: of the object, in commits and messages.
@@ -314,11 +316,12 @@ class Run:
             run.state.best = min(run.state.get("best", 1e9), validate(model))
         ```
 
-        Each is its number, an int that has `steps(loader)`; the batches and the draws in the body of a step are those of
-        `run.steps(loader, epochs=3)`. A commit falls between two steps of an epoch. Killed after the last step of an epoch,
-        the run resumes from the commit before, and ends with equal bits. A resumed run enters the body of its epoch again:
-        the code before `epoch.steps` runs, and then the state is restored. So what that code computes for the rest of the
-        epoch must follow from the number of the epoch, or be in `run.state`.
+        Each is its number, an int that has `steps(loader)`; the batches and the draws in the body of a step
+        are those of `run.steps(loader, epochs=3)`. A commit falls between two steps of an epoch. Killed after
+        the last step of an epoch, the run resumes from the commit before, and ends with equal bits. A resumed
+        run enters the body of its epoch again: the code before `epoch.steps` runs, and then the state is
+        restored. So what that code computes for the rest of the epoch must follow from the number of the
+        epoch, or be in `run.state`.
 
         Args:
             epochs: how many in all (not: how many more).
@@ -341,14 +344,15 @@ class Run:
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """Returns the batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
 
-        The draws of the body before and after it are as without it; the draws of the validation are a function of (loop,
-        step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
+        The draws of the body before and after it are as without it; the draws of the validation are a
+        function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it
+        early.
 
-        Killed inside, the run resumes from the last commit, runs the body of this step again up to here, and ends with
-        equal bits. Where the loop keeps its sums in `run.state`, or in objects of the run, it is committed inside, too,
-        and the finished batches are skipped; where it keeps them in local variables, the validation starts again from its
-        first batch (with a line on stderr, if it is long). Only a plain `for` statement over this call resumes inside,
-        without `enumerate` or `tqdm` around it.
+        Killed inside, the run resumes from the last commit, runs the body of this step again up to here, and
+        ends with equal bits. Where the loop keeps its sums in `run.state`, or in objects of the run, it is
+        committed inside, too, and the finished batches are skipped; where it keeps them in local variables,
+        the validation starts again from its first batch (with a line on stderr, if it is long). Only a plain
+        `for` statement over this call resumes inside, without `enumerate` or `tqdm` around it.
 
         ```python
         if step.ends_epoch:
@@ -372,9 +376,10 @@ class Run:
     def restore(self) -> None:
         """Restores the objects of the run from its commit: call it after the last `run.add`.
 
-        Without this call they are restored at `with` if all of them were given to `Run`, else at the first step of the loop.
-        Does nothing if there is no commit, and for objects that are restored already. From here on no object of a class of
-        your own is loaded again; modules, optimizers and schedulers that change before the first step are put back.
+        Without this call they are restored at `with` if all of them were given to `Run`, else at the first
+        step of the loop. Does nothing if there is no commit, and for objects that are restored already. From
+        here on no object of a class of your own is loaded again; modules, optimizers and schedulers that
+        change before the first step are put back.
 
         Raises:
             RunMismatchError: the commit holds an object that the run does not have yet.
@@ -386,9 +391,9 @@ class Run:
     def finished(self) -> bool:
         """True if no step is left: the loops so far have ended, in the commit that was found or since.
 
-        After `run.steps(...)` was called, with its epochs: a loop that asks for more epochs than the commit has is not
-        finished. So `steps = run.steps(loader, epochs=3)` and then `if not run.finished:` around what a framework's loop
-        would do.
+        After `run.steps(...)` was called, with its epochs: a loop that asks for more epochs than the commit
+        has is not finished. So `steps = run.steps(loader, epochs=3)` and then `if not run.finished:` around
+        what a framework's loop would do.
         """
         return self._loops.finished
 
@@ -441,8 +446,8 @@ class Run:
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
 
-        Decisions for all ranks (`run.stop()`, a scheduler's plateau) must use such values. Every rank calls it, inside the
-        `with` block; with one process it returns the values.
+        Decisions for all ranks (`run.stop()`, a scheduler's plateau) must use such values. Every rank calls
+        it, inside the `with` block; with one process it returns the values.
         """
         return self._saving.ranks.sum_over_ranks(values)
 
@@ -450,8 +455,8 @@ class Run:
         """Sets the value of the state at the end of this iteration, smaller is better. A state among the best
         `keep_best` is committed, and that commit stays until there are better ones.
 
-        Of several processes rank 0 decides, and the commit may come some steps later, when they exchange requests.
-        `everywhere`: all of them call this in this step, and so the commit is of this very state.
+        Of several processes rank 0 decides, and the commit may come some steps later, when they exchange
+        requests. `everywhere`: all of them call this in this step, and so the commit is of this very state.
         """
         check_number(value, "run.best(value")
         self._saving.best(float(value), everywhere=everywhere)

@@ -16,7 +16,7 @@ from samebits._arguments import is_int, is_number, require
 from samebits._inspect.user_call import WrongCall, name_of_variable
 from samebits.errors import InvalidArgumentError
 from samebits.state._known_classes import adapter_for
-from samebits.train._state.object_states import Stateful
+from samebits.train._object_states import Stateful
 
 _NAMES = (
     (torch.nn.Module, "model"),

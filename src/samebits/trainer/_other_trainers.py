@@ -1,8 +1,91 @@
-"""Calls of `Trainer` in the way of Lightning, transformers or Keras: the error has the lines to type."""
+"""Calls of `Trainer` and `fit` in the way of Lightning, transformers or Keras: the error has the lines to type."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
 from samebits._inspect.user_call import WrongCall
+from samebits.errors import InvalidArgumentError, InvalidCallError
+from samebits.train._object_states import Stateful
+from samebits.train._run import Run
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOADER_ARGUMENTS = (
+    "x",
+    "y",
+    "batch_size",
+    "shuffle",
+    "sample_weight",
+    "validation_split",
+    "validation_batch_size",
+)
+_OF_VALIDATION = ("validation_data", "validation_freq", "validation_steps")
+_LOADER = (
+    "fit takes a loader of (x, y) batches:\n"
+    "    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32, shuffle=True)\n"
+    "    trainer.fit(loader, epochs=..., validation_data=other_loader)"
+)
+
+
+def check_keras_arguments(fit: Callable[P, T]) -> Callable[P, T]:
+    """Returns `fit` with a check for arguments that Keras's `fit` takes and this one does not (`InvalidArgumentError`)."""
+    known = [name for one in (fit, Run) for name in inspect.signature(one).parameters]
+    known = [name for name in known if name not in ("self", "stateful", "run_options")]
+
+    @functools.wraps(fit)
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        _check(args[1:], named)
+        for name, value in named.items():
+            if name not in known and isinstance(value, int | float | str | bytes):
+                close = difflib.get_close_matches(name, known, 1)
+                raise InvalidArgumentError(
+                    f"Trainer.fit({name}={value!r:.60}): neither fit nor Run has an argument of this name. "
+                    + (f"Did you mean {close[0]}?" if close else f"They have {', '.join(known)}.")
+                )
+        return fit(*args, **named)
+
+    return call
+
+
+def _check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    second = args[1] if len(args) > 1 else None
+    if isinstance(second, torch.Tensor) or hasattr(second, "__iter__"):
+        raise InvalidArgumentError(
+            f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of epochs. {_LOADER}"
+        )
+    for name, value in named.items():
+        if _is_validation_data(name, value) and "validation_data" not in named:
+            raise InvalidArgumentError(
+                f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give the loader as "
+                f"validation_data={name}."
+            )
+        if isinstance(value, Stateful):  # an object to save may have any name
+            continue
+        if name == "callbacks":
+            raise InvalidArgumentError(
+                "Trainer.fit(callbacks=...): callbacks belong to the trainer, which saves their state:\n"
+                "    trainer = samebits.Trainer(model, loss_fn, optimizer, callbacks=[...])"
+            )
+        if name in _LOADER_ARGUMENTS:
+            raise InvalidArgumentError(f"Trainer.fit({name}=...): batches are made by a loader. {_LOADER}")
+    if not args and "loader" not in named:
+        given = ", ".join(f"{name}=..." for name in named)
+        raise InvalidCallError(f"Trainer.fit({given}): the loader is missing. {_LOADER}")
+
+
+def _is_validation_data(name: str, value: Any) -> bool:
+    """Returns True if the loader was meant to be `validation_data`: it has a state, so `Run` would save it as an object."""
+    is_loader = hasattr(value, "__iter__") and not isinstance(value, torch.nn.Module)
+    return is_loader and name not in _OF_VALIDATION and name.startswith(("val", "eval"))
+
 
 _PARTS = ("model", "loss_fn", "optimizer")
 _EPOCHS = ("epochs", "max_epochs", "num_train_epochs")

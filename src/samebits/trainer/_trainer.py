@@ -18,25 +18,20 @@ from samebits._inspect.user_call import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._progress_bar import progress_bars
 from samebits.errors import InvalidArgumentError
+from samebits.train._boundary_commits import BestCommits
 from samebits.train._loop.loop_positions import check_steps, epoch_length, is_endless
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 from samebits.train._run_arguments import check_batches
-from samebits.train._saving.boundary_commits import BestCommits
 from samebits.trainer import _other_trainers as other_trainers
 from samebits.trainer import _trainer_arguments as trainer_arguments
 from samebits.trainer._batch import device_of
 from samebits.trainer._commit_events import CommitNotifier
-from samebits.trainer._epoch_means import mean_over_ranks
-from samebits.trainer._evaluation import Evaluation, evaluating
-from samebits.trainer._fit_plan import FitPlan
-from samebits.trainer._forward import Forward, ForwardHook
-from samebits.trainer._history import History, Logbook
-from samebits.trainer._keras_arguments import check_keras_arguments
+from samebits.trainer._forward import Evaluation, Forward, ForwardHook, evaluating
+from samebits.trainer._history import History, Logbook, mean_over_ranks
 from samebits.trainer._loss import Loss, LossFunction
 from samebits.trainer._metrics import Metric, Metrics
-from samebits.trainer._optimizer_step import OptimizerStep, accumulation_group, averaged_model
-from samebits.trainer._scheduler_steps import SchedulerSteps
+from samebits.trainer._optimizer_step import OptimizerStep, SchedulerSteps, accumulation_group, averaged_model
 
 
 class Trainer:
@@ -138,7 +133,7 @@ class Trainer:
         self._run: Run | None = None
         self._logbook = Logbook()
 
-    @check_keras_arguments
+    @other_trainers.check_keras_arguments
     def fit(
         self,
         loader: Iterable[Any],
@@ -178,7 +173,7 @@ class Trainer:
             InvalidArgumentError: the arguments contradict each other or the loaders.
             NonFiniteLossError: the loss became NaN or infinite, and there is no `TerminateOnNaN`.
         """
-        plan = FitPlan(
+        plan = trainer_arguments.FitPlan(
             loader, epochs, initial_epoch, steps_per_epoch, validation_data, validation_freq, validation_steps
         )
         if self.forward is None:  # the names of a hook's metrics are unknown before
@@ -284,7 +279,7 @@ class Trainer:
         return {"model": self.model, "optimizer": self.optimizer, **given, **named}
 
     @contextmanager
-    def _running(self, run: Run, plan: FitPlan, callbacks: list[Callback]) -> Iterator[Run]:
+    def _running(self, run: Run, plan: trainer_arguments.FitPlan, callbacks: list[Callback]) -> Iterator[Run]:
         """Runs a fit: prepares the attributes for callbacks, and calls their first and last hooks."""
         self.epochs, self.validates = plan.epochs, plan.validation_data is not None
         self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
@@ -329,7 +324,9 @@ class Trainer:
         for callback in callbacks:
             callback.on_batch_end(self, step.number, logs)
 
-    def _end_epoch(self, run: Run, plan: FitPlan, callbacks: Sequence[Callback]) -> dict[str, float]:
+    def _end_epoch(
+        self, run: Run, plan: trainer_arguments.FitPlan, callbacks: Sequence[Callback]
+    ) -> dict[str, float]:
         epoch = self._logbook.next_epoch
         over = run.sum_over_ranks
         logs = self._logbook.means.take(over) | mean_over_ranks(self._metrics.take(), over)
@@ -341,7 +338,9 @@ class Trainer:
         self._logbook.end_epoch(epoch, logs)
         return logs
 
-    def _validate(self, run: Run, plan: FitPlan, callbacks: Sequence[Callback]) -> dict[str, float]:
+    def _validate(
+        self, run: Run, plan: trainer_arguments.FitPlan, callbacks: Sequence[Callback]
+    ) -> dict[str, float]:
         assert plan.validation_data is not None
         for callback in callbacks:
             callback.on_validation_begin(self)

@@ -1,15 +1,15 @@
-"""Files and commits at an fsspec URL (s3://, gs://, memory://, file://): a written manifest makes a commit real.
+"""Files and commits at an fsspec URL (s3://, gs://, file://): a written manifest makes a commit real.
 
 url/samebits-run.json                   marks the folder as ours
 url/writer.json                         the process that opened it last (see `writer_claim`)
 url/commits/000000000120-1a2b3c4d/      tensors.safetensors first, manifest.json last
 
-Object stores have no rename and no folders, but an object that is written in one call appears whole. A storage where it does
-not (file://, killed in the middle) leaves a manifest whose digest does not hold, and the commit before is read. The
-durability of a written object is that of the storage.
+Object stores have no rename and no folders, but an object that is written in one call appears whole. A
+storage where it does not (file://, killed in the middle) leaves a manifest whose digest does not hold, and
+the commit before is read. The durability of a written object is that of the storage.
 
-A missing file raises FileNotFoundError; every other failure names what to check. The difference matters to a run: it skips a
-missing commit for an older one, but stops when the storage does not answer.
+A missing file raises FileNotFoundError; every other failure names what to check. The difference matters to a
+run: it skips a missing commit for an older one, but stops when the storage does not answer.
 """
 
 from __future__ import annotations

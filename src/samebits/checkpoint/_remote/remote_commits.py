@@ -1,12 +1,13 @@
 """The commits of one run at a URL: made in a folder of this machine, the staging folder, and uploaded from there.
 
-$SAMEBITS_CACHE_DIR/runs/<URL>/         a run directory as any other (see `_store`), locked; a cache, once all is uploaded
+$SAMEBITS_CACHE_DIR/runs/<URL>/         a run directory (see `_store`), locked; a cache, once all is uploaded
 url/...                                 see `fsspec_files`
 
-A run resumes from the newest valid commit of both. A commit that only the staging folder has counts if the run has not gone on
-without it: no process of another machine has opened the URL since, or the newest commit there is in the staging folder, too.
-Else it is dropped, with a line on stderr: a run killed on one machine, resumed on another and then again on the first
-never resumes from the first one's old commit. So a URL that was removed is not filled again from this machine.
+A run resumes from the newest valid commit of both. A commit that only the staging folder has counts if the
+run has not gone on without it: no process of another machine has opened the URL since, or the newest commit
+there is in the staging folder, too. Else it is dropped, with a line on stderr: a run killed on one machine,
+resumed on another and then again on the first never resumes from the first one's old commit. So a URL that
+was removed is not filled again from this machine.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from samebits.errors import CommitError, RemoteStorageError, RunDirectoryError, 
 
 
 class RemoteCommits:
-    """The commits at `url`: uploads the newest of `folder`, and the best ones; those that a newer one has replaced are skipped.
+    """The commits at `url`: uploads the newest of `folder` and the best ones; skips those that were replaced.
 
-    A thread uploads. A commit at the URL is deleted, by the rule of `folder`, when the newer one is whole there.
+    A thread uploads. A commit there is deleted, by the rule of `folder`, when the newer one is whole.
     """
 
     def __init__(self, url: str, folder: CommitFolder) -> None:
@@ -164,9 +165,10 @@ class RemoteCommits:
         stale = list(takewhile(lambda name: name not in there, here))
         if not stale or (whole and whole[0][0].name in here):
             return
+        steps = ", ".join(str(step_of(name)) for name in reversed(stale))
         print(
-            f"samebits: {self.files.url} continued on another machine, or was removed: commits that only this machine has are "
-            f"deleted (of step {', '.join(str(step_of(name)) for name in reversed(stale))})",
+            f"samebits: {self.files.url} continued on another machine, or was removed: commits that only "
+            f"this machine has are deleted (of step {steps})",
             file=sys.stderr,
         )
         for name in stale:

@@ -1,9 +1,9 @@
 """The process that writes a run directory at a URL: the one that has opened it last.
 
-No clock is compared, nothing is waited for or renewed. What this promises: each commit at the URL is whole, none that was
-uploaded is lost, and of two processes the earlier gets an error before its next commit would count. What it does not: where the
-later one opens the directory between the earlier one's look and its write, that one commit, whole and of the same run, is
-added still.
+No clock is compared, nothing is waited for or renewed. What this promises: each commit at the URL is whole,
+none that was uploaded is lost, and of two processes the earlier gets an error before its next commit would
+count. What it does not: where the later one opens the directory between the earlier one's look and its write,
+that one commit, whole and of the same run, is added still.
 """
 
 from __future__ import annotations

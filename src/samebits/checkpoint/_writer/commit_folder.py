@@ -1,4 +1,4 @@
-"""The folder of a run's commits: each is written to a temporary folder, fsynced, renamed; old ones are pruned.
+"""The folder of a run's commits: each is written beside, fsynced, renamed; old ones are pruned.
 
 Imports the standard library and xxhash only, as all that the writer process imports.
 """
@@ -35,7 +35,7 @@ class Commit(NamedTuple):
 
 
 class ManifestTemplate(NamedTuple):
-    """The canonical JSON of a manifest, cut where the digests belong that only the writer knows: of the tensors, and of the parent."""
+    """The canonical JSON of a manifest, cut where the digests of the tensors and of the parent belong."""
 
     step: int
     before: str
@@ -105,8 +105,8 @@ class CommitFolder:
     ) -> Commit:
         """Makes a commit durable and prunes old ones; one with the content of the last is not written again.
 
-        `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous; `digests` are those of
-        the tensors, if they are known. Raises OSError.
+        `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous;
+        `digests` are those of the tensors, if they are known. Raises OSError.
         """
         digests = digests or list(map(of_bytes, tensors))
         commit, manifest = template.sign(self.last.digest if self.last else None, digests)
@@ -158,7 +158,7 @@ class CommitFolder:
         corrupt: Collection[str],
         values: Callable[[], Mapping[str, float | None]],
     ) -> list[str]:
-        """Returns those of the commits `names`, latest step first, that go after `newest`: it replaces others of its step."""
+        """Returns those of the commits `names`, latest step first, that go after `newest` was written."""
         older = [name for name in names if step_of(name) <= newest.step and name != newest.name]
         valid = [name for name in older if name not in corrupt and step_of(name) < newest.step]
         stay = self.retention.staying([newest.name, *valid], values() if self.retention.keep_best else {})

@@ -51,10 +51,10 @@ def _fence(_context: Any) -> Any:
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")
 def copy(places: Any, sources: Any, sizes: Any) -> None:
-    """Copies `sizes[n]` bytes from the address `sources[n]` to `places[n]`, for each n, past the caches; all is there on return.
+    """Copies `sizes[n]` bytes from address `sources[n]` to `places[n]`, past the caches; returns when done.
 
-    A usual store fetches the line that it overwrites and evicts a weight for it, which training reads next: with usual stores a
-    snapshot of 18 MB took 1.7 times as long.
+    A usual store fetches the line that it overwrites and evicts a weight for it, which training reads next:
+    with usual stores a snapshot of 18 MB took 1.7 times as long.
     """
     for number in range(len(sizes)):
         to, source, size = places[number], sources[number], sizes[number]

@@ -2,9 +2,10 @@
 
 Signals of the process group are blocked before it starts: the run reacts to a SIGTERM, not its writer.
 
-A snapshot is in a slot, a file without a name that both processes have mapped: the image of the tensor file, then the data for
-the manifest. Its record, of a fixed size, goes into a pipe that both may read, and only one gets it: so the run withdraws a
-snapshot that the writer has not begun by reading its record. Reports come back as lines of JSON.
+A snapshot is in a slot, a file without a name that both processes have mapped: the image of the tensor file,
+then the data for the manifest. Its record, of a fixed size, goes into a pipe that both may read, and only one
+gets it: so the run withdraws a snapshot that the writer has not begun by reading its record. Reports come
+back as lines of JSON.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ END = SnapshotMessage(*[0] * len(SnapshotMessage._fields))
 POLL_MS = 500
 """Milliseconds between two checks that the run lives, where the kernel does not notify."""
 LAG = 0.05
-"""Seconds within which a snapshot, or a later one, should be durable; a write that takes longer is late. As many snapshots as
-possible are skipped within it: each write slows the training down, which shares memory and caches with it. The last
-snapshot of a killed run is always written."""
+"""Seconds within which a snapshot, or a later one, should be durable; a write that takes longer is late. As
+many snapshots as possible are skipped within it: each write slows the training down, which shares memory and
+caches with it. The last snapshot of a killed run is always written."""
 
 
 def main(arguments: str) -> None:

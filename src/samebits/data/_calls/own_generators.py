@@ -19,7 +19,7 @@ from samebits._context import Words
 from samebits._inspect.generators_in import FoundGenerator, generators_in
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._native import kernel
-from samebits.data._calls.draw_keepers import contents
+from samebits.data._purity.abstract_values import contents
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import fill_words, fold
 from samebits.random._process import generator_states
@@ -72,8 +72,7 @@ class OwnGenerators:
         """Returns True if generators are to be set for each call; the task's end puts them back."""
         if self._never:
             return False
-        block = getattr(_thread, "block", None)
-        return block is not None and block.add(self)
+        return _thread.block is not None and _thread.block.add(self)
 
     def set(self, key: Words) -> None:
         """Sets the generators for one call."""
@@ -156,7 +155,7 @@ class OwnBlock:
         self._entered: dict[int, tuple[OwnGenerators, list[tuple[OwnedState, State]]]] = {}
 
     def __enter__(self) -> Self:
-        self._around, _thread.block = getattr(_thread, "block", None), self
+        self._around, _thread.block = _thread.block, self
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,14 +193,19 @@ def put_back(states: list[tuple[OwnedState, State]]) -> None:
         state.restore(saved)
 
 
-_thread = threading.local()
-"""The block of each thread: outside of a block, and in threads beside the training thread, nothing is set."""
+class _ThreadBlock(threading.local):
+    """The block of each thread: outside of it, and in threads beside the training thread, nothing is set."""
+
+    block: OwnBlock | None = None
+
+
+_thread = _ThreadBlock()
 
 
 @contextmanager
 def no_block() -> Iterator[None]:
     """Sets no generators in the block."""
-    around, _thread.block = getattr(_thread, "block", None), None
+    around, _thread.block = _thread.block, None
     try:
         yield
     finally:

@@ -30,27 +30,50 @@ CURE = (
     "elements. Draw outside of the cached code; draw it once before the pipeline is read, so that all workers have it; or "
     "remember it by its origin: a parameter `key`, say."
 )
-_thread_state = threading.local()
-"""State of each thread: beside the training thread no thread may set the process's generators."""
+
+
+class _Watch:
+    """Checks if a generator moves otherwise than by `fill`."""
+
+    def __init__(self) -> None:
+        self.drew = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Notes the states after the generators were set."""
+        self._before = rng_states.of_process()
+
+    def check(self) -> None:
+        """Compares."""
+        self.drew = self.drew or rng_states.of_process() != self._before
+
+
+class _ThreadState(threading.local):
+    """State of each thread: beside the training thread no thread may set the process's generators."""
+
+    filling = True
+    watch: _Watch | None = None
+
+
+_thread = _ThreadState()
 
 
 def is_filling() -> bool:
     """Returns True if the generators are set for each call of a user's function."""
-    return getattr(_thread_state, "filling", True)
+    return _thread.filling
 
 
 def fill(key: Words) -> None:
-    """Sets the generators for one call."""
-    watch = _current_watch()
+    """Sets the process's generators for one call."""
+    watch = _thread.watch
     if watch is not None:
         watch.check()
-    refill(key)
+    _refill(key)
     if watch is not None:
         watch.begin()
 
 
-def refill(key: Words) -> None:
-    """Sets the generators once more for the same call."""
+def _refill(key: Words) -> None:
     # torch.initial_seed() inside an element must not depend on the worker
     generator_states.fill(key, initial_seed=key[0] >> 1)
 
@@ -58,31 +81,31 @@ def refill(key: Words) -> None:
 def fill_if_needed(own: OwnGenerators, key: Words, *path: int | str) -> None:
     """Sets the generators, by `key` with `path` folded in, unless nothing that follows draws from them."""
     has_own = own.enter()
-    if has_own or is_filling():
-        fill_all(own if has_own else None, int_keys.fold(key, *path))
-
-
-def fill_all(own: OwnGenerators | None, key: Words) -> None:
-    """Sets the process's generators, if that is needed, and those of objects, if there are any."""
+    if not (has_own or is_filling()):
+        return
+    words = int_keys.fold(key, *path)
     if is_filling():
-        fill(key)
-    if own is not None:
-        own.set(key)
+        fill(words)
+    if has_own:
+        own.set(words)
 
 
 def fill_each(own: OwnGenerators | None, keys: np.ndarray) -> Iterator[Any]:
-    """Sets the generators of `fill_all` from the next key at every step. `keys`: uint64, of shape (calls, 2)."""
+    """Sets the process's generators, if needed, and those of objects, from the next key at every step.
+
+    `keys`: uint64, of shape (calls, 2).
+    """
     of_process: Iterator[None] = repeat(None, len(keys))
     if is_filling():
-        watched = _current_watch() is not None
+        watched = _thread.watch is not None
         of_process = map(fill, map(tuple, keys.tolist())) if watched else generator_states.fill_each(keys)
     return of_process if own is None else zip(of_process, own.set_each(keys), strict=True)
 
 
 def refill_all(own: OwnGenerators, key: Words) -> None:
-    """Sets the generators of `fill_all` once more for the same call."""
+    """Sets the generators once more for the same call."""
     if is_filling():
-        refill(key)
+        _refill(key)
     own.set(key)
 
 
@@ -123,7 +146,7 @@ class Draws:
         imported = imported_by_others() != modules  # a library may draw when it is imported
         before.restore()
         self._quiet = False
-        with generator_states.preserve_states(), _set_filling(True), _watch_block() as watch:
+        with generator_states.preserve_states(), _watch_draws() as watch:
             result = task()
         if not watch.drew and not imported:
             raise PipelineError(
@@ -146,57 +169,37 @@ class Draws:
     @contextmanager
     def _fill_process_generators(self) -> Iterator[None]:
         if self._quiet and self._tried:
-            with _set_filling(False):
+            with _setting(_thread.watch, filling=False):
                 yield
-            return
-        with generator_states.preserve_states(), _set_filling(True):
-            if not self._quiet:
+        elif not self._quiet:
+            with generator_states.preserve_states(), _setting(_thread.watch, filling=True):
                 yield
-                return
-            with _watch_block() as watch:
+        else:
+            with generator_states.preserve_states(), _watch_draws() as watch:
                 yield
             self._quiet, self._tried = not watch.drew, True
 
 
-class _Watch:
-    """Checks if a generator moves otherwise than by `fill`."""
-
-    def __init__(self) -> None:
-        self.drew = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Notes the states after the generators were set."""
-        self._before = rng_states.of_process()
-
-    def check(self) -> None:
-        """Compares."""
-        self.drew = self.drew or rng_states.of_process() != self._before
-
-
 @contextmanager
-def _watch_block() -> Iterator[_Watch]:
-    """Watches the block's calls of `fill`, and the draws after the last one."""
-    around, _thread_state.watch = _current_watch(), (watch := _Watch())
-    try:
-        yield watch
-    finally:
-        _thread_state.watch = around
-        watch.check()
-
-
-def _current_watch() -> _Watch | None:
-    """Returns the watch over this thread's calls of `fill`; None if there is none."""
-    return getattr(_thread_state, "watch", None)
-
-
-@contextmanager
-def _set_filling(value: bool) -> Iterator[None]:
-    before, _thread_state.filling = is_filling(), value
+def _setting(watch: _Watch | None, *, filling: bool) -> Iterator[None]:
+    """Sets the state of this thread in the block."""
+    before = _thread.filling, _thread.watch
+    _thread.filling, _thread.watch = filling, watch
     try:
         yield
     finally:
-        _thread_state.filling = before
+        _thread.filling, _thread.watch = before
+
+
+@contextmanager
+def _watch_draws() -> Iterator[_Watch]:
+    """Watches the block's calls of `fill`, and the draws after the last one."""
+    watch = _Watch()
+    try:
+        with _setting(watch, filling=True):
+            yield watch
+    finally:
+        watch.check()
 
 
 def run_without_rng_setup(task: Callable[[], T]) -> T:
@@ -205,10 +208,6 @@ def run_without_rng_setup(task: Callable[[], T]) -> T:
         return _run_with(False, task)
 
 
-def _run_with(value: bool, task: Callable[[], T]) -> T:
-    before, around, _thread_state.filling = is_filling(), _current_watch(), value
-    _thread_state.watch = None  # a forked worker is not watched, and `run` restores the generators
-    try:
+def _run_with(filling: bool, task: Callable[[], T]) -> T:
+    with _setting(None, filling=filling):  # a forked worker is not watched, and `run` restores the generators
         return task()
-    finally:
-        _thread_state.filling, _thread_state.watch = before, around

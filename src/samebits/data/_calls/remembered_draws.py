@@ -16,9 +16,8 @@ import torch
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits.data._calls import process_generators
-from samebits.data._calls.draw_keepers import Keeper, Numbers
+from samebits.data._calls.keepers import LARGE, Keeper, keepers
 from samebits.data._calls.own_generators import OwnGenerators, put_back
-from samebits.data._calls.reachable_keepers import keepers
 from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
 
@@ -58,7 +57,7 @@ class Memos:
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
         self._repeatable = repeatable and all(map(_is_restored, effects))
-        if effects and any(isinstance(one, Numbers) and one.large for one in self._keepers):
+        if effects and any(one.array is not None and one.array.nbytes > LARGE for one in self._keepers):
             self._repeatable = False
         self._calls = self._drew = self._kept = 0
         self._changes_elements = False
@@ -150,7 +149,7 @@ class Memos:
         own = self._own()
         after, states = _states(own), own.save()
         process_generators.refill_all(own, key)
-        restores = [k.save() for k in self._keepers if self._effects or not isinstance(k, Numbers)]
+        restores = [k.save() for k in self._keepers if self._effects or k.array is None]
         result, again = _NO_RESULT, after
         try:
             result = self._function(element_copy)

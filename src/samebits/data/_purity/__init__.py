@@ -11,8 +11,8 @@ import torch
 from samebits.data._purity.abstract_values import GIVEN, Made, Value
 from samebits.data._purity.captured_state import changed as changed
 from samebits.data._purity.captured_state import snapshot as snapshot
-from samebits.data._purity.findings import Finding as Finding
-from samebits.data._purity.side_effects import Reading
+from samebits.data._purity.lookups import Finding as Finding
+from samebits.data._purity.reading import Reading
 
 
 def read(function: Callable[..., Any]) -> Reading:

@@ -6,8 +6,8 @@ An empty set is a constant or a number: nothing that could be changed, called or
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import Any
+from types import CellType, CodeType
+from typing import Any, NamedTuple
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
 """What cannot change, and holds nothing that can."""
@@ -30,6 +30,14 @@ class Captured:
 
     def __hash__(self) -> int:
         return hash((id(self.object), self.known))
+
+
+def contents(cell: CellType) -> Any:
+    """Returns the content of a closure's variable; None if it is not set yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 GLOBALS = "globals()"
@@ -82,6 +90,24 @@ class MethodValue:
     of: Captured | Made | Given
     name: str
     function: Any = None
+
+
+class Call(NamedTuple):
+    """The arguments of a call, by position and by name, and where it stands in the code."""
+
+    arguments: list[Value]
+    named: dict[str, Value]
+    site: tuple[int, int]
+    line: int
+
+    @property
+    def everything(self) -> list[Value]:
+        """All arguments."""
+        return [*self.arguments, *self.named.values()]
+
+    def of(self, atom: Atom) -> Call:
+        """Returns the call with `self` before the arguments."""
+        return self._replace(arguments=[frozenset({atom}), *self.arguments])
 
 
 Atom = Captured | Made | Given | Text | ClosureValue | MethodValue

@@ -12,26 +12,23 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
-from samebits.data._purity import known_functions
-from samebits.data._purity.abstract_values import PLAIN
-from samebits.data._purity.side_effects import Reading
+from samebits.data._purity import known_functions as known
+from samebits.data._purity.abstract_values import PLAIN, contents
+from samebits.data._purity.reading import Reading
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
 """Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""
 
 
 def snapshot(reading: Reading) -> dict[str, int]:
-    """A hash of every captured variable and object, by name."""
+    """Returns a hash of every captured variable and object, by name."""
     looking = _Look(reading.once)
     hashes = {}
     for name, namespace in reading.globals.items():
         variable = name.rpartition(".")[2]
         hashes[name] = 0 if variable in reading.once else looking.at(namespace.get(variable))
     for name, cell in reading.cells.items():
-        try:
-            hashes[name] = looking.at(cell.cell_contents)
-        except ValueError:  # not set yet
-            hashes[name] = 0
+        hashes[name] = looking.at(contents(cell))
     for name, found in reading.state.items():
         if name not in hashes and name.rpartition(".")[2] not in reading.once:
             hashes[name] = looking.at(found)
@@ -52,7 +49,7 @@ class _Look:
         self._left = VALUES
 
     def at(self, found: Any, above: tuple[int, ...] = ()) -> int:
-        """The hash of one object; `above`: what it lies in."""
+        """Returns the hash of one object; `above`: what it lies in."""
         self._left -= 1
         if isinstance(found, bool | int | float | complex | str | bytes | type(None)):
             return digest.leaf(found)
@@ -60,7 +57,7 @@ class _Look:
             return hash(repr(found))
         if id(found) in above or len(above) > DEEP or self._left < 0:
             return 1
-        if isinstance(found, known_functions.GENERATORS):  # set for each call, and put back
+        if isinstance(found, known.GENERATORS):  # set for each call, and put back
             return 2
         if isinstance(found, torch.Tensor):
             return _tensor(found)
@@ -73,18 +70,20 @@ class _Look:
         if isinstance(found, list | tuple):
             return _several(type(found), len(found), [self.at(part, above) for part in found[-ITEMS:]])
         if isinstance(found, set | frozenset):
-            return _several(
-                type(found), len(found), sorted(self.at(part, above) for part in list(found)[:ITEMS])
-            )
+            hashed = sorted(self.at(part, above) for part in list(found)[:ITEMS])
+            return _several(type(found), len(found), hashed)
         state = _state_of(found)
         return _several(type(found), id(found), [] if state is None else [self.at(state, above)])
 
 
 def _state_of(found: Any) -> Any:
-    """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
+    """Returns plain values that tell if an object is still as it was.
+
+    Of its class only what is known to be free of effects is called.
+    """
     if isinstance(found, type | ModuleType | FunctionType):
         return None
-    if known_functions.root(type(found).__module__) == "_io":
+    if known.root(type(found).__module__) == "_io":
         return None if found.closed or not found.seekable() else found.tell()
     if isinstance(found, logging.Logger):  # it keeps which levels are enabled
         return None
@@ -97,16 +96,16 @@ def _state_of(found: Any) -> Any:
 
 def _without_draws(found: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """Returns the attributes without generators; of a library's transform without the numbers that it drew last, too."""
-    parts = {name: one for name, one in parts.items() if not isinstance(one, known_functions.GENERATORS)}
+    parts = {name: one for name, one in parts.items() if not isinstance(one, known.GENERATORS)}
     kind = type(found)
-    if not known_functions.is_installed(known_functions.root(kind.__module__)) or not _has_generator(found):
+    if not known.is_installed(known.root(kind.__module__)) or not _has_generator(found):
         return parts
     return {name: one for name, one in parts.items() if _may_hold_transforms(one)}
 
 
 def _has_generator(found: Any) -> bool:
     tables = [vars(found), *(vars(base) for base in type(found).__mro__)]
-    return any(isinstance(one, known_functions.GENERATORS) for table in tables for one in table.values())
+    return any(isinstance(one, known.GENERATORS) for table in tables for one in table.values())
 
 
 def _may_hold_transforms(one: Any, depth: int = 0) -> bool:
@@ -114,7 +113,7 @@ def _may_hold_transforms(one: Any, depth: int = 0) -> bool:
     if isinstance(one, dict | list | tuple):
         parts = list(one.values() if isinstance(one, dict) else one)[:ITEMS]
         return depth < DEEP and any(_may_hold_transforms(part, depth + 1) for part in parts)
-    return known_functions.root(type(one).__module__) not in known_functions.LIBRARIES
+    return known.root(type(one).__module__) not in known.LIBRARIES
 
 
 def _is_lazy(found: Any, name: str) -> bool:
@@ -143,15 +142,9 @@ def _tensor(found: torch.Tensor) -> int:
     version = 0 if found.is_inference() else found._version
     if found.layout is not torch.strided or found.device.type != "cpu":
         return version
-    flat = found.detach().reshape(-1)[: BYTES // max(1, found.element_size())]
-    return hash(
-        (
-            version,
-            xxhash.xxh3_64_intdigest(
-                flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-            ),
-        )
-    )
+    flat = found.detach().reshape(-1)[: BYTES // max(1, found.element_size())].contiguous()
+    held = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return hash((version, xxhash.xxh3_64_intdigest(held)))
 
 
 def _several(kind: type, number: int, parts: list[int]) -> int:

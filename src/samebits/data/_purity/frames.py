@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
+from samebits._inspect._program import bytecode
 from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
     NOTHING,
     Atom,
+    Call,
     Captured,
     CellValue,
     ClosureValue,
@@ -26,42 +28,43 @@ from samebits.data._purity.abstract_values import (
     Text,
     Value,
 )
-from samebits.data._purity.interpreter import Host
-from samebits.data._purity.known_functions import GENERATORS
+from samebits.data._purity.known_functions import GENERATORS, names
 
 _PASSES = 6
-_LEAVES = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
-_LEAVES |= {"JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT"}
-_NO_EFFECT = {
-    "RESUME",
-    "NOP",
-    "PRECALL",
-    "CACHE",
-    "MAKE_CELL",
-    "COPY_FREE_VARS",
-    "RETURN_GENERATOR",
-    "EXTENDED_ARG",
-}
-_NO_EFFECT |= {
-    "CALL_INTRINSIC_1",
-    "LIST_TO_TUPLE",
-    "DELETE_FAST",
-    "SETUP_ANNOTATIONS",
-    "NOT_TAKEN",
-    "END_ASYNC_FOR",
-    "GEN_START",
-    "ASYNC_GEN_WRAP",
-    "TO_BOOL",
-}
-_POP = {"POP_TOP", "POP_ITER", "POP_EXCEPT", "PRINT_EXPR", "END_FOR"}
-_AGGREGATES = {
-    "BUILD_LIST": (list, False), "BUILD_TUPLE": (tuple, False), "BUILD_SET": (set, False), "BUILD_STRING": (str, False),
-    "BUILD_SLICE": (slice, False), "BUILD_MAP": (dict, True), "BUILD_CONST_KEY_MAP": (dict, False),
+_LEAVES = names(
+    "RETURN_VALUE RETURN_CONST RAISE_VARARGS RERAISE JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT "
+    "INTERPRETER_EXIT"
+)
+_NO_EFFECT = names(
+    "RESUME NOP PRECALL CACHE MAKE_CELL COPY_FREE_VARS RETURN_GENERATOR EXTENDED_ARG CALL_INTRINSIC_1 "
+    "LIST_TO_TUPLE DELETE_FAST SETUP_ANNOTATIONS NOT_TAKEN END_ASYNC_FOR GEN_START ASYNC_GEN_WRAP TO_BOOL"
+)
+_POP = names("POP_TOP POP_ITER POP_EXCEPT PRINT_EXPR END_FOR")
+_AGGREGATES: dict[str, type] = {
+    "BUILD_LIST": list, "BUILD_TUPLE": tuple, "BUILD_SET": set, "BUILD_STRING": str, "BUILD_SLICE": slice,
+    "BUILD_MAP": dict, "BUILD_CONST_KEY_MAP": dict
 }  # fmt: skip
-"""The type that is made, and True for pairs of keys and values."""
-_ADD = {"LIST_APPEND": False, "SET_ADD": False, "MAP_ADD": False}
-_ADD |= dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), True)
-"""True: the items of the operand are added, not the operand."""
+_ADD_ITEMS = names("LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE")
+"""They add the items of their operand, not the operand."""
+
+
+class _Host(Protocol):
+    """Heap, globals and libraries around a frame (`Reading`)."""
+
+    once: set[str]
+
+    def called(self, callee: Value, call: Call) -> Value: ...
+    def attribute(self, of: Value, name: str, line: int) -> Value: ...
+    def item(self, of: Value, index: Value, line: int) -> Value: ...
+    def inside(self, of: Value, line: int) -> Value: ...
+    def holds(self, made: Value, more: Value) -> None: ...
+    def changed(self, of: Value, how: str, line: int, part: str = "") -> None: ...
+    def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value: ...
+    def entered(self, of: Value, line: int) -> Value: ...
+    def stored(self, cell: CellValue, line: int) -> None: ...
+    def stored_global(self, name: str, line: int) -> None: ...
+    def named_global(self, name: str, line: int) -> Value: ...
+    def imported(self, name: str) -> Value: ...
 
 
 class Frame:
@@ -72,7 +75,7 @@ class Frame:
         code: CodeType,
         variables: dict[str, Value],
         around: dict[str, CellValue],
-        host: Host,
+        host: _Host,
         namespace: tuple[dict[str, Any], str],
     ) -> None:
         self.code, self.host, self.namespace = code, host, namespace
@@ -81,13 +84,14 @@ class Frame:
         self.cells |= {name: around.get(name, CellValue(name)) for name in code.co_freevars}
         self.returned: set[Atom] = set()
         self.line = code.co_firstlineno
+        self.stack: list[Value] = []
         self._named: tuple[str, ...] = ()
         self._popped: Value = NOTHING
         self._guarded: list[tuple[str, int, list[str]]] = []
 
     def read(self) -> Value:
-        """Goes through the code until nothing new comes up; what the call returns, or its generator yields."""
-        instructions = list(dis.get_instructions(self.code))
+        """Reads the code until nothing new comes up; returns what the call returns, or its generator yields."""
+        instructions = bytecode.instructions(self.code)
         self._guarded = list(_guarded(instructions))
         before = -1
         for _ in range(_PASSES):
@@ -102,140 +106,142 @@ class Frame:
         held = sum(len(v) for v in self.variables.values()) + sum(len(c.holds) for c in self.cells.values())
         return held + len(self.returned)
 
-    def _pass(self, instructions: list[dis.Instruction]) -> None:
+    def _pass(self, instructions: Sequence[dis.Instruction]) -> None:
         entry: dict[int, list[Value]] = {
             one.target: [NOTHING] * (one.depth + 1 + one.lasti)
             for one in dis._parse_exception_table(self.code)  # type: ignore[attr-defined]
         }
-        stack: list[Value] | None = []
-        for one in instructions:
-            if one.offset in entry:
-                stack = _joined(stack, entry[one.offset])
-            self.line = getattr(one, "line_number", one.starts_line) or self.line
-            if stack is None:
+        reached: list[Value] | None = []
+        for op in instructions:
+            if op.offset in entry:
+                reached = _joined(reached, entry[op.offset])
+            self.line = getattr(op, "line_number", op.starts_line) or self.line
+            if reached is None:
                 continue  # nothing comes here but by a jump back, which has its own entry in the next pass
-            self._step(one, stack)
-            if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
-                target = self._at_target(one, stack)
-                entry[one.argval] = _joined(entry.get(one.argval), target)
-            if one.opname in _LEAVES:
-                stack = None
+            self.stack = reached
+            self._step(op)
+            if op.opcode in dis.hasjrel or op.opcode in dis.hasjabs:
+                entry[op.argval] = _joined(entry.get(op.argval), self._at_target(op))
+            reached = None if op.opname in _LEAVES else self.stack
 
-    def _at_target(self, one: dis.Instruction, stack: list[Value]) -> list[Value]:
-        """The stack where the jump goes: `_step` has left it as it is without the jump."""
-        if one.opname == "FOR_ITER":  # 3.12 keeps the iterator for END_FOR
-            return stack[:-2] if not _END_FOR_POPS else stack
-        if one.opname.endswith("_OR_POP"):
-            return [*stack, self._popped]
-        if one.opname == "SEND":
-            return stack[:-1] if not _END_FOR_POPS else stack
-        return list(stack)
+    def _at_target(self, op: dis.Instruction) -> list[Value]:
+        """Returns the stack where the jump goes: `_step` has left it as it is without the jump."""
+        if op.opname.endswith("_OR_POP"):
+            return [*self.stack, self._popped]
+        gone = (
+            {"FOR_ITER": 2, "SEND": 1}.get(op.opname, 0) if not _END_FOR_POPS else 0
+        )  # 3.12 keeps the iterator
+        return self.stack[: len(self.stack) - gone]
 
-    def _step(self, one: dis.Instruction, stack: list[Value]) -> None:
-        name = one.opname
+    def _step(self, op: dis.Instruction) -> None:
+        name = op.opname
         handler = _HANDLERS.get(name)
-        if name.startswith("LOAD_FAST"):
-            stack.extend(self._variable(variable) for variable in _names(one.argval))
+        if handler is not None:
+            handler(self, op)
+        elif name.startswith("LOAD_FAST"):
+            self._load_variables(op)
         elif name in _POP or name.startswith("POP_JUMP"):
-            _pop(stack, 2 if name == "END_FOR" and _END_FOR_POPS == 2 else 1)
-        elif name in _AGGREGATES:
-            self._aggregate(one, stack)
-        elif name in _ADD:
-            self._add(one, stack)
+            self._pops(2 if name == "END_FOR" and _END_FOR_POPS == 2 else 1)
         elif name.startswith(("UNARY_", "FORMAT_", "CONVERT_")):
-            _pop(
-                stack,
-                2
-                if name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and one.arg and one.arg & 4)
-                else 1,
-            )
-            stack.append(NOTHING)
-        elif handler is not None:
-            handler(self, one, stack)
+            has_format = name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and (op.arg or 0) & 4)
+            self._pops(2 if has_format else 1)
+            self.stack.append(NOTHING)
         elif name.endswith("_OR_POP"):
-            (self._popped,) = _pop(stack, 1)
+            self._popped = self._pop()
         elif name in ("RERAISE", "RAISE_VARARGS"):
-            _pop(stack, min(one.arg or 0, len(stack)))
+            self._pops(min(op.arg or 0, len(self.stack)))
         elif name not in _NO_EFFECT and name not in _LEAVES and not name.startswith("JUMP"):
-            self._unknown(one, stack)
+            self._unknown(op)
 
-    def _unknown(self, one: dis.Instruction, stack: list[Value]) -> None:
-        """By its net effect: takes and leaves as many as it may."""
-        net = dis.stack_effect(one.opcode, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
-        operands = _pop(stack, max(1, 1 - net)) if stack else []
+    def _unknown(self, op: dis.Instruction) -> None:
+        """Takes and leaves as many as the net effect of an instruction of no known meaning may be."""
+        net = dis.stack_effect(op.opcode, op.arg if op.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+        operands = self._pops(max(1, 1 - net)) if self.stack else []
         mixed: Value = frozenset().union(*operands)
-        stack.extend([mixed] * max(0, len(operands) + net))
+        self.stack.extend([mixed] * max(0, len(operands) + net))
+
+    def _pops(self, count: int) -> list[Value]:
+        """Takes the uppermost values off the stack, the last one last."""
+        popped = self.stack[max(0, len(self.stack) - count) :] if count else []
+        del self.stack[len(self.stack) - len(popped) :]
+        return [NOTHING] * (count - len(popped)) + popped
+
+    def _pop(self) -> Value:
+        return self.stack.pop() if self.stack else NOTHING
+
+    def _peek(self, place: int | None) -> Value:
+        """Returns the value at this place from the top, which is 1."""
+        return self.stack[-(place or 1)] if len(self.stack) >= (place or 1) else NOTHING
 
     # Variables
 
-    def _load_cell(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(self._variable(one.argval))
+    def _load_variables(self, op: dis.Instruction) -> None:
+        self.stack.extend(self._variable(name) for name in _names(op.argval))
 
-    def _store_variables(self, one: dis.Instruction, stack: list[Value]) -> None:
-        for variable in _names(one.argval):
-            self._store(variable, _pop(stack, 1)[0])
+    def _store_variables(self, op: dis.Instruction) -> None:
+        for name in _names(op.argval):
+            self._store(name, self._pop())
 
-    def _store_and_load(self, one: dis.Instruction, stack: list[Value]) -> None:
-        first, second = one.argval
-        self._store(first, _pop(stack, 1)[0])
-        stack.append(self._variable(second))
+    def _store_and_load(self, op: dis.Instruction) -> None:
+        first, second = op.argval
+        self._store(first, self._pop())
+        self.stack.append(self._variable(second))
 
-    def _delete_cell(self, one: dis.Instruction, stack: list[Value]) -> None:
-        if self.cells[one.argval].lasting:
-            self.host.stored(self.cells[one.argval], self.line)
+    def _delete_cell(self, op: dis.Instruction) -> None:
+        if self.cells[op.argval].lasting:
+            self.host.stored(self.cells[op.argval], self.line)
 
-    def _load_global(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(self.host.named_global(one.argval, self.line))
-        if one.opname == "LOAD_GLOBAL" and (one.arg or 0) & 1:
-            stack.insert(len(stack) if _null_behind else -1, NOTHING)
+    def _load_global(self, op: dis.Instruction) -> None:
+        self.stack.append(self.host.named_global(op.argval, self.line))
+        if op.opname == "LOAD_GLOBAL" and (op.arg or 0) & 1:
+            self.stack.insert(len(self.stack) if _null_behind else -1, NOTHING)
 
-    def _store_global(self, one: dis.Instruction, stack: list[Value]) -> None:
-        if one.opname != "DELETE_GLOBAL":
-            _pop(stack, 1)
-        if self._initialises(one):
-            self.host.initialised(NOTHING, one.argval)
+    def _store_global(self, op: dis.Instruction) -> None:
+        if op.opname != "DELETE_GLOBAL":
+            self._pop()
+        if self._initialises(op):
+            self.host.once.add(op.argval)
         else:
-            self.host.stored_global(one.argval, self.line)
+            self.host.stored_global(op.argval, self.line)
 
-    def _load_constant(self, one: dis.Instruction, stack: list[Value]) -> None:
-        constant = one.argval
+    def _load_constant(self, op: dis.Instruction) -> None:
+        constant = op.argval
         texts = isinstance(constant, tuple) and constant and all(isinstance(part, str) for part in constant)
-        stack.append(
-            frozenset({Text(constant)}) if texts or isinstance(constant, str | CodeType) else NOTHING
-        )
+        is_text = texts or isinstance(constant, str | CodeType)
+        self.stack.append(frozenset({Text(constant)}) if is_text else NOTHING)
 
-    def _nothing(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(NOTHING)
+    def _nothing(self, op: dis.Instruction) -> None:
+        self.stack.append(NOTHING)
 
     # Attributes, items, operators
 
-    def _load_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
-        of = _pop(stack, 3 if one.opname == "LOAD_SUPER_ATTR" else 1)[-1]
-        stack.append(self.host.attribute(of, one.argval, self.line))
-        if one.opname == "LOAD_METHOD" or (_attribute_has_flag and (one.arg or 0) & 1):
-            stack.append(NOTHING)
+    def _load_attribute(self, op: dis.Instruction) -> None:
+        of = self._pops(3 if op.opname == "LOAD_SUPER_ATTR" else 1)[-1]
+        self.stack.append(self.host.attribute(of, op.argval, self.line))
+        if op.opname == "LOAD_METHOD" or (_attribute_has_flag and (op.arg or 0) & 1):
+            self.stack.append(NOTHING)
 
-    def _store_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
-        what, of = _pop(stack, 2)
-        if self._initialises(one) or _are_generators(what):  # which are set for each call
-            self.host.initialised(of, one.argval)
+    def _store_attribute(self, op: dis.Instruction) -> None:
+        what, of = self._pops(2)
+        if self._initialises(op) or _are_generators(what):  # which are set for each call
+            self.host.once.add(op.argval)
         else:
-            self.host.changed(of, "attribute", self.line, one.argval)
+            self.host.changed(of, "attribute", self.line, op.argval)
         self.host.holds(of, what)
 
-    def _delete_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
-        self.host.changed(_pop(stack, 1)[0], "attribute", self.line, one.argval)
+    def _delete_attribute(self, op: dis.Instruction) -> None:
+        self.host.changed(self._pop(), "attribute", self.line, op.argval)
 
-    def _load_item(self, one: dis.Instruction, stack: list[Value]) -> None:
-        of, index = _pop(stack, 2)
-        stack.append(self.host.item(of, index, self.line))
+    def _load_item(self, op: dis.Instruction) -> None:
+        of, index = self._pops(2)
+        self.stack.append(self.host.item(of, index, self.line))
 
-    def _load_slice(self, one: dis.Instruction, stack: list[Value]) -> None:
-        of, _, _ = _pop(stack, 3)
-        stack.append(self.host.item(of, self._made(one, slice), self.line))
+    def _load_slice(self, op: dis.Instruction) -> None:
+        of, _, _ = self._pops(3)
+        self.stack.append(self.host.item(of, self._made(op, slice), self.line))
 
-    def _store_item(self, one: dis.Instruction, stack: list[Value]) -> None:
-        what, of, *index = _pop(stack, 4 if one.opname == "STORE_SLICE" else 3)
+    def _store_item(self, op: dis.Instruction) -> None:
+        what, of, *index = self._pops(4 if op.opname == "STORE_SLICE" else 3)
         names = [str(atom.value) for atom in index[0] if isinstance(atom, Text)]
         if names and any(isinstance(atom, Captured) and atom.name == GLOBALS for atom in of):
             for name in names:
@@ -244,148 +250,137 @@ class Frame:
             self.host.changed(of, "item", self.line)
         self.host.holds(of, what)
 
-    def _delete_item(self, one: dis.Instruction, stack: list[Value]) -> None:
-        of, _ = _pop(stack, 2)
-        self.host.changed(of, "item", self.line)
+    def _delete_item(self, op: dis.Instruction) -> None:
+        self.host.changed(self._pops(2)[0], "item", self.line)
 
-    def _operate(self, one: dis.Instruction, stack: list[Value]) -> None:
-        if one.argrepr == "[]":  # 3.14 reads items by it
-            self._load_item(one, stack)
+    def _operate(self, op: dis.Instruction) -> None:
+        if op.argrepr == "[]":  # 3.14 reads items by it
+            self._load_item(op)
             return
-        left, right = _pop(stack, 2)
-        stack.append(
-            self.host.combined(left, right, writes_in_place=one.argrepr.endswith("="), line=self.line)
-        )
-
-    def _compare(self, one: dis.Instruction, stack: list[Value]) -> None:
-        left, right = _pop(stack, 2)
-        self.host.combined(left, right, writes_in_place=False, line=self.line)
-        stack.append(NOTHING)
+        left, right = self._pops(2)
+        in_place = op.argrepr.endswith("=") and op.opname == "BINARY_OP"
+        result = self.host.combined(left, right, writes_in_place=in_place, line=self.line)
+        self.stack.append(result if op.opname == "BINARY_OP" else NOTHING)
 
     # The stack itself, containers, loops
 
-    def _copy(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(stack[-(one.arg or 1)] if len(stack) >= (one.arg or 1) else NOTHING)
+    def _copy(self, op: dis.Instruction) -> None:
+        self.stack.append(self._peek(op.arg))
 
-    def _swap(self, one: dis.Instruction, stack: list[Value]) -> None:
-        other = one.arg or 1
+    def _swap(self, op: dis.Instruction) -> None:
+        stack, other = self.stack, op.arg or 1
         if len(stack) >= other:
             stack[-1], stack[-other] = stack[-other], stack[-1]
 
-    def _aggregate(self, one: dis.Instruction, stack: list[Value]) -> None:
-        kind, twice = _AGGREGATES[one.opname]
-        made = self._made(one, kind)
-        extra = one.opname == "BUILD_CONST_KEY_MAP"
-        for part in _pop(stack, (one.arg or 0) * (2 if twice else 1) + extra):
+    def _aggregate(self, op: dis.Instruction) -> None:
+        made = self._made(op, _AGGREGATES[op.opname])
+        count = op.arg or 0
+        if op.opname == "BUILD_MAP":
+            count *= 2
+        elif op.opname == "BUILD_CONST_KEY_MAP":
+            count += 1  # the keys
+        for part in self._pops(count):
             self.host.holds(made, part)
-        stack.append(made)
+        self.stack.append(made)
 
-    def _add(self, one: dis.Instruction, stack: list[Value]) -> None:
-        parts = _pop(stack, 2 if one.opname == "MAP_ADD" else 1)
-        into = stack[-(one.arg or 1)] if len(stack) >= (one.arg or 1) else NOTHING
+    def _add(self, op: dis.Instruction) -> None:
+        parts = self._pops(2 if op.opname == "MAP_ADD" else 1)
+        into = self._peek(op.arg)
         for part in parts:
-            self.host.holds(into, self.host.inside(part, self.line) if _ADD[one.opname] else part)
+            self.host.holds(into, self.host.inside(part, self.line) if op.opname in _ADD_ITEMS else part)
 
-    def _unpack(self, one: dis.Instruction, stack: list[Value]) -> None:
-        part, arg = self.host.inside(_pop(stack, 1)[0], self.line), one.arg or 0
-        if one.opname == "UNPACK_SEQUENCE":
-            stack.extend([part] * arg)
+    def _unpack(self, op: dis.Instruction) -> None:
+        part, arg = self.host.inside(self._pop(), self.line), op.arg or 0
+        if op.opname == "UNPACK_SEQUENCE":
+            self.stack.extend([part] * arg)
             return
-        rest = self._made(one, list)
+        rest = self._made(op, list)
         self.host.holds(rest, part)
-        stack.extend([part | rest] * ((arg & 0xFF) + 1 + (arg >> 8)))
+        self.stack.extend([part | rest] * ((arg & 0xFF) + 1 + (arg >> 8)))
 
-    def _iterate(self, one: dis.Instruction, stack: list[Value]) -> None:
+    def _iterate(self, op: dis.Instruction) -> None:
         """GET_ITER leaves the iterable in place of its iterator; FOR_ITER puts the next element on top."""
-        part = self.host.inside(stack[-1] if stack else NOTHING, self.line)
-        if one.opname == "FOR_ITER":
-            stack.append(part)
+        part = self.host.inside(self._peek(1), self.line)
+        if op.opname == "FOR_ITER":
+            self.stack.append(part)
 
-    def _send(self, one: dis.Instruction, stack: list[Value]) -> None:
-        _pop(stack, 1)
-        part = self.host.inside(stack[-1] if stack else NOTHING, self.line)
+    def _send(self, op: dis.Instruction) -> None:
+        self._pop()
+        part = self.host.inside(self._peek(1), self.line)
         self.returned |= part
-        stack.append(part)
+        self.stack.append(part)
 
-    def _yield(self, one: dis.Instruction, stack: list[Value]) -> None:
-        self.returned |= _pop(stack, 1)[0]
-        stack.append(GIVEN)  # what is sent
+    def _yield(self, op: dis.Instruction) -> None:
+        self.returned |= self._pop()
+        self.stack.append(GIVEN)  # what is sent
 
-    def _return(self, one: dis.Instruction, stack: list[Value]) -> None:
-        self.returned |= _pop(stack, 1)[0]
+    def _return(self, op: dis.Instruction) -> None:
+        self.returned |= self._pop()
 
-    def _enter(self, one: dis.Instruction, stack: list[Value]) -> None:
-        entered = self.host.entered(_pop(stack, 1)[0], self.line)
-        stack += [_EXIT, entered] if one.opname == "BEFORE_WITH" else [entered | _EXIT, NOTHING]
+    def _enter(self, op: dis.Instruction) -> None:
+        entered = self.host.entered(self._pop(), self.line)
+        self.stack += [_EXIT, entered] if op.opname == "BEFORE_WITH" else [entered | _EXIT, NOTHING]
 
-    def _import(self, one: dis.Instruction, stack: list[Value]) -> None:
-        _pop(stack, 2)
-        stack.append(self.host.imported(one.argval))
+    def _import(self, op: dis.Instruction) -> None:
+        self._pops(2)
+        self.stack.append(self.host.imported(op.argval))
 
-    def _import_from(self, one: dis.Instruction, stack: list[Value]) -> None:
-        stack.append(self.host.attribute(stack[-1], one.argval, self.line))
+    def _import_from(self, op: dis.Instruction) -> None:
+        self.stack.append(self.host.attribute(self.stack[-1], op.argval, self.line))
 
     # Calls
 
-    def _names_of_arguments(self, one: dis.Instruction, stack: list[Value]) -> None:
-        self._named = self.code.co_consts[one.arg or 0]
+    def _names_of_arguments(self, op: dis.Instruction) -> None:
+        self._named = op.argval
 
-    def _call(self, one: dis.Instruction, stack: list[Value]) -> None:
+    def _call(self, op: dis.Instruction) -> None:
         names, self._named = self._named, ()
-        if one.opname == "CALL_KW":
-            names = next((atom.value for atom in _pop(stack, 1)[0] if isinstance(atom, Text)), ())
-        arguments = _pop(stack, one.arg or 0)
-        callee, first = self._callee(stack)
+        if op.opname == "CALL_KW":
+            names = next((atom.value for atom in self._pop() if isinstance(atom, Text)), ())
+        arguments = self._pops(op.arg or 0)
         plain = len(arguments) - len(names)
-        named = dict(zip(names, arguments[plain:], strict=True))
-        self._result(one, stack, callee, [*first, *arguments[:plain]], named)
+        self._call_callee(op, arguments[:plain], dict(zip(names, arguments[plain:], strict=True)))
 
-    def _call_starred(self, one: dis.Instruction, stack: list[Value]) -> None:
-        """`f(*arguments, **named)`: any of them may be any parameter."""
-        by_name = _pop(stack, 1)[0] if (one.arg or 0) & 1 or _always_has_map else NOTHING
-        several = self.host.inside(_pop(stack, 1)[0], self.line)
-        callee, first = self._callee(stack)
-        named = {"*": several, "**": self.host.inside(by_name, self.line)}
-        self._result(one, stack, callee, [*first, several], named)
+    def _call_starred(self, op: dis.Instruction) -> None:
+        """Calls `f(*arguments, **named)`: any of them may be any parameter."""
+        by_name = self._pop() if (op.arg or 0) & 1 or _always_has_map else NOTHING
+        several = self.host.inside(self._pop(), self.line)
+        self._call_callee(op, [several], {"*": several, "**": self.host.inside(by_name, self.line)})
 
-    def _callee(self, stack: list[Value]) -> tuple[Value, list[Value]]:
-        """The callable below the arguments, and `self` where the stack has both: its order differs between Pythons."""
-        one, other = _pop(stack, 2)
-        return (one, [other]) if one and other else (one | other, [])
+    def _call_callee(self, op: dis.Instruction, arguments: list[Value], named: dict[str, Value]) -> None:
+        """Calls what is below the arguments, with `self` where both are there: their order differs between Pythons."""
+        one, other = self._pops(2)
+        callee, first = (one, [other]) if one and other else (one | other, [])
+        call = Call([*first, *arguments], named, (id(self.code), op.offset), self.line)
+        self.stack.append(self.host.called(callee, call))
 
-    def _result(
-        self, one: dis.Instruction, stack: list[Value], callee: Value, arguments: list[Value], named: dict[str, Value]
-    ) -> None:  # fmt: skip
-        made = Made((id(self.code), one.offset))
-        stack.append(self.host.called(callee, arguments, named, made, self.line))
-
-    def _make_function(self, one: dis.Instruction, stack: list[Value]) -> None:
-        code = next((atom.value for atom in _pop(stack, 1)[0] if isinstance(atom, Text)), None)
-        extra = [] if _null_behind else _pop(stack, ((one.arg or 0) & 15).bit_count())
+    def _make_function(self, op: dis.Instruction) -> None:
+        code = next((atom.value for atom in self._pop() if isinstance(atom, Text)), None)
+        extra = [] if _null_behind else self._pops(((op.arg or 0) & 15).bit_count())
         defaults: Value = frozenset().union(*(self.host.inside(part, self.line) for part in extra))
-        stack.append(frozenset({ClosureValue(code, self, defaults)}) if code is not None else GIVEN)
+        self.stack.append(frozenset({ClosureValue(code, self, defaults)}) if code is not None else GIVEN)
 
-    def _set_function_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
-        more, functions = _pop(stack, 2)
-        if (one.arg or 0) & 3:  # its defaults
+    def _set_function_attribute(self, op: dis.Instruction) -> None:
+        more, functions = self._pops(2)
+        if (op.arg or 0) & 3:  # its defaults
             inside = self.host.inside(more, self.line)
             functions = frozenset(
                 ClosureValue(f.code, f.frame, f.defaults | inside) if isinstance(f, ClosureValue) else f
                 for f in functions
             )
-        stack.append(functions)
+        self.stack.append(functions)
 
     # What the above is made of
 
-    def _initialises(self, one: dis.Instruction) -> bool:
+    def _initialises(self, op: dis.Instruction) -> bool:
         """Returns True if this sets only what was None, from captured objects alone: a file that is opened."""
         for name, offset, variables in self._guarded:
-            if name == one.argval and offset == one.offset:
+            if name == op.argval and offset == op.offset:
                 return all(isinstance(a, Captured) for v in variables for a in self._variable(v) or GIVEN)
         return False
 
-    def _made(self, one: dis.Instruction, kind: type | None) -> Value:
-        return frozenset({Made((id(self.code), one.offset), kind)})
+    def _made(self, op: dis.Instruction, kind: type | None) -> Value:
+        return frozenset({Made((id(self.code), op.offset), kind)})
 
     def _variable(self, name: str) -> Value:
         if name in self.cells:
@@ -408,14 +403,13 @@ _EXIT: Value = frozenset({MethodValue(Made((0, 0), dict), "__exit__")})
 """The method that a `with` calls at its end: it is read where the block is entered."""
 _END_FOR_POPS = {(3, 11): 0, (3, 12): 2}.get(sys.version_info[:2], 1)
 """Values that END_FOR pops; 0: Python 3.11 has no such instruction, and FOR_ITER pops the iterator. 3.13 does it in two steps."""
-_null_behind = (
-    "CALL_KW" in dis.opmap
-)  # 3.13 pushes NULL behind the callable, and gives functions their closure later
+_null_behind = "CALL_KW" in dis.opmap
+"""3.13 pushes NULL behind the callable, and gives functions their closure later."""
 _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 12)
 _always_has_map = sys.version_info >= (3, 14)
 
 
-def _guarded(instructions: list[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
+def _guarded(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
     """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`), and tested before.
 
     The last such place only: what is set twice is no initialisation.
@@ -452,18 +446,11 @@ def _joined(one: list[Value] | None, other: list[Value] | None) -> list[Value]:
     return [a | b for a, b in zip(one[len(one) - size :], other[len(other) - size :], strict=True)]
 
 
-def _pop(stack: list[Value], count: int) -> list[Value]:
-    """The uppermost values, the last one last."""
-    popped = stack[max(0, len(stack) - count) :] if count else []
-    del stack[len(stack) - len(popped) :]
-    return [NOTHING] * (count - len(popped)) + popped
-
-
-_HANDLERS: dict[str, Callable[[Frame, dis.Instruction, list[Value]], None]] = {
+_HANDLERS: dict[str, Callable[[Frame, dis.Instruction], None]] = {
     opname: handler
     for handler, opnames in (
         (Frame._nothing, "PUSH_NULL GET_LEN"),
-        (Frame._load_cell, "LOAD_DEREF LOAD_CLASSDEREF LOAD_CLOSURE"),
+        (Frame._load_variables, "LOAD_DEREF LOAD_CLASSDEREF LOAD_CLOSURE"),
         (Frame._store_variables, "STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_MAYBE_NULL STORE_DEREF"),
         (Frame._store_and_load, "STORE_FAST_LOAD_FAST"),
         (Frame._delete_cell, "DELETE_DEREF"),
@@ -477,8 +464,9 @@ _HANDLERS: dict[str, Callable[[Frame, dis.Instruction, list[Value]], None]] = {
         (Frame._load_slice, "BINARY_SLICE"),
         (Frame._store_item, "STORE_SUBSCR STORE_SLICE"),
         (Frame._delete_item, "DELETE_SUBSCR"),
-        (Frame._operate, "BINARY_OP"),
-        (Frame._compare, "COMPARE_OP IS_OP CONTAINS_OP"),
+        (Frame._operate, "BINARY_OP COMPARE_OP IS_OP CONTAINS_OP"),
+        (Frame._aggregate, " ".join(_AGGREGATES)),
+        (Frame._add, "LIST_APPEND SET_ADD MAP_ADD LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE"),
         (Frame._copy, "COPY"),
         (Frame._swap, "SWAP"),
         (Frame._unpack, "UNPACK_SEQUENCE UNPACK_EX"),

@@ -14,7 +14,8 @@ import torch
 from samebits._inspect.user_code import INSTALLED, owner_of_module
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Returns the words of a text."""
     return frozenset(text.split())
 
 
@@ -23,7 +24,7 @@ LIBRARIES = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "PIL", "cv2"
 READ = ("torch.utils.data.dataset",)
 """Modules of theirs that are read all the same."""
 
-_QUIET_MODULES = _names(
+_QUIET_MODULES = names(
     "array base64 binascii bisect builtins bz2 cmath collections colorsys contextlib copy csv dataclasses datetime "
     "decimal enum errno fractions functools glob gzip hashlib heapq html io itertools json linecache logging lzma math "
     "mmap numbers operator os pathlib posix posixpath re stat string struct tarfile textwrap time typing types "
@@ -35,19 +36,19 @@ _QUIET_MODULES = _names(
 
 _LOUD_BUILTINS = frozenset({"exec", "eval", "compile", "__import__", "input", "breakpoint"})
 
-_OWN_GENERATORS = _names(
+_OWN_GENERATORS = names(
     "default_rng Generator Philox PCG64 PCG64DXSM MT19937 SFC64 SeedSequence RandomState BitGenerator"
 )
 """Of numpy.random: they make a generator, and leave the process's alone."""
 
-_TORCH_DRAWS = _names(
+_TORCH_DRAWS = names(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu "
     "rrelu_with_noise gru lstm rnn_tanh rnn_relu scaled_dot_product_attention multi_head_attention_forward multinomial "
     "normal poisson binomial bernoulli gumbel_softmax fractional_max_pool2d fractional_max_pool3d seed manual_seed "
     "initial_seed set_rng_state get_rng_state svd_lowrank pca_lowrank lobpcg random_split compile vmap"
 )
 """That draw, or call what they are given, whatever their aten ops' tags say."""
-_TORCH_PYTHON = _names(
+_TORCH_PYTHON = names(
     "default_collate default_convert einsum meshgrid broadcast_tensors split unique unique_consecutive norm cdist stft "
     "tensordot cartesian_prod block_diag atleast_1d atleast_2d atleast_3d pad interpolate one_hot normalize relu softmax "
     "log_softmax sigmoid tanh gelu silu grid_sample affine_grid unfold fold max_pool2d avg_pool2d conv1d conv2d conv3d "
@@ -56,7 +57,10 @@ _TORCH_PYTHON = _names(
 )
 """Functions of torch that are written in Python, and draw nothing."""
 
-RANDOM_METHODS = _names(
+_TORCH_BUILTINS = names("tensor as_tensor from_numpy frombuffer is_tensor get_num_threads get_default_dtype")
+"""Of torch, written in C, that are no aten ops and draw nothing."""
+
+RANDOM_METHODS = names(
     "random random_ normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ geometric geometric_ "
     "cauchy_ log_normal_ multinomial shuffle sample choice choices rand randn randint randrange permutation permuted "
     "integers standard_normal gauss seed manual_seed apply applymap map_ map2_ register_hook resample"
@@ -66,9 +70,9 @@ RANDOM_METHODS = _names(
 
 _KINDS: tuple[type, ...] = (
     np.ndarray, np.generic, torch.Tensor, str, bytes, bytearray, list, dict, tuple, set, frozenset, int, float, complex,
-    memoryview, range,
+    memoryview, range
 )  # fmt: skip
-_IMAGES = _names(
+_IMAGES = names(
     "convert crop resize rotate transpose paste filter getpixel putpixel split point thumbnail getbbox quantize load"
 )
 """Of PIL's images, which need not be installed."""
@@ -76,12 +80,8 @@ METHODS = frozenset(name for kind in _KINDS for name in dir(kind)).union(_IMAGES
 """Names of methods that arrays, tensors, images and Python's own types have: all but `RANDOM_METHODS` draw nothing."""
 
 GENERATORS = (
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    torch.Generator,
-    random.Random,
-)
+    np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random
+)  # fmt: skip
 """Objects that each draw changes."""
 
 
@@ -188,19 +188,11 @@ def _torch_is_quiet(function: Any, name: str) -> bool:
         return False
     ops = getattr(torch.ops.aten, name, None)
     if ops is None:
-        return name in {
-            "tensor",
-            "as_tensor",
-            "from_numpy",
-            "frombuffer",
-            "is_tensor",
-            "get_num_threads",
-            "get_default_dtype",
-        }
+        return name in _TORCH_BUILTINS
     return not any(torch.Tag.nondeterministic_seeded in getattr(ops, form).tags for form in ops.overloads())
 
 
-CHANGING = _names(
+CHANGING = names(
     "append extend insert pop remove clear sort reverse update popitem setdefault add discard difference_update "
     "intersection_update symmetric_difference_update appendleft extendleft popleft rotate subtract move_to_end fill put "
     "partition resize setflags setfield itemset put_nowait get_nowait write writelines read readline readlines seek "
@@ -208,12 +200,12 @@ CHANGING = _names(
     "step paste putpixel putdata reset commit execute set"
 )
 """Methods that change their object, of whatever library's class it is."""
-CHANGING_FIRST = _names(
+CHANGING_FIRST = names(
     "setattr delattr next heappush heappop heapify heapreplace heappushpop insort insort_left insort_right shuffle copyto "
     "place putmask fill_diagonal put setitem delitem iadd isub imul iconcat ior iand ixor pop_at readinto rename"
 )
 """Functions that change their first argument."""
-HANDING_ON = _names(
+HANDING_ON = names(
     "asarray asanyarray ascontiguousarray atleast_1d atleast_2d atleast_3d ravel reshape squeeze transpose broadcast_to "
     "moveaxis swapaxes rollaxis expand_dims flip rot90 from_numpy as_tensor frombuffer as_strided view view_as narrow "
     "select unsqueeze permute expand expand_as flatten contiguous detach numpy cpu movedim t T mT H real imag data flat "
@@ -225,15 +217,15 @@ HANDING_ON = _names(
 )
 """What they return may be what they were given, share its memory, or hold it. (`astype`, `to`, `float` copy as a rule: a
 change in place behind one that does not is left to the check of captured state.)"""
-CONTAINERS = _names(
+CONTAINERS = names(
     "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable copy union "
     "values items keys get pop setdefault popitem popleft __getitem__ max min next reduce iter nlargest nsmallest deque "
     "OrderedDict defaultdict Counter chunk split unbind"
 )
 """What they return holds what their arguments hold, but is another object."""
-TAKING_OUT = _names("get pop setdefault popitem popleft __getitem__ max min next reduce")
+TAKING_OUT = names("get pop setdefault popitem popleft __getitem__ max min next reduce")
 """Of these, what they return is what is held."""
-LASTING_CALLS = _names(
+LASTING_CALLS = names(
     "open remove unlink rename replace makedirs mkdir rmdir rmtree symlink link truncate putenv"
 )
 """Functions of builtins, os, io and shutil that leave something behind (open: if it is for writing)."""

@@ -1,20 +1,27 @@
-"""The results of attributes, items, elements and operators of abstract values."""
+"""The findings of reading a function, and the results of attributes, items, elements and operators in it."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from abc import abstractmethod
-from types import FunctionType, ModuleType
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from samebits.data._purity import known_functions
+import numpy as np
+import torch
+
+from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
     NOTHING,
     PLAIN,
+    Atom,
+    Call,
     Captured,
+    CellValue,
     ClosureValue,
     Given,
     Made,
@@ -24,16 +31,108 @@ from samebits.data._purity.abstract_values import (
     items,
     value,
 )
-from samebits.data._purity.findings import PurityRecord
+from samebits.data._purity.frames import Frame
+
+_CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
+"""What is captured as code, and no state of its own."""
 
 
-class Looking(PurityRecord):
-    """Looks into what may be on a stack; properties and special methods of the user's classes are called."""
+@dataclass(frozen=True)
+class Finding:
+    """A side effect that lasts longer than the call."""
+
+    variable: str
+    """As the code reaches it: `seen`, `self.count`."""
+    kind: str
+    line: int
+    file: str = ""
+    target: int = 0
+    """The identity of the object that is changed; of a variable the one in `Reading.reaches`."""
+
+    def __str__(self) -> str:
+        return f"{self.variable} ({self.kind}, line {self.line})"
+
+
+class Lookups(ABC):
+    """Records the findings, and looks into what may be on a stack.
+
+    Properties and special methods of the user's classes are called.
+    """
+
+    def __init__(self) -> None:
+        self.findings: dict[tuple[str, str, int], Finding] = {}
+        self.may_draw: str | None = None
+        """Why it may draw from the process's generators; None: it cannot."""
+        self.state: dict[str, Any] = {}
+        """Captured objects that could be changed, by the name by which they are reached."""
+        self.globals: dict[str, dict[str, Any]] = {}
+        """Namespaces of the global variables that it reads, by the variable's name."""
+        self.cells: dict[str, Any] = {}
+        self.once: set[str] = set()
+        """Attributes and global variables of lazy initialisations: set where they are None, to a value that depends on no element."""
+        self.complete = True
+        self.heap: dict[Made, set[Any]] = {}
+        self.running: list[Frame] = []
+        self.home = ""
+        """The package that is read even where it is installed: that of the user's function."""
+
+    def is_library(self, found: Any) -> bool:
+        """Returns True if the code of this function or class is not read."""
+        return known.is_library(found, self.home)
+
+    def reaches(self) -> set[int]:
+        """The identities of the objects and variables that a call looks at, one level into containers."""
+        found = {id(one) for one in self.state.values()} | {id(cell) for cell in self.cells.values()}
+        found |= {hash((id(namespace), name)) for name, namespace in self.globals.items()}
+        for one in self.state.values():
+            found |= {id(atom.object) for atom in items(Captured(one, "")) if isinstance(atom, Captured)}
+        return found
+
+    def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
+        """Notes that an object is changed."""
+        for atom in of:
+            if isinstance(atom, Captured):
+                self.found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
+
+    def advanced(self, of: Value, line: int) -> None:
+        """Notes iterators that are moved on."""
+        for atom in of:
+            if (
+                isinstance(atom, Captured) and atom.known and not isinstance(atom.object, type)
+                and hasattr(type(atom.object), "__next__")
+            ):  # fmt: skip
+                self.found(atom.name, "iterator advanced", line, id(atom.object))
+
+    def stored(self, cell: CellValue, line: int) -> None:
+        """Notes that a variable that outlives the call is set."""
+        self.found(cell.name, "closure variable set", line, cell.identity)
+
+    def stored_global(self, name: str, line: int) -> None:
+        """Notes that a global variable is set."""
+        self.found(name, "global variable set", line, hash((id(self.running[-1].namespace[0]), name)))
+
+    def keep(self, name: str, found: Any) -> None:
+        """Notes what could be changed."""
+        if not isinstance(found, (*_CODE, *PLAIN)):
+            self.state[name] = found
+
+    def found(self, variable: str, kind: str, line: int, target: int) -> None:
+        """Notes a side effect."""
+        file = self.running[-1].code.co_filename if self.running else ""
+        self.findings.setdefault((variable, kind, line), Finding(variable, kind, line, file, target))
+
+    def draws(self, reason: str, line: int) -> None:
+        """Notes why it may draw; the first reason counts."""
+        if self.may_draw is None:
+            self.may_draw = f"{reason} at line {line}"
+
+    def give_up(self, reason: str, line: int) -> None:
+        """Notes that not all of it has been read."""
+        self.complete = False
+        self.draws(reason, line)
 
     @abstractmethod
-    def function_call(
-        self, function: FunctionType, arguments: list[Value], named: dict[str, Value], line: int
-    ) -> Value:
+    def function_call(self, function: FunctionType, call: Call) -> Value:
         """Returns the possible results of a call of a Python function."""
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
@@ -44,12 +143,10 @@ class Looking(PurityRecord):
                 result |= self._captured_attribute(atom, name, line)
             elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
                 result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
-            elif isinstance(atom, Given | Made | Captured):
-                result |= frozenset(
-                    {MethodValue(atom, name), *((atom,) if not isinstance(atom, Made) else ())}
-                )
-                if isinstance(atom, Made):
-                    result |= frozenset(self.heap.get(atom, ()))
+            elif isinstance(atom, Made):
+                result |= frozenset({MethodValue(atom, name), *self.heap.get(atom, ())})
+            elif isinstance(atom, Given | Captured):
+                result |= frozenset({MethodValue(atom, name), atom})
             elif isinstance(atom, Text):
                 result |= frozenset({MethodValue(Made((0, 1), str), name)})
             else:
@@ -79,16 +176,9 @@ class Looking(PurityRecord):
             return value(own[name], path)
         if self.is_library(type(target)):
             parts = NOTHING if isinstance(target, PLAIN) else frozenset({atom})
-            inside = self._torch_module_part(target, name, path)
+            inside = _torch_module_part(target, name, path)
             return frozenset({MethodValue(atom, name)}) | (inside if inside is not None else parts)
         return self._from_class(atom, type(target), name, line)
-
-    def _torch_module_part(self, target: Any, name: str, path: str) -> Value | None:
-        for part in ("_parameters", "_buffers", "_modules"):
-            kept = getattr(target, "__dict__", {}).get(part)
-            if isinstance(kept, dict) and name in kept:
-                return value(kept[name], path)
-        return None
 
     def _from_class(self, atom: Captured | Made, kind: type, name: str, line: int) -> Value:
         found = of_class(kind, name)
@@ -99,17 +189,13 @@ class Looking(PurityRecord):
         if isinstance(found, classmethod):
             return frozenset({MethodValue(Captured(kind, kind.__name__), name, found.__func__)})
         if isinstance(found, property):
-            return (
-                self.function_call(found.fget, [frozenset({atom})], {}, line)
-                if isinstance(found.fget, FunctionType)
-                else GIVEN
-            )
+            return self._call_with(atom, found.fget) if isinstance(found.fget, FunctionType) else GIVEN
         if isinstance(found, functools.cached_property):  # what it remembers is no effect
-            return self.function_call(found.func, [frozenset({atom})], {}, line)  # type: ignore[arg-type]
+            return self._call_with(atom, found.func)  # type: ignore[arg-type]
         if found is None and isinstance(atom, Captured):
             if of_class(kind, "__getattr__") is not None:
                 self.draws(f"__getattr__ of {kind.__name__}", line)
-            return self._torch_module_part(atom.object, name, f"{atom.name}.{name}") or frozenset(
+            return _torch_module_part(atom.object, name, f"{atom.name}.{name}") or frozenset(
                 {Captured(atom.object, f"{atom.name}.{name}", known=False)}
             )
         if found is not None and type(found).__name__ == "member_descriptor" and isinstance(atom, Captured):
@@ -127,25 +213,27 @@ class Looking(PurityRecord):
         """Returns the possible values of `of[index]`."""
         result: Value = NOTHING
         for atom in of:
-            special = self.special(atom, "__getitem__", [index], line)
+            special = self.special(atom, "__getitem__", index)
             if special is not None:
                 result |= special
-            elif (
-                isinstance(atom, Captured)
-                and isinstance(atom.object, dict)
-                and hasattr(type(atom.object), "__missing__")
-            ):
-                if type(atom.object).__module__ == "collections" and hasattr(atom.object, "default_factory"):
-                    self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
-                result |= self.inside(frozenset({atom}), line)
-            elif isinstance(atom, Captured) and _is_vector(atom.object) and not _is_slice(index):
-                continue  # a number of an array
-            elif isinstance(atom, Captured) and atom.name == GLOBALS:
-                for text in index:
-                    result |= self.named_global(str(text.value), line) if isinstance(text, Text) else NOTHING
+            elif isinstance(atom, Captured):
+                result |= self._captured_item(atom, index, line)
             else:
                 result |= self.inside(frozenset({atom}), 0)
         return result
+
+    def _captured_item(self, atom: Captured, index: Value, line: int) -> Value:
+        target = atom.object
+        if isinstance(target, dict) and hasattr(type(target), "__missing__"):
+            if type(target).__module__ == "collections" and hasattr(target, "default_factory"):
+                self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
+            return self.inside(frozenset({atom}), line)
+        if _is_vector(target) and not _is_slice(index):
+            return NOTHING  # a number of an array
+        if atom.name == GLOBALS:
+            texts = (str(text.value) for text in index if isinstance(text, Text))
+            return frozenset().union(*(self.named_global(text, line) for text in texts))
+        return self.inside(frozenset({atom}), 0)
 
     def inside(self, of: Value, line: int) -> Value:
         """Returns the values that a loop over `of` may yield."""
@@ -154,21 +242,19 @@ class Looking(PurityRecord):
             self.advanced(of, line)
         for atom in of:
             if isinstance(atom, Captured):
-                special = self.special(atom, "__iter__", [], line) if line else None
+                special = self.special(atom, "__iter__") if line else None
                 result |= special if special is not None else items(atom)
             elif isinstance(atom, Made):
                 result |= frozenset(self.heap.get(atom, ()))
                 if atom.kind is not None and not self.is_library(atom.kind) and line:
-                    result |= self.special(atom, "__iter__", [], line) or NOTHING
+                    result |= self.special(atom, "__iter__") or NOTHING
             elif isinstance(atom, Given):
                 result |= GIVEN
         return result
 
     def holds(self, made: Value, more: Value) -> None:
-        """Something is put into what was made."""
-        kept = frozenset(
-            atom for atom in more if not isinstance(atom, Text | Given) or isinstance(atom, Given)
-        )
+        """Notes that something is put into what was made."""
+        kept = frozenset(atom for atom in more if not isinstance(atom, Text))
         for atom in made:
             if isinstance(atom, Made) and kept:
                 self.heap.setdefault(atom, set()).update(kept - {atom})
@@ -189,11 +275,8 @@ class Looking(PurityRecord):
             if any(isinstance(atom, Captured | ClosureValue) for atom in inside):
                 return held  # [a] + [b]
             return frozenset({Made((0, 3))}) | (GIVEN if Given() in left | right else NOTHING)
-        self.changed(
-            frozenset(atom for atom in left if not isinstance(atom, Captured) or _changes_in_place(atom)),
-            "in place",
-            line,
-        )
+        changing = (atom for atom in left if not isinstance(atom, Captured) or _changes_in_place(atom))
+        self.changed(frozenset(changing), "in place", line)
         self.holds(left, self.inside(right, 0))
         return left
 
@@ -201,19 +284,22 @@ class Looking(PurityRecord):
         """Returns the possible results of `with of`."""
         result: Value = of
         for atom in of:
-            result |= self.special(atom, "__enter__", [], line) or NOTHING
-            self.special(atom, "__exit__", [NOTHING] * 3, line)
+            result |= self.special(atom, "__enter__") or NOTHING
+            self.special(atom, "__exit__", NOTHING, NOTHING, NOTHING)
         return result
 
-    def special(self, atom: Any, name: str, arguments: list[Value], line: int) -> Value | None:
-        """The call of a method that syntax calls, where a class of the user's has it."""
+    def special(self, atom: Any, name: str, *arguments: Value) -> Value | None:
+        """Calls a method that syntax calls, where a class of the user's has it; else returns None."""
         kind = type(atom.object) if isinstance(atom, Captured) and atom.known else getattr(atom, "kind", None)
         if kind is None or self.is_library(kind):
             return None
         method = of_class(kind, name)
         if not isinstance(method, FunctionType):
             return None
-        return self.function_call(method, [frozenset({atom}), *arguments], {}, line)
+        return self._call_with(atom, method, *arguments)
+
+    def _call_with(self, atom: Atom, method: FunctionType, *arguments: Value) -> Value:
+        return self.function_call(method, Call([frozenset({atom}), *arguments], {}, (0, 0), 0))
 
     def named_global(self, name: str, line: int) -> Value:
         """Returns the possible values of a global variable."""
@@ -240,8 +326,16 @@ def of_class(kind: type, name: str) -> Any:
     return None
 
 
+def _torch_module_part(target: Any, name: str, path: str) -> Value | None:
+    for part in ("_parameters", "_buffers", "_modules"):
+        kept = getattr(target, "__dict__", {}).get(part)
+        if isinstance(kept, dict) and name in kept:
+            return value(kept[name], path)
+    return None
+
+
 def _is_vector(found: Any) -> bool:
-    return isinstance(found, known_functions.np.ndarray | known_functions.torch.Tensor) and found.ndim == 1
+    return isinstance(found, np.ndarray | torch.Tensor) and found.ndim == 1
 
 
 def _is_slice(index: Value) -> bool:

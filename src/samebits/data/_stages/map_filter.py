@@ -7,13 +7,13 @@ one result for each element, `GroupedOperation` works on groups, `StreamOperatio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from typing_extensions import override
 
 from samebits._context import Words
-from samebits.data._calls.user_function import Function, Places, key_rows
+from samebits.data._calls.user_function import Function, Place, Places, key_rows
 from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Reader, Stage, State, Streamed
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
@@ -23,6 +23,8 @@ class Operation(ABC):
     """A function of every element, with its number of results."""
 
     kind: str
+    single = True
+    """True if no element has more than one result."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -30,6 +32,10 @@ class Operation(ABC):
     @abstractmethod
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
         """Returns the results of each element of a bound stage's input; the elements are at `places`."""
+
+    def iterate(self, stage: Stage, place: Place, element: Any) -> Iterable[Any]:
+        """Returns the results of one element, as an iterable that may compute them one at a time."""
+        return self.groups(stage, [place], [element])[0]
 
 
 class Map(Operation):
@@ -98,10 +104,26 @@ class FlatMap(Operation):
     """All elements of the iterable that the function returns for each element."""
 
     kind = "flat_map"
+    single = False
 
     @override
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
         return [list(several) for several in self.function.call_each(stage.key, places, elements)]
+
+    @override
+    def iterate(self, stage: Stage, place: Place, element: Any) -> Iterable[Any]:
+        return self.function.call_each(stage.key, [place], [element])[0]
+
+
+class Unbatch(Operation):
+    """The rows of every batch: of tensors and arrays along the first dimension, of dicts and tuples by field."""
+
+    kind = "unbatch"
+    single = False
+
+    @override
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        return [_rows(element) for element in elements]
 
 
 def apply(operation: Operation, stage: Stage) -> Stage:
@@ -132,16 +154,19 @@ class _OperationStage(Stage):
     def parameters(self) -> dict[str, Any]:
         return {"function": self.operation.function.name}
 
+    @override
+    def functions(self) -> list[Function]:
+        return [self.operation.function]
+
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        """Returns the same ordinals."""
+        return ordinals
+
 
 class AddressedOperation(_OperationStage, Addressed):
     """`map` over an addressed stage."""
 
     operation: Any
-
-    @property
-    @override
-    def length(self) -> int:
-        return self.inputs[0].length
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -155,6 +180,16 @@ class GroupedOperation(_OperationStage, Grouped):
     @override
     def groups(self) -> int:
         return self.inputs[0].groups
+
+    @property
+    def single(self) -> bool:  # type: ignore[override]
+        """True if no group of the input has more than one element, and no element more than one result."""
+        return self.operation.single and self.inputs[0].single
+
+    @override
+    def iterate(self, ordinal: int) -> Iterator[Any]:
+        for number, element in enumerate(self.inputs[0].iterate(ordinal)):
+            yield from self.operation.iterate(self, (ordinal, number), element)
 
     @override
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
@@ -186,16 +221,6 @@ class StreamOperation(_OperationStage, Streamed):
                 over = count == len(results)
                 yield result, [after, number + 1, 0] if over else [before, number, count]
             before, number, done = after, number + 1, 0
-
-
-class Unbatch(Operation):
-    """The rows of every batch: of tensors and arrays along the first dimension, of dicts and tuples by field."""
-
-    kind = "unbatch"
-
-    @override
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        return [_rows(element) for element in elements]
 
 
 def batching_below(stage: Any) -> Any:

@@ -1,23 +1,27 @@
-"""Sources: an object with `__len__` and `__getitem__`, an iterable, a range, random numbers."""
+"""Elements of an object with `__len__` and `__getitem__`, of an iterable, a range, random numbers; and `cache`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from samebits._context import Words
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import DrawRememberedError, UnsetGeneratorError
-from samebits.data._calls.rng_parameter import key_words
-from samebits.data._calls.user_function import Function
+from samebits.data._calls.user_function import Function, key_words
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
+from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, Stage, State, Streamed
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
+
+_PLAIN_ITERABLES = (list, tuple, range, str, dict, np.ndarray, torch.Tensor)
 
 
 class FirstElements:
@@ -65,6 +69,10 @@ class Source(Addressed):
         self.handed: FirstElements | None = None
         """The elements that are delivered, while they are watched."""
 
+    @override
+    def functions(self) -> list[Function]:
+        return [self.function]
+
     @property
     @override
     def length(self) -> int:
@@ -92,12 +100,11 @@ class Source(Addressed):
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
                 f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
             )
-        # Copied, since a function may change its element.
         if type(self.data) in (
             np.ndarray,
             np.memmap,
             torch.Tensor,
-        ):
+        ):  # copied: a function may change its element
             return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
@@ -113,10 +120,8 @@ class Source(Addressed):
                 elements += self._check_elements(
                     self.function.memos.call([index], (each[0], each[1])), [index]
                 )
-            except DrawRememberedError as error:
-                raise self.function.remembered_error(ordinal, error) from None
-            except UnsetGeneratorError:
-                raise self.function.unset_error(index) from None
+            except (DrawRememberedError, UnsetGeneratorError) as error:
+                raise self.function.memo_error(error, ordinal, index) from None
         return elements
 
     def _check_elements(self, elements: Any, indices: list[int]) -> list[Any]:
@@ -201,11 +206,16 @@ class IterableSource(Streamed):
                 "from_iterable(read_lines), not from_iterable(read_lines())"
             )
         self.iterable = iterable
+        self._functions = [Function(iterable, self.kind)] if callable(iterable) else []
 
-    @property
     @override
-    def length(self) -> int | None:
-        return None
+    def functions(self) -> list[Function]:
+        return self._functions
+
+    @override
+    def unread(self) -> str | None:
+        is_read = callable(self.iterable) or isinstance(self.iterable, _PLAIN_ITERABLES)
+        return None if is_read else "an iterator of a class that is not read"
 
     @property
     def _own(self) -> OwnGenerators:
@@ -234,3 +244,66 @@ class IterableSource(Streamed):
                 ) from error
             if number > (state or 0):
                 yield element, number
+
+
+class Cache(Addressed):
+    """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
+
+    Every repetition is the first one, so that draws below do not depend on which repetition came first.
+    """
+
+    kind = "cache"
+
+    def __init__(self, stage: Addressed) -> None:
+        super().__init__(stage)
+        self._kept: dict[Words, dict[int, Any]] = {}
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        cached = self._kept.setdefault(self.key, {})
+        indices = (ordinals % self.length).tolist()
+        missing = [index for index in dict.fromkeys(indices) if index not in cached]
+        if missing:
+            elements = self.inputs[0].fetch(np.array(missing, np.int64))
+            cached.update(zip(missing, elements, strict=True))
+        return [copy.deepcopy(cached[index]) for index in indices]
+
+
+@dataclass
+class _CachedStream:
+    """The elements read of a stream so far."""
+
+    elements: list[Any] = field(default_factory=list)
+    after: State = None
+    complete: bool = False
+
+
+class StreamCache(Streamed):
+    """A stream's elements, kept in memory as they are read. State: elements delivered."""
+
+    kind = "cache"
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._kept: dict[Words, _CachedStream] = {}
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        cached = self._kept.setdefault(self.key, _CachedStream())
+        number = state or 0
+        while True:
+            while number < len(cached.elements):
+                number += 1
+                yield copy.deepcopy(cached.elements[number - 1]), number
+            if cached.complete:
+                return
+            self._read_until(cached, reader, number)
+
+    def _read_until(self, cached: _CachedStream, reader: Reader, number: int) -> None:
+        """Reads until element `number` is there, and some more: each call opens the stream anew."""
+        for element, after in reader.read(self.inputs[0], 0, cached.after):
+            cached.elements.append(element)
+            cached.after = after
+            if len(cached.elements) >= number + 64:
+                return
+        cached.complete = True

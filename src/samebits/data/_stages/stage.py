@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from samebits._context import Words
+from samebits.data._calls.user_function import Function
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
@@ -88,6 +89,46 @@ class Stage(ABC):
         """Returns the number of stages between this one and its farthest source."""
         return 1 + max((stage.depth() for stage in self.inputs), default=-1)
 
+    def functions(self) -> list[Function]:
+        """Returns the user's functions that this stage calls."""
+        return []
+
+    def all_functions(self) -> list[Function]:
+        """Returns the user's functions of this stage and of all below it, from the sources on."""
+        return [*(one for below in self.inputs for one in below.all_functions()), *self.functions()]
+
+    def unread(self) -> str | None:
+        """Returns why this stage may call code that cannot be read before; None if it calls only its functions."""
+        return None
+
+    def may_draw(self) -> str | None:
+        """Returns the function, here or below, that may draw from the process's generators, and why."""
+        for below in self.inputs:
+            if (found := below.may_draw()) is not None:
+                return found
+        if (reason := self.unread()) is not None:
+            return f"{self.describe()}: {reason}"
+        for function in self.functions():
+            if function.reading.may_draw is not None:
+                return f"{self.kind}({function.name}): {function.reading.may_draw}"
+        return None
+
+    def own_generators(self) -> str | None:
+        """Returns the names of a function that reaches generators of objects, and of one of these; else None."""
+        for function in self.all_functions():
+            if function.own.names:
+                return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
+        return None
+
+    def needs_seed(self) -> str | None:
+        """Returns the name of what draws or may draw, here or below; None if a seed would decide nothing."""
+        own = self.describe() if self.draws else None
+        for function in self.functions():
+            if function.draws is not None:
+                own = f"{self.kind}({function.name}): its parameter {function.draws}"
+        below = (stage.needs_seed() for stage in self.inputs)
+        return own or next(filter(None, below), None) or self.may_draw() or self.own_generators()
+
     @property
     @abstractmethod
     def length(self) -> int | None:
@@ -121,6 +162,8 @@ class Blocks(Stage):
     unit = "element"
     """The name of a group in messages."""
     makes_batches = False
+    single = False
+    """True if no group has more than one element."""
 
     @property
     @abstractmethod
@@ -152,14 +195,20 @@ class Blocks(Stage):
             ordinals += repetition * self.groups
         return ordinals
 
+    def needed(self, ordinals: Ordinals) -> Ordinals | None:
+        """Returns the input's ordinals that these need, where that is known without computing; else None."""
+        return None
+
 
 class Addressed(Blocks):
     """A stage whose element o is a function of (key, o): every group is one element."""
 
+    single = True
+
     @property
-    @abstractmethod
     def length(self) -> int:
-        """Elements of one repetition, or `INFINITE`."""
+        """Elements of one repetition, or `INFINITE`: as many as of its input, unless the stage changes that."""
+        return self.inputs[0].length
 
     @property
     def groups(self) -> int:
@@ -173,6 +222,10 @@ class Addressed(Blocks):
     def compute(self, repetition: int, task: Task) -> list[Any]:
         """Returns the elements of a task."""
         return self.fetch(self.ordinals(repetition, task))
+
+    def iterate(self, ordinal: int) -> Iterator[Any]:
+        """Yields the element."""
+        yield from self.fetch(np.array([ordinal], np.int64))
 
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
         """Returns one group for each element."""
@@ -198,16 +251,55 @@ class Grouped(Blocks):
         """Returns the groups of a task."""
         return self.block(self.ordinals(repetition, task))
 
+    def iterate(self, ordinal: int) -> Iterator[Any]:
+        """Yields the elements of a group, which are computed together."""
+        yield from self.block(np.array([ordinal], np.int64))[0]
+
 
 class Streamed(Stage):
     """A stage that is read in order."""
+
+    @property
+    def length(self) -> int | None:
+        """None: it is known only after reading."""
+        return None
 
     @abstractmethod
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Yields the elements of one repetition from `state` on (None: all), each with the state after it."""
 
 
+HeldElement = tuple[Any, State]
+"""An element, and the input's state before it."""
+
+
+class HoldingStream(Streamed):
+    """A streamed stage that holds elements of its single input back.
+
+    For every element held, its state has the input's state before it: a resume reads those elements again.
+    """
+
+    def read_input(
+        self, reader: Reader, repetition: int, before: State
+    ) -> Iterator[tuple[HeldElement, State]]:
+        """Yields the input's elements with the states before them, and the state after each."""
+        for element, after in reader.read(self.inputs[0], repetition, before):
+            yield (element, before), after
+            before = after
+
+    def reread(self, reader: Reader, repetition: int, references: Sequence[State]) -> list[HeldElement]:
+        """Returns the elements that were held when the state was taken, read again."""
+        return [(reader.read_one(self.inputs[0], repetition, before), before) for before in references]
+
+
 def split_repetition(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordinals, Ordinals]:
     """Returns (index within the repetition, ordinal at which this repetition starts in an input of length `inner`)."""
     repetition, index = np.divmod(ordinals, length)
     return index, repetition * inner
+
+
+def place(state: State) -> tuple[int, int]:
+    """Returns the next group, and how many of its elements have been delivered."""
+    if state is None:
+        return 0, 0
+    return (state, 0) if isinstance(state, int) else tuple(state)

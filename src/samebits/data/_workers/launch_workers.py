@@ -1,48 +1,45 @@
-"""The start of worker processes: forked off this process, or by a server that shares nothing with it."""
+"""The start of worker processes: forked off this process, or off a server that shares nothing with it.
+
+The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends with
+this process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so that functions
+and classes of a script need no guard.
+"""
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
+import pickle
+import select
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import cloudpickle
 import torch
 
-from samebits.data._workers.fork_server import ServedProcess, Server, WorkerSettings
-from samebits.data._workers.parent_death import block_signals
-from samebits.data._workers.result_memory import ResultMemory
-from samebits.data._workers.worker_process import WorkerProgram, serve
-from samebits.errors import InvalidArgumentError
+from samebits._context import process
+from samebits.data._workers import results
+from samebits.data._workers.results import ResultMemory
+from samebits.data._workers.worker_process import WorkerProgram, block_signals, serve
+from samebits.determinism import enable_op_determinism
+from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.random._process import seeds
 
+_FDS = 200
+"""Descriptors in one message; the system allows 253."""
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from samebits.data._workers.launch_workers import main; main({fd})"
+)
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """The parent's ends of all workers' connections: a forked worker closes them, else its siblings would never end."""
-
-
-class WorkerHandle(Protocol):
-    """A worker's process."""
-
-    pid: int
-
-    def end(self, grace: float) -> int:
-        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts the workers of one team."""
-
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
-        ...
-
-    def close(self) -> None:
-        """Ends the launcher: no more workers will be started."""
-        ...
 
 
 def may_start() -> bool:
@@ -50,50 +47,55 @@ def may_start() -> bool:
     return not multiprocessing.current_process().daemon
 
 
-def launcher(method: str, work: WorkerProgram, slots: Sequence[ResultMemory]) -> Launcher:
+def launcher(
+    method: str, work: WorkerProgram, slots: Sequence[ResultMemory]
+) -> ForkLauncher | ServerLauncher:
     """Returns the launcher for a start method: "fork", "server" or "auto"."""
     if method == "auto":
         method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
     if method not in ("fork", "server"):
         raise InvalidArgumentError(f'Pipeline: start_method={method!r}; give "fork", "server" or "auto"')
-    return _ForkLauncher(work, slots) if method == "fork" else _ServerLauncher(work, slots)
+    return ForkLauncher(work, slots) if method == "fork" else ServerLauncher(work, slots)
 
 
-class _ForkLauncher:
+def fork(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> Any:
+    """Calls `target` in a process forked off this one, which begins with SIGTERM and SIGINT blocked."""
+    child = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=daemon)
+    with block_signals(), warnings.catch_warnings():
+        # Python 3.12 warns of any fork while threads run
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    return child
+
+
+class ForkLauncher:
+    """Starts workers forked off this process."""
+
     def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
         self._work, self._slots = work, slots
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ForkedProcess:
+        """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
         _ends.add(ours)
         by_thread = threading.current_thread() is not threading.main_thread()
-        process = multiprocessing.get_context("fork").Process(
-            target=_run_forked,
-            args=(theirs, os.getpid(), self._work, self._slots, number, by_thread),
-            daemon=True,
+        return ForkedProcess(
+            fork(_run_forked, theirs, os.getpid(), self._work, self._slots, number, by_thread)
         )
-        with block_signals(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork while threads run
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        return _ForkedProcess(process)
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
 
 
-class _ForkedProcess:
+class ForkedProcess:
+    """A worker that this process forked."""
+
     def __init__(self, process: Any) -> None:
         self._process = process
         self.pid: int = process.pid
 
     def end(self, grace: float) -> int:
-        self._process.join(grace)
-        if self._process.is_alive():  # in the middle of a long call of a user's function
-            self._process.kill()
-            self._process.join()
-        code = self._process.exitcode or 0  # None: other code has waited for it
-        self._process.close()
-        return code
+        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
+        return _end(self._process, grace)
 
 
 def _run_forked(
@@ -106,16 +108,189 @@ def _run_forked(
 ) -> None:
     for end in list(_ends):
         end.close()
-    serve(connection, parent, work, slots, number, by_thread=by_thread)
+    serve(connection, parent, lambda: work, slots, number, by_thread=by_thread)
 
 
-class _ServerLauncher:
+class ServerLauncher:
+    """Starts workers forked off the server."""
+
     def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
         self._slots = slots
         self._surroundings = WorkerSettings(work)
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> WorkerHandle:
-        return ServedProcess(Server.instance(), theirs, self._surroundings.fd, self._slots, number)
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ServedProcess:
+        """Starts worker `number`, which is sent the end `theirs` of a connection."""
+        server = Server.instance()
+        fds = [theirs.fileno(), self._surroundings.fd, *(slot.fd for slot in self._slots)]
+        return ServedProcess(server, server.request(("start", number), fds))
 
     def close(self) -> None:
+        """Closes the file with the work: no more workers will be started."""
         self._surroundings.close()
+
+
+class WorkerSettings:
+    """The work of the workers and the settings of this process that its bits depend on, in a file without a name."""
+
+    def __init__(self, work: WorkerProgram) -> None:
+        """Stores the settings of this process.
+
+        Raises:
+            PipelineError: a stage holds something that cannot be sent to another process.
+        """
+        self.fd = os.memfd_create("samebits-work")
+        with os.fdopen(os.dup(self.fd), "wb") as file:
+            pickle.dump(
+                (sys.path, seeds.root_seed(), process.op_determinism, torch.get_default_dtype()), file
+            )
+            try:
+                cloudpickle.dump(work, file)
+            except Exception as error:
+                self.close()
+                raise PipelineError(
+                    "the pipeline cannot be sent to its worker processes, which share nothing with this one "
+                    f"({type(error).__name__}: {error}). Open files, locks and connections where they are used, or read "
+                    "without worker processes: num_parallel_calls=0"
+                ) from error
+
+    @staticmethod
+    def load(fd: int) -> WorkerProgram:
+        """Applies the settings to this process and returns its work.
+
+        Raises:
+            PipelineError: something that the work is made of cannot be loaded here.
+        """
+        # Several workers read it, each at its own position.
+        file: Any = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        path, seed, settings, dtype = pickle.load(file)  # noqa: S301 (from our own parent)
+        sys.path[:] = path
+        if seed is not None:
+            seeds.set_random_seed(seed)
+        torch.set_default_dtype(dtype)
+        if settings is not None:
+            enable_op_determinism(across=settings.across, on_unimplemented=settings.on_unimplemented)
+        try:
+            return pickle.load(file)  # noqa: S301
+        except Exception as error:
+            raise PipelineError(
+                f"the pipeline did not arrive in a worker process ({type(error).__name__}: {error}). Can what it is made of be "
+                "imported there? Or read without worker processes: num_parallel_calls=0"
+            ) from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self.fd)
+
+
+class Server:
+    """The parent's side of the one server of this process."""
+
+    _running: Server | None = None
+    _lock = threading.Lock()
+
+    @classmethod
+    def instance(cls) -> Server:
+        """Returns the server of this process; starts it if it does not run."""
+        with cls._lock:
+            if cls._running is None or not cls._running.is_running():
+                cls._running = cls()
+            return cls._running
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._speaking = threading.Lock()
+        main = _MAIN.format(path=sys.path, fd=theirs.fileno())
+        with theirs, block_signals():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+
+    def is_running(self) -> bool:
+        """Returns True if the server runs for this process; a process forked off it starts another one."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def request(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> int:
+        """Sends a request and returns the answer; the server takes over `fds`."""
+        with self._speaking:
+            try:
+                self._connection.send(pickle.dumps((*request, len(fds))))
+                for first in range(0, len(fds), _FDS):
+                    socket.send_fds(self._connection, [b"fds"], list(fds[first : first + _FDS]))
+                answer = self._connection.recv(64)
+            except ConnectionError:
+                answer = b""
+        if not answer:
+            raise PipelineError(
+                f"the server of worker processes ended (exit code {self._process.wait()}); the lines above, if any, say why"
+            )
+        return pickle.loads(answer)  # noqa: S301
+
+
+class ServedProcess:
+    """A worker that the server forked."""
+
+    def __init__(self, server: Server, pid: int) -> None:
+        self._server, self.pid = server, pid
+
+    def end(self, grace: float) -> int:
+        """Returns the exit code, as `ForkedProcess.end`."""
+        try:
+            return self._server.request(("end", self.pid, grace))
+        except PipelineError:  # the server has died, and its workers with it
+            return -signal.SIGKILL
+
+
+def main(fd: int) -> None:
+    """Runs the server until the other end of the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # SIGTERM stays blocked: the group may be sent it
+    parent = os.getppid()
+    children: dict[int, Any] = {}
+    with socket.socket(fileno=fd) as connection:
+        while os.getppid() == parent:
+            if not select.select([connection], [], [], 1.0)[0]:
+                continue
+            message = connection.recv(1 << 16)
+            if not message:
+                break
+            request, *arguments, count = pickle.loads(message)  # noqa: S301 (from our own parent)
+            fds = _take_fds(connection, count)
+            if request == "start":
+                answer = _start(children, connection, arguments[0], fds)
+            else:
+                answer = _end(children.pop(arguments[0]), arguments[1])
+            connection.send(pickle.dumps(answer))
+
+
+def _take_fds(connection: socket.socket, count: int) -> list[int]:
+    fds: list[int] = []
+    while len(fds) < count:
+        fds += socket.recv_fds(connection, 16, _FDS)[1]
+    return fds
+
+
+def _start(children: dict[int, Any], control: socket.socket, number: int, fds: list[int]) -> int:
+    child = fork(_run_worker, os.getpid(), control, number, fds)
+    for fd in fds:
+        os.close(fd)
+    children[child.pid] = child
+    return child.pid
+
+
+def _end(child: Any, grace: float) -> int:
+    child.join(grace)
+    if child.is_alive():  # in the middle of a long call of a user's function
+        child.kill()
+        child.join()
+    code = child.exitcode or 0  # None: other code has waited for it
+    child.close()
+    return code
+
+
+def _run_worker(parent: int, control: socket.socket, number: int, fds: list[int]) -> None:
+    control.close()
+    torch.set_num_threads(1)
+    results.send_by_value()
+    connection, work, *slots = fds
+    memory = [ResultMemory(fd) for fd in slots]
+    serve(socket.socket(fileno=connection), parent, lambda: WorkerSettings.load(work), memory, number)

@@ -1,31 +1,167 @@
-"""Reading stages whose functions have lasting side effects: as a plain loop would, one element at a time, in order.
+"""Functions with lasting side effects: the search for them, and the reading of their stages, as by a plain loop.
 
-Workers may compute ahead the stages below such a function that its changes cannot reach. The function itself runs only
-when its element is needed, and the stages after it run after it.
+One element is computed at a time, in order. Workers may compute ahead the stages below such a function that its
+changes cannot reach. The function itself runs only when its element is needed, and the stages after it run after it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from typing_extensions import override
 
+from samebits._inspect import rng_states
+from samebits.data import _purity as purity
 from samebits.data._calls.process_generators import Draws
-from samebits.data._calls.user_function import Place
-from samebits.data._stages.batch_stages import Batch
-from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch
-from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
-from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, State
-from samebits.data._workers.serial_functions import Effects
-from samebits.data._workers.tasks import place
+from samebits.data._calls.user_function import Function, Place
+from samebits.data._rolling_digest import update_digest
+from samebits.data._stages.batch import Batch
+from samebits.data._stages.sources import FirstElements, Source
+from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Stage, State, place
+from samebits.data._workers.worker_process import one_thread
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning
 
+T = TypeVar("T")
 _END = object()
 Fetch = Callable[[Blocks, int, int], Any]
 """(stage, first ordinal, the one after the last) -> a function that returns the elements, or groups, later."""
+
+
+class Effects:
+    """The functions of a pipeline that must run one at a time, in order, in this process."""
+
+    def __init__(self, stage: Stage) -> None:
+        everything = stage.all_functions()
+        self.changing = [function for function in everything if function.effects]
+        serial = {id(function) for function in self.changing}
+        targets = set().union(*(_targets(function) for function in self.changing)) - {0}
+        if targets:  # readers of what they change see it as in a plain loop only in this process
+            serial |= {id(function) for function in everything if function.reading.reaches() & targets}
+        self._serial = serial
+
+    def affects(self, stage: Stage) -> bool:
+        """Returns True if one of them is in this stage, or below it."""
+        return bool(self._serial) and any(id(function) in self._serial for function in stage.all_functions())
+
+    def warn(self) -> None:
+        """Warns once of what is not computed in parallel, and why."""
+        for function in self.changing:
+            warn_about(function)
+
+
+def warn_about(function: Function) -> None:
+    """Warns once why a function is not called in parallel."""
+    found = function.effects[0]
+    what = "it was declared so"
+    if found.line:
+        what = f"it changes `{found.variable}` ({found.kind}; {found.file}, line {found.line})"
+    elif function.noticed:
+        what = f"it changes `{found.variable}` ({found.kind}; seen as it ran)"
+    warn_once(
+        f"effects of {function.stage} {function.name} {found}",
+        f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: {what}, which a "
+        "worker would change in its own copy only. So it is called in this process, one element at a time, in order, and "
+        "nothing after it is computed ahead. Return what it counts or keeps as a part of the element, draw from a parameter "
+        "`rng` or `key`; or say stateful=False where the effect does not matter (a memo of what was not drawn).",
+        ConflictWarning,
+    )
+
+
+def _targets(function: Function) -> set[int]:
+    found = {finding.target for finding in function.effects}
+    return found | function.reading.reaches() if function.stateful or function.noticed else found
+
+
+class EffectNoticedError(Exception):
+    """A worker saw that a function changes a captured variable: (its number, the variable's name)."""
+
+
+class CaptureWatch:
+    """Compares captured values before and after the first task, for side effects that reading the code has missed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._functions = stage.all_functions()
+        self._sources = list(_sources(stage))
+        self.done = False
+
+    def run(self, task: Callable[[], T]) -> T:
+        """Returns the result of `task`; the first call notes its side effects."""
+        if self.done:
+            return task()
+        self.done = True
+        watched = [f for f in self._functions if f.stateful is None and not f.effects]
+        before = [purity.snapshot(function.reading) for function in watched]
+        sources = [source for source in self._sources if source.function in watched]
+        for source in sources:
+            source.handed = FirstElements()
+        try:
+            result = task()
+        finally:
+            handed = [source.handed for source in sources]
+            for source in sources:
+                source.handed = None
+        for function, then in zip(watched, before, strict=True):
+            for name in purity.changed(then, purity.snapshot(function.reading)):
+                function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+        for source, elements in zip(sources, handed, strict=True):
+            if elements is not None and not source.function.noticed and _persists(source, elements):
+                name = (
+                    f"an element of {type(source.data).__name__}, in place: map changes it there, not a copy"
+                )
+                source.function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+        return result
+
+    def noticed(self) -> tuple[int, str] | None:
+        """Returns the number of a function that was seen to change something, and the changed name."""
+        for number, function in enumerate(self._functions):
+            if function.noticed:
+                return number, function.noticed[0].variable
+        return None
+
+    def note(self, number: int, name: str) -> None:
+        """Notes a side effect that another process has seen."""
+        self._functions[number].noticed.append(purity.Finding(name, "changed while it ran", 0))
+
+
+def _sources(stage: Stage) -> Iterator[Source]:
+    if isinstance(stage, Source):
+        yield stage
+    for below in stage.inputs:
+        yield from _sources(below)
+
+
+def _persists(source: Source, handed: FirstElements) -> bool:
+    """Returns True if an element changed in place stays changed for the next reader."""
+    before = rng_states.of_process()
+    try:
+        return any(update_digest(0, source.read(index)) == now for index, now in handed.iter_changed())
+    except Exception:  # it cannot be read twice
+        return False
+    finally:
+        before.restore()
+
+
+class WatchedDraws:
+    """`process_generators.Draws` in a worker that watches its first task."""
+
+    def __init__(self, draws: Any, stage: Stage) -> None:
+        self._draws, self._watch = draws, CaptureWatch(stage)
+        self._known = self._watch.noticed() is not None
+
+    def run(self, task: Callable[[], T]) -> T:
+        """Returns the result of `task`.
+
+        Raises:
+            EffectNoticedError: the first task has changed a captured value.
+        """
+        result = self._watch.run(lambda: self._draws.run(task))
+        if not self._known and (found := self._watch.noticed()) is not None:
+            raise EffectNoticedError(*found)
+        return result
 
 
 class OneByOne(Addressed):
@@ -35,21 +171,21 @@ class OneByOne(Addressed):
         super().__init__(stage)
         self.kind = stage.kind
 
-    @property
     @override
-    def length(self) -> int:
-        return self.inputs[0].length
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        return ordinals
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         return [self.inputs[0].fetch(ordinals[at : at + 1])[0] for at in range(ordinals.size)]
 
 
-class PrefetchedStage:
+class _Prefetched(Blocks):
     """A stage free of side effects that others compute ahead; elements that were not requested are computed inline."""
 
     def __init__(self, stage: Any) -> None:
-        self.stage = stage
+        super().__init__(*stage.inputs)
+        self.kind, self.stage = stage.kind, stage
         self._coming: list[tuple[int, int, Callable[[], list[Any]]]] = []
         self._there: dict[int, Any] = {}
 
@@ -60,53 +196,47 @@ class PrefetchedStage:
                 first, last = int(run[0]), int(run[-1]) + 1
                 self._coming.append((first, last, fetch(self.stage, first, last)))
 
-    def take(self, ordinal: int) -> Any:
-        """Returns one element, or group."""
-        for number, (first, last, result) in enumerate(self._coming):
-            if ordinal in self._there:
-                break
-            if first <= ordinal < last:
-                self._there.update(zip(range(first, last), result(), strict=True))
-                del self._coming[number]
-                break
+    def take(self, ordinals: Ordinals) -> list[Any]:
+        """Returns elements, or groups."""
+        return [self._take(ordinal) for ordinal in ordinals.tolist()]
+
+    def _take(self, ordinal: int) -> Any:
+        if ordinal not in self._there:
+            for number, (first, last, result) in enumerate(self._coming):
+                if first <= ordinal < last:
+                    self._there.update(zip(range(first, last), result(), strict=True))
+                    del self._coming[number]
+                    break
         if ordinal in self._there:
             return self._there.pop(ordinal)
-        single = np.array([ordinal], np.int64)
-        return (self.stage.fetch if isinstance(self.stage, Addressed) else self.stage.block)(single)[0]
+        group = self.stage.block(np.array([ordinal], np.int64))[0]
+        return group[0] if isinstance(self, Addressed) else group
 
 
-class _PrefetchedElements(Addressed):
-    def __init__(self, ahead: PrefetchedStage) -> None:
-        super().__init__(*ahead.stage.inputs)
-        self.kind, self.ahead = ahead.stage.kind, ahead
-
+class _PrefetchedElements(_Prefetched, Addressed):
     @property
     @override
     def length(self) -> int:
-        return self.ahead.stage.length
+        return self.stage.length
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        return [self.ahead.take(ordinal) for ordinal in ordinals.tolist()]
+        return self.take(ordinals)
 
     def places(self, place: Place, count: int) -> Sequence[Place]:
         """Returns, for a batch, the places of its rows in its input."""
-        return self.ahead.stage.places(place, count)
+        return self.stage.places(place, count)
 
 
-class _PrefetchedGroups(Grouped):
-    def __init__(self, ahead: PrefetchedStage) -> None:
-        super().__init__(*ahead.stage.inputs)
-        self.kind, self.ahead = ahead.stage.kind, ahead
-
+class _PrefetchedGroups(_Prefetched, Grouped):
     @property
     @override
     def groups(self) -> int:
-        return self.ahead.stage.groups
+        return self.stage.groups
 
     @override
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        return [self.ahead.take(ordinal) for ordinal in ordinals.tolist()]
+        return self.take(ordinals)
 
 
 class Serial:
@@ -114,10 +244,10 @@ class Serial:
 
     def __init__(self, stage: Blocks, effects: Effects, draws: Draws) -> None:
         self._draws, self._effects = draws, effects
-        self.free: list[PrefetchedStage] = []
+        self.free: list[_Prefetched] = []
         """The parts that others may compute ahead."""
         self._top = self._rewire(stage)
-        self._stage, self._single = stage, _has_single_elements(stage)
+        self._stage = stage
 
     def read(
         self, repetition: int, state: State, fetch: Fetch | None = None, ahead: int = 0
@@ -136,8 +266,8 @@ class Serial:
 
     def _group(self, ordinal: int, absolute: int, done: int) -> Iterator[tuple[Any, State]]:
         """Yields the elements of one group. None of several is known to be the last before the next is requested."""
-        elements = _iterate_lazily(self._top, absolute)
-        if self._single:
+        elements = self._top.iterate(absolute)
+        if self._stage.single:
             if (element := self._next(elements)) is not _END:
                 yield element, ordinal + 1
             return
@@ -148,18 +278,17 @@ class Serial:
                 yield element, [ordinal, number]
 
     def _next(self, elements: Iterator[Any]) -> Any:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            with self._draws.fill_each_call():  # never tried first: a function with effects is called once
-                return next(elements, _END)
-        finally:
-            torch.set_num_threads(threads)
+        with (
+            one_thread(),
+            self._draws.fill_each_call(),
+        ):  # never tried first: a function with effects is called once
+            return next(elements, _END)
 
     def _rewire(self, stage: Any) -> Any:
         if not self._effects.affects(stage):
-            self.free.append(PrefetchedStage(stage))
-            return (_PrefetchedElements if isinstance(stage, Addressed) else _PrefetchedGroups)(self.free[-1])
+            kind = _PrefetchedElements if isinstance(stage, Addressed) else _PrefetchedGroups
+            self.free.append(kind(stage))
+            return self.free[-1]
         wired = copy.copy(stage)
         wired.inputs = tuple(self._rewire(below) for below in stage.inputs)
         if isinstance(wired, Batch):
@@ -168,34 +297,7 @@ class Serial:
 
     def _prefetch(self, stage: Any, ordinals: Ordinals, fetch: Fetch) -> None:
         """Requests what these ordinals will need, where that is known without computing."""
-        if isinstance(stage, _PrefetchedElements | _PrefetchedGroups):
-            stage.ahead.request(fetch, ordinals)
-        elif isinstance(stage, AddressedOperation | Enumerate | GroupedOperation | OneByOne):
-            self._prefetch(stage.inputs[0], ordinals, fetch)
-        elif isinstance(stage, Renumbered):
-            self._prefetch(stage.inputs[0], stage.renumber(ordinals), fetch)
-        elif isinstance(stage, Batch):
-            for ordinal in ordinals.tolist():
-                self._prefetch(stage.inputs[0], stage.rows(ordinal), fetch)
-
-
-def _has_single_elements(stage: Any) -> bool:
-    """Returns True if no group has more than one element."""
-    if isinstance(stage, GroupedOperation):
-        return not isinstance(stage.operation, FlatMap | Unbatch) and _has_single_elements(stage.inputs[0])
-    return isinstance(stage, Addressed)
-
-
-def _iterate_lazily(stage: Any, ordinal: int) -> Iterator[Any]:
-    """Yields the elements of one group, none computed before it is needed."""
-    if isinstance(stage, Addressed):
-        yield from stage.fetch(np.array([ordinal], np.int64))
-    elif isinstance(stage, GroupedOperation):
-        for number, element in enumerate(_iterate_lazily(stage.inputs[0], ordinal)):
-            here = [(ordinal, number)]
-            if isinstance(stage.operation, FlatMap):
-                yield from stage.operation.function.call_each(stage.key, here, [element])[0]
-            else:
-                yield from stage.operation.groups(stage, here, [element])[0]
-    else:
-        yield from stage.block(np.array([ordinal], np.int64))[0]
+        if isinstance(stage, _Prefetched):
+            stage.request(fetch, ordinals)
+        elif (needed := stage.needed(ordinals)) is not None:
+            self._prefetch(stage.inputs[0], needed, fetch)

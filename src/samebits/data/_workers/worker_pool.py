@@ -6,20 +6,36 @@ import os
 import pickle
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from samebits._inspect import user_code
-from samebits.data._workers.inline import call_on_one_thread
-from samebits.data._workers.launch_workers import Launcher, WorkerHandle, launcher
-from samebits.data._workers.result_encoding import decode
-from samebits.data._workers.result_memory import ResultMemory
-from samebits.data._workers.worker_process import ANSWER, REQUEST, WorkerProgram, unpack_error
+from samebits.data._calls import process_generators
+from samebits.data._stages.stage import Blocks
+from samebits.data._workers.launch_workers import (
+    ForkedProcess,
+    ForkLauncher,
+    ServedProcess,
+    ServerLauncher,
+    launcher,
+)
+from samebits.data._workers.results import ResultMemory, decode
+from samebits.data._workers.worker_process import (
+    ANSWER,
+    REQUEST,
+    WorkerJob,
+    WorkerProgram,
+    one_thread,
+    unpack_error,
+)
 from samebits.errors import PipelineError, PipelineTimeoutError
 
 LEASED = 3
@@ -35,7 +51,7 @@ GRACE = 1.0
 @dataclass
 class _Worker:
     number: int
-    process: WorkerHandle
+    process: ForkedProcess | ServedProcess
     connection: socket.socket
     jobs: dict[int, int] = field(default_factory=dict)
     """The slot of each of its jobs, by number."""
@@ -83,7 +99,7 @@ class Workers:
         self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
         self._poll = select.poll()
         self._open = True
-        self._launcher: Launcher | None = None
+        self._launcher: ForkLauncher | ServerLauncher | None = None
         try:
             self._launcher = launcher(start_method, work, self._slots)
             for number in range(count):
@@ -110,7 +126,8 @@ class Workers:
             Exception: the error of the job.
         """
         if os.getpid() != self._owner:
-            return call_on_one_thread(self._work.compute, self._jobs.pop(number), None)
+            with one_thread():
+                return self._work.compute(self._jobs.pop(number), None)
         self._await(number)
         answer = self._arrived.pop(number)
         del self._jobs[number]
@@ -269,3 +286,51 @@ class Workers:
     def _unpack_error(self, answer: _Answer) -> BaseException:
         base = self._copy_result(answer, answer.place) if isinstance(answer.place, int) else answer.place
         return unpack_error(base[answer.at : answer.at + answer.size].data)
+
+
+class Threads:
+    """A pool of threads with the methods of `Workers`."""
+
+    def __init__(self, stages: Sequence[Blocks], *, count: int, timeout: float | None) -> None:
+        """`stages`: bound; `count`: threads; `timeout`: seconds for one result."""
+        self._stages, self._timeout = list(stages), timeout
+        self._jobs: dict[int, Future[Any]] = {}
+        self._numbers = 0
+        here = torch.get_num_threads()
+        together = threading.Barrier(count)
+        self._pool = ThreadPoolExecutor(count, "samebits", initializer=torch.set_num_threads, initargs=(1,))
+        for started in [self._pool.submit(together.wait) for _ in range(count)]:
+            started.result()
+        torch.set_num_threads(here)  # OpenMP's number is per thread; torch keeps the last for new ones
+
+    def submit(self, job: WorkerJob) -> int:
+        """Submits a job and returns its number."""
+        number, self._numbers = self._numbers, self._numbers + 1
+        stage = self._stages[job.stage]
+        self._jobs[number] = self._pool.submit(
+            process_generators.run_without_rng_setup, lambda: stage.compute(job.repetition, job.task)
+        )
+        return number
+
+    def result(self, number: int) -> Any:
+        """Returns the result of job `number`, or raises its error.
+
+        Raises:
+            PipelineTimeoutError: there was no result in time.
+        """
+        self.first([number])
+        return self._jobs.pop(number).result()
+
+    def first(self, numbers: Sequence[int]) -> int:
+        """Returns the number of the first of these jobs that is done."""
+        done = wait([self._jobs[number] for number in numbers], self._timeout, FIRST_COMPLETED).done
+        if not done:
+            raise PipelineTimeoutError(
+                f"no thread had a batch in {self._timeout} seconds. What do its functions wait for? A larger timeout gives them "
+                "more time."
+            )
+        return next(number for number in numbers if self._jobs[number] in done)
+
+    def close(self) -> None:
+        """Ends the threads after their current jobs."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

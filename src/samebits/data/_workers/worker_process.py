@@ -1,15 +1,18 @@
-"""The worker's side: computes jobs until its parent closes the connection."""
+"""The worker's side: computes jobs until its parent closes the connection, and ends with its parent."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import pickle
+import signal
 import socket
 import struct
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,20 +20,20 @@ import cloudpickle
 import torch
 
 from samebits._context import process
-from samebits.data._collate.collate import default_collate
-from samebits.data._collate.padding import PadCollate
-from samebits.data._loader_batches.loader_batches import LoaderBatches
-from samebits.data._stages.batch_stages import Batch
+from samebits.data._collate import PadCollate, default_collate
+from samebits.data._loader_batches import LoaderBatches
+from samebits.data._stages.batch import Batch
 from samebits.data._stages.stage import Blocks, Task
-from samebits.data._workers.parent_death import tie_to_parent
-from samebits.data._workers.result_encoding import encode
-from samebits.data._workers.result_memory import ResultMemory, offer_memory
+from samebits.data._workers.results import ResultMemory, encode, offer_memory
 from samebits.errors import PipelineError
 
 REQUEST = struct.Struct("qqq")
 """Number of the job, its slot, bytes of the pickled job at the slot's start."""
 ANSWER = struct.Struct("q?qqq")
 """Number of the job, True if it failed, bytes used of its slot, offset and bytes of the pickled result in it."""
+_PR_SET_PDEATHSIG = 1
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks that the parent lives, where the kernel does not notify."""
 
 
 class WorkerProgram(Protocol):
@@ -97,23 +100,75 @@ class StageWork:
 def serve(
     connection: socket.socket,
     parent: int,
-    work: WorkerProgram,
+    load: Callable[[], WorkerProgram],
     slots: Sequence[ResultMemory],
     worker: int,
     *,
-    by_thread: bool,
+    by_thread: bool = False,
 ) -> None:
-    """Runs the worker until the other end of the connection is closed."""
+    """Runs the worker, whose work `load` gives, until the other end of the connection is closed."""
     torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
     _keep_freed_memory()
     tie_to_parent(parent, by_thread=by_thread)
     process.observers.clear()  # they belong to the parent
-    broken = _begin(work, worker)
+    broken: tuple[bool, bytes] | None = None
+    try:
+        work = load()
+        work.begin(worker)
+    except BaseException as error:  # every job gets it
+        broken = True, pack_error(error)
     while request := _receive(connection):
         number, which, size = REQUEST.unpack(request)
         slot = slots[which]
         job = pickle.loads(slot.read(0, size))  # noqa: S301 (from our parent)
         _send(connection, number, slot, broken or _compute_answer(work, job, slot))
+
+
+@contextmanager
+def block_signals() -> Iterator[None]:
+    """Delays SIGTERM and SIGINT until the block ends; processes forked inside begin with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
+    """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # The kernel watches the thread that forked, not the process.
+    if sys.platform == "linux" and not by_thread:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    _ignore_group_sigterm(parent)
+
+
+def _ignore_group_sigterm(parent: int) -> None:
+    """Ends this worker on SIGTERM only if the parent sent it: it is sent to a whole group, and the run commits first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            received = signal.sigtimedwait({signal.SIGTERM}, _CHECK_INTERVAL)
+            if received is not None and received.si_pid == parent:
+                os._exit(0)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes with one thread in the block, as a worker does: more threads give a large sum other bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _keep_freed_memory() -> None:
@@ -125,14 +180,6 @@ def _keep_freed_memory() -> None:
         allocator = ctypes.CDLL("libc.so.6")
         allocator.mallopt(-3, 32 << 20)
         allocator.mallopt(-1, 256 << 20)
-
-
-def _begin(work: WorkerProgram, worker: int) -> tuple[bool, bytes] | None:
-    try:
-        work.begin(worker)
-    except BaseException as error:
-        return True, pack_error(error)
-    return None
 
 
 def _receive(connection: socket.socket) -> bytes:

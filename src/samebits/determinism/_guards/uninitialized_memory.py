@@ -6,6 +6,7 @@ get it filled all the same, and ours, which write all that they allocate, never.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.utils.deterministic
 
 from samebits._native.torch_threads import on_single_thread
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import NotCoveredError, replacements
 
 memory_fill: Any = torch.utils.deterministic  # its flag is a property of the module, which no checker sees
 
@@ -32,17 +33,26 @@ def _with_memory_filled(kernel: Kernel) -> Kernel:
     return filled
 
 
-def without_fill(kernel: Kernel) -> Kernel:
-    """Returns the kernel, with nothing filled that it allocates: for one that writes all of it."""
+def without_fill(kernel: Kernel, otherwise: Callable[[NotCoveredError], Kernel] | None) -> Kernel:
+    """Returns the kernel, with nothing filled that it allocates: for one that writes all of it.
+
+    `otherwise`: gives the kernel for arguments that this one does not cover, or raises.
+    """
 
     def unfilled(*args: Any, **kwargs: Any) -> Any:
-        if not _fills():
-            return kernel(*args, **kwargs)
-        _set_fill(False)
+        fills = _fills()
+        if fills:
+            _set_fill(False)
         try:
             return kernel(*args, **kwargs)
+        except NotCoveredError as error:
+            if otherwise is None:
+                raise
+            call = error
         finally:
-            _set_fill(True)
+            if fills:
+                _set_fill(True)
+        return otherwise(call)(*args, **kwargs)
 
     return unfilled
 

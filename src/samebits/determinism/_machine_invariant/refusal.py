@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from samebits._inspect.user_call import calling_function, calling_op
-from samebits.determinism._dispatcher import Kernel, KernelOverrides
-from samebits.determinism._kernels.pointwise import tensors_for_numbers
-from samebits.determinism._machine_invariant import coverage
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._dispatcher import Kernel, KernelOverrides, tensors_for_numbers
+from samebits.determinism._machine_invariant import coverage, replacements
+from samebits.determinism._machine_invariant.operands import IS_NOT_COVERED
+from samebits.determinism._replacement import NotCoveredError, Replacement
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
 
-def unsupported(op: str, what: str, cure: str | None = None) -> NoReturn:
-    """Raises the error for arguments (`what`: "of complex64") that our kernel of an op does not take."""
-    raise UnimplementedError(_text(op, what, cure))
+def otherwise(_op: str, _kernel: Kernel) -> Callable[[NotCoveredError], Kernel]:
+    """Returns what follows where our kernel of an op takes no such arguments: the error."""
+    return _raising
+
+
+def _raising(call: NotCoveredError) -> NoReturn:
+    raise UnimplementedError(_text(call.op, call.what, call.cure)) from None
 
 
 def _text(op: str, what: str, cure: str | None = None) -> str:
@@ -38,7 +41,12 @@ def _other_ways(op: str) -> str:
     )
 
 
-def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
+def wanted() -> Iterator[Replacement]:
+    """Yields what the mode installs."""
+    return replacements.with_others(only_covered=True)
+
+
+def put_rest(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
     """Installs a refusal in front of every kernel of the CPU that is not covered. `ours`: the kernels of ours that are installed."""
     replaced = frozenset((it.op, it.device) for it in ours)
     for full, key, covered in coverage.refusals(replaced):
@@ -51,22 +59,22 @@ def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: boo
 
 def _refusal(full: str) -> Kernel:
     def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
-        unsupported(full, "")
+        raise UnimplementedError(_text(full, ""))
 
     return refused
 
 
 def _make(full: str, covered: coverage.Coverage, *, warn: bool) -> Callable[[Kernel], Kernel]:
-    is_refused = {"": _always, coverage.REAL: has_complex, coverage.INTEGERS: _has_fractions}[covered.types]
+    is_refused = IS_NOT_COVERED.get(covered.types, _always)
 
     def make(kernel: Kernel) -> Kernel:
-        kernel = tensors_for_numbers(full.removeprefix("aten::"), kernel)
+        kernel = tensors_for_numbers(full, kernel)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             if is_refused(args, kwargs):
                 what = f"of {', '.join(_kinds(args, kwargs))}" if covered.types else ""
                 if not warn:
-                    unsupported(full, what)
+                    raise UnimplementedError(_text(full, what))
                 text = lambda: f"{_text(full, what)} It runs all the same (on_unimplemented='warn')."  # noqa: E731
                 warn_once(f"machine {full}", text, UnimplementedWarning)
             return kernel(*args, **kwargs)
@@ -78,28 +86,6 @@ def _make(full: str, covered: coverage.Coverage, *, warn: bool) -> Callable[[Ker
 
 def _always(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     return True
-
-
-def has_complex(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if an operand is complex; the loop stays bare, since mul passes here."""
-    for value in args:
-        if (isinstance(value, Tensor) and value.is_complex()) or isinstance(value, complex):
-            return True
-    return bool(kwargs) and any(isinstance(value, Tensor) and value.is_complex() for value in kwargs.values())
-
-
-def _has_fractions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if an argument is of floating point or complex, or asks for a result that is."""
-    return any(_is_fraction(value) for value in (*args, *kwargs.values()))
-
-
-def _is_fraction(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_is_fraction, value))
-    dtype = value.dtype if isinstance(value, Tensor) else value
-    return isinstance(value, (float, complex)) or (
-        isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-    )
 
 
 def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

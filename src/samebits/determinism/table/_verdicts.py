@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
 """The deciding rule where no class rule decides."""
 _NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
-"""Ops that composites call, and not under `across="machines"`: it turns torch's flag for oneDNN off."""
+"""Ops that composites call, and not under `across="threads"`: it turns torch's flag for oneDNN off."""
+_ON_ONE_THREAD = {"": "on", coverage.REAL: "complex numbers on", coverage.INTEGERS: "all but integers on"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class OpTable:
         machine: Iterable[Replacement] = (),
     ) -> None:
         self.snapshot, self._cases, self._gpus = snapshot, cases, tuple(gpus)
-        self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
+        every = (*replacements, *machine)
+        self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in every}
         self._every_machine = {one.op.removeprefix("aten::") for one in machine if one.device == "CPU"}
         self._own = {(name, line["device"]): line for line in lines for name in line["ops"]}
         self._forms: dict[str, list[OverloadRow]] = {}
@@ -122,22 +124,64 @@ class OpTable:
         ours = self._replacement(row, device)
         if ours is not None:
             return self._replaced(row, ours)
+        if device == "cpu" and row.name in self._serial:
+            return self._with_one_thread(row)
+        return self._torchs(row, device)
+
+    def _torchs(self, row: OverloadRow, device: str) -> Entry:
+        """Returns the entry of torch's kernel."""
+        entry = self._unmeasured(row, device)
+        if entry.rule in {ABSENT, COMPOSITE} or entry.verdict in {UNWRITTEN, REFUSED}:
+            return entry
+        return self._with_measurement(entry, row, "torch") if device == "cpu" else self._with_gpu(entry, row)
+
+    def _unmeasured(self, row: OverloadRow, device: str) -> Entry:
         functional = self.snapshot.rows[row.form_of]
         if not (row.has_kernel(device) and (not row.generated or functional.has_kernel(device))):
             return self._new(row, device, NO_KERNEL, f"does not run on {device}", "source", ABSENT)
         own = self._own.get((row.form_of, device)) or self._own.get((row.form_of.partition(".")[0], device))
         if own is not None:
-            entry = self._new(row, device, own["verdict"], own["reason"], own["evidence"], OWN)
-        elif "composite" in row.kernels:
+            return self._new(row, device, own["verdict"], own["reason"], own["evidence"], OWN)
+        if "composite" in row.kernels:
             return self._composite(row, device)
-        else:
-            rule = rule_of(row, functional)
-            entry = self._new(
-                row, device, _verdict_on(device, rule.verdict), rule.reason, rule.evidence, rule.name
-            )
-        if entry.verdict in {UNWRITTEN, REFUSED}:
-            return entry
-        return self._with_measurement(entry, row) if device == "cpu" else self._with_gpu(entry, row)
+        rule = rule_of(row, functional)
+        verdict = _verdict_on(device, rule.verdict)
+        return self._new(row, device, verdict, rule.reason, rule.evidence, rule.name)
+
+    def _with_one_thread(self, row: OverloadRow) -> Entry:
+        """Returns the entry of torch's kernel in front of which `across="threads"` puts one thread, for all types or for some."""
+        types = self._serial[row.name]
+        entry = self._unmeasured(row, "cpu")
+        reason = f"{entry.reason}; with across='threads' {_ON_ONE_THREAD[types]} one thread"
+        verdict = entry.verdict if types or entry.verdict != DETERMINISTIC else SERIAL
+        return self._with_measurement(replace(entry, verdict=verdict, reason=reason), row, "ours")
+
+    def serial_kernels(self) -> Iterator[tuple[str, str, str]]:
+        """Yields the kernels of torch's that run on one thread with `across="threads"`: full name, dispatch key, and types.
+
+        They are those that `across="machines"` refuses, for all types or (`integers`, `real`) for the others, but for dense
+        ones that are known to have the same bits for any thread count. oneDNN's layout has kernels that torch hands out to nobody.
+        """
+        for full, key, covered in coverage.refusals(frozenset()):
+            if (key == "CPU" and full.removeprefix("aten::") in self._serial) or key not in {
+                "CPU",
+                "MkldnnCPU",
+            }:
+                yield full, key, covered.types
+
+    @cached_property
+    def _serial(self) -> dict[str, str]:
+        """The dense ones among `serial_kernels`, without `aten::`, with their types."""
+        rows = self.snapshot.rows
+        found = (
+            (full.removeprefix("aten::"), key, covered)
+            for full, key, covered in coverage.refusals(frozenset())
+        )
+        return {
+            name: covered.types
+            for name, key, covered in found
+            if key == "CPU" and name in rows and self._torchs(rows[name], "cpu").verdict != OVER_THREADS
+        }
 
     def _machine(self, row: OverloadRow, entry: Entry) -> str:
         if entry.device != "cpu" or entry.verdict == NO_KERNEL:
@@ -185,14 +229,15 @@ class OpTable:
             reason = f"{ours.reason}; ran on {ours.verified}"
             return self._new(row, device, ALTERNATIVE, reason, "battery", REPLACED)
         entry = self._new(row, device, SERIAL if ours.serial else ALTERNATIVE, ours.reason, "none", REPLACED)
-        return self._with_measurement(entry, row)
+        return self._with_measurement(entry, row, "ours")
 
     def _composite(self, row: OverloadRow, device: str) -> Entry:
         """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
         if not row.calls:
             reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
-        parts = [self.lookup(name, device) for name in row.calls if name in self.snapshot.rows]
+        called = (name for name in row.calls if name in self.snapshot.rows and name not in _NOT_CALLED)
+        parts = [self.lookup(name, device) for name in called]
         parts = [part for part in parts if part.verdict not in {NO_KERNEL, UNWRITTEN}]
         if not parts:
             reason = "composite: calls nothing that computes"
@@ -215,9 +260,8 @@ class OpTable:
         torch = last.torch.split("+")[0]
         return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
-    def _with_measurement(self, entry: Entry, row: OverloadRow) -> Entry:
+    def _with_measurement(self, entry: Entry, row: OverloadRow, kernel: str) -> Entry:
         """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
-        kernel = "ours" if entry.rule == REPLACED else "torch"
         measured = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
         if measured is None:
             return entry

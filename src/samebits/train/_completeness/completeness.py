@@ -1,17 +1,18 @@
 """The check, while a run trains, that a commit holds everything that the loop carries from one step to the next.
 
-At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the frame of
-the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit, and is not written
-again before the next iteration reads it (`carried_locals` for locals, `read_before_write` for the rest) would be lost by a
-resume: `IncompleteStateError`.
+At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the
+frame of the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit,
+and is not written again before the next iteration reads it (`carried_locals` for locals, `read_before_write` for
+the rest) would be lost by a resume: `IncompleteStateError`.
 
-In between it compares the structure of the run's modules and the settings of the process (`structure`), which no commit
-holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
+In between it compares the structure of the run's modules and the settings of the process (`structure`), which
+no commit holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every
+step sets it anew.
 
-A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and writes
-nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other processes (a
-dataset's copy in a worker), beyond the first 600 values of the user's objects and 400 of packages', nor changes after the
-last check.
+A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and
+writes nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other
+processes (a dataset's copy in a worker), beyond the first 600 values of the user's objects and 400 of
+packages', nor changes after the last check.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from samebits._inspect._program import carried_locals
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
+from samebits.train import _object_states as state
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import (
     message,
@@ -46,7 +48,6 @@ from samebits.train._completeness.lost_changes import (
     committed_names,
     late_changes,
 )
-from samebits.train._state import object_states as state
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2

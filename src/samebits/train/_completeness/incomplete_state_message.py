@@ -32,8 +32,8 @@ def message(
 ) -> str:
     """Returns the message.
 
-    `assigned`: variables that the loop carries and assigns, and that have not changed yet; `defined`: those that a loop over
-    epochs began with (None: not known, or there is none).
+    `assigned`: variables that the loop carries and assigns, and that have not changed yet; `defined`: those
+    that a loop over epochs began with (None: not known, or there is none).
     """
     grouped = _grouped(changes)
     entries = {subject: _entry(subject, group) for subject, group in grouped.items()}

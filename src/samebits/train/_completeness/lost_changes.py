@@ -137,8 +137,8 @@ class LostChanges:
     ) -> Judged:
         """Returns the changes that no commit holds.
 
-        `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`; `committed`: the
-        names that hold objects of the run.
+        `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`;
+        `committed`: the names that hold objects of the run.
         """
         left = [
             c
@@ -211,8 +211,8 @@ class LostChanges:
     ) -> tuple[ReadBeforeWrite, NameUse]:
         """Returns the order of reads and writes, and the use of names; cached until the loop, the names or the functions change.
 
-        `installed`: with the methods of the installed packages' objects: for values of these alone, since functions are found
-        by name, and a package's `reset` is not the user's.
+        `installed`: with the methods of the installed packages' objects: for values of these alone, since
+        functions are found by name, and a package's `reset` is not the user's.
         """
         for kind in snapshot.kinds:
             program.add_class(kind)
@@ -319,8 +319,8 @@ def _is_harmless(
 
 
 def _places(change: Change) -> list[StoredPlace]:
-    """Returns the places where an iteration may write it: the names on the way to it, and the object that holds it if that may be
-    overwritten.
+    """Returns the places where an iteration may write it: the names on the way to it, and the object that
+    holds it if that may be overwritten.
     """
     places, last = list(change.now.places), change.now.places[-1]
     if change.path.endswith(".keys()") or change.path.startswith("len("):
@@ -345,8 +345,8 @@ def _fetch_methods(kinds: set[type]) -> list[CodeType]:
 
 
 def _is_saved_by_owner(change: Change) -> bool:
-    """Returns True if an object of the run saves the value: what its state_dict returns has changed, too, and it names every
-    attribute on the way.
+    """Returns True if an object of the run saves the value: what its state_dict returns has changed, too, and
+    it names every attribute on the way.
     """
     root = change.now.places[0].name if change.now.places else ""
     if change.now.root != "given" or not change.now.owners or not change.taken.state_changed(root):

@@ -23,7 +23,7 @@ from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.train._completeness import kinds_of_state
 
 NONE = plain(None)
@@ -398,8 +398,9 @@ def take(
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
-    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into. `known`:
-    the generators that an earlier check found; None: they are searched for, which takes most of the time.
+    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked
+    into. `known`: the generators that an earlier check found; None: they are searched for, which takes most
+    of the time.
     """
     frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()

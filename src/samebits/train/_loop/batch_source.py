@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits._context import Position, Words, process
 from samebits._inspect import rng_states, user_code
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
@@ -26,8 +26,8 @@ _WITHOUT_DRAWS = (Resumable, *_SEQUENCES)
 class BatchSource:
     """The batches of one loop. `epoch` and `batch_index` are kept by the loop.
 
-    `inside`: the position of the first batch of a loop inside the body of a step. Such a loop is keyed by that position, not by
-    earlier reads, and no epoch of its loader counts.
+    `inside`: the position of the first batch of a loop inside the body of a step. Such a loop is keyed by
+    that position, not by earlier reads, and no epoch of its loader counts.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BatchSource:
             )
 
     def set_position(self, position: Position) -> None:
-        """Sets the position in the run of the next batch: a loop inside a body notes where the epoch began."""
+        """Sets the position of the next batch in the run; one inside a body notes where its epoch began."""
         if self._inside is not None:
             self._inside = replace(position, batch_index=0, step=position.step - position.batch_index)
 
@@ -158,12 +158,12 @@ class BatchSource:
         return self.state()
 
     def leave_epoch(self) -> None:
-        """Releases the iterator of an epoch that may have batches left: the loader is at the start of the next one."""
+        """Releases the iterator, even with batches left: the loader is at the start of the next epoch."""
         self._iterator, self._ahead = None, None
         self._forget_iteration()
 
     def _forget_iteration(self) -> None:
-        """Forgets the loader's iteration; of a loop inside a body it may be one that counts, perhaps that of the outer loop."""
+        """Forgets the loader's iteration, unless it may be one that counts: that of the outer loop, say."""
         if self._inside is None and isinstance(self._loader, Resumable):
             self._loader._forget_iteration()
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from samebits._context import Position, notify, process
 from samebits._inspect import user_code
 from samebits._inspect.user_call import explain_wrong_calls
-from samebits.data._loader_state import Resumable
+from samebits.data._resumable import Resumable
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys

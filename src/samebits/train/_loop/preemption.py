@@ -1,8 +1,9 @@
 """SIGTERM, SIGUSR1 and the first Ctrl-C end a run at its next boundary, with a commit and exit code 75, in bounded time.
 
-Python runs a signal's handler between two bytecodes of the main thread. So the handler only notes the signal, unless
-the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it raises. A thread, woken
-by the C-level handler through a pipe, ends the process when the main thread does not react in time.
+Python runs a signal's handler between two bytecodes of the main thread. So the handler only notes the signal,
+unless the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it
+raises. A thread, woken by the C-level handler through a pipe, ends the process when the main thread does not
+react in time.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Preemption:
         return self._waits
 
     def fetch(self, read: Callable[[], Fetched], on_signal: Callable[[], object]) -> Fetched:
-        """Returns `read()`, a batch; a signal that comes meanwhile calls `on_signal`, which ends the program."""
+        """Returns `read()`, a batch; at a signal meanwhile calls `on_signal`, which ends the program."""
         try:
             try:
                 self._waits = self.single_process

@@ -21,17 +21,17 @@ from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
 from samebits.random._global_generator import preserve_rng_state
 from samebits.random._process import draw_counts
+from samebits.train._boundary_commits import CommitPolicy
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
 from samebits.train._loop.preemption import Preemption
-from samebits.train._saving.boundary_commits import CommitPolicy
-from samebits.train._state.object_states import RunState, Stateful, check_adapters
-from samebits.train._state.resume import ResumeState
+from samebits.train._object_states import RunState, Stateful, check_adapters
+from samebits.train._resume import ResumeState
 
 
 def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
-    """Notes position and draws of the body around a validation or a nested loop; returns a function that restores them."""
+    """Notes position and draws of the body around an inner loop; returns a function that restores them."""
     position, generators = process.position, preserve_rng_state()
     layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 

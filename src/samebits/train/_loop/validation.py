@@ -16,7 +16,7 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.steps import RunView, save_body
-from samebits.train._state.resume import CarriedValues
+from samebits.train._resume import CarriedValues
 
 
 class Validation(Iterable[Any]):

@@ -97,11 +97,7 @@ _BY_DRAW = (
     ("geometric_", _geometric),
 )
 REPLACEMENTS = (
-    *(
-        one
-        for name, draw in _BY_DRAW
-        for one in replacements([name], _drawing(draw), _REASON, only_machine=True)
-    ),
-    *replacements(["rrelu_with_noise", "rrelu_with_noise.out"], _leaky, _REASON, only_machine=True),
-    *replacements(["rrelu_with_noise_"], _leaky_in_place, _REASON, only_machine=True),
+    *(one for name, draw in _BY_DRAW for one in replacements([name], _drawing(draw), _REASON)),
+    *replacements(["rrelu_with_noise", "rrelu_with_noise.out"], _leaky, _REASON),
+    *replacements(["rrelu_with_noise_"], _leaky_in_place, _REASON),
 )

@@ -49,6 +49,6 @@ def _multiples(count: int, step: float) -> Tensor:
 _REASON = "torch adds the lanes of a vector to its first element: ours rounds start + i step once per operation, in float64"
 
 REPLACEMENTS = (
-    *replacements(["arange.start_out", "range.out"], _counting, _REASON, only_machine=True),
-    *replacements(["linspace.out"], _linspace, _REASON, only_machine=True),
+    *replacements(["arange.start_out", "range.out"], _counting, _REASON),
+    *replacements(["linspace.out"], _linspace, _REASON),
 )

@@ -181,7 +181,7 @@ def _replacements() -> Iterator[Replacement]:
         ("glu_backward", _glu_backward),
         ("glu_backward.grad_input", _glu_backward_out),
     ):
-        yield Replacement(f"aten::{name}", partial(make), _REASON, only_machine=True)
+        yield Replacement(f"aten::{name}", partial(make), _REASON)
 
 
 REPLACEMENTS = tuple(_replacements())

@@ -12,7 +12,7 @@ from torch import Tensor
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
 from samebits.determinism._machine_invariant.elementwise.evaluation import Call
 from samebits.determinism._machine_invariant.elementwise.forms import Plan, forms
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement
 
 _FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
 _CONTRACTED = "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused multiply-add"
@@ -29,6 +29,10 @@ def _is_fraction(value: Any) -> bool:
     return isinstance(value, float | complex)
 
 
+def _is_complex(value: Any) -> bool:
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
 def _scaled(sign: int) -> Plan:
     """Returns the plan of add (1) or sub (-1): torch's kernel for two tensors, unless there is a factor that is not 1.
 
@@ -41,6 +45,8 @@ def _scaled(sign: int) -> Plan:
             return FUNCTIONS["add_number"], (self,), _as_torch_rounds(self.dtype, sign * alpha, other)
         if real and type(self) in _REAL and other.dtype.is_floating_point:
             return FUNCTIONS["number_add"], (other,), _as_torch_rounds(other.dtype, sign * alpha, self)
+        if isinstance(alpha, complex) and (_is_complex(self) or _is_complex(other)):
+            raise NotCoveredError("aten::add", "of complex numbers with a complex alpha")
         if alpha == 1 or isinstance(alpha, complex) or not (_is_fraction(self) or _is_fraction(other)):
             return None
         if isinstance(self, Tensor) and self.dtype is torch.float32:  # a short type would give way to it

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
-from torch._prims_common import elementwise_dtypes
+from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from samebits._inspect import user_code
 from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.determinism._arithmetic.elementwise_kernel import FILLED
-from samebits.determinism._kernels.vector_tails import is_dense, layout
-from samebits.determinism._machine_invariant.refusal import unsupported
+from samebits.determinism._replacement import NotCoveredError
 
 Call = tuple[ElementwiseFunction, tuple[Any, ...], tuple[float, ...]]
 """One evaluation: a function, operands (tensors, and numbers where torch allows them), and its Python numbers."""
@@ -100,7 +99,7 @@ def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
 
 
 def _addresses_of_dense(like: Tensor, operands: Sequence[Any]) -> list[int] | None:
-    if not is_dense(like):
+    if not _is_dense(like):
         return None
     found: list[int] = []
     for operand in operands:
@@ -124,7 +123,7 @@ def _general(call: Call) -> list[Tensor]:
         cure = (
             "Compute with real and imaginary parts" if dtype.is_complex else "Convert its operands to float32"
         )
-        unsupported(f"aten::{function.name}", f"of {kind}", cure)
+        raise NotCoveredError(f"aten::{function.name}", f"of {kind}", cure)
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     strides = _strides(tensors, shape)
     results = [torch.empty_strided(shape, strides, dtype=dtype) for _ in range(function.outputs)]
@@ -141,9 +140,9 @@ def _general(call: Call) -> list[Tensor]:
 
 def _strides(tensors: Sequence[Tensor], shape: torch.Size) -> tuple[int, ...]:
     large = [each for each in tensors if each.dim()]
-    if len(large) == 1 and is_dense(large[0]):
+    if len(large) == 1 and _is_dense(large[0]):
         return large[0].stride()
-    return layout(tensors, shape)
+    return _layout(tensors, shape)
 
 
 def _dense(
@@ -156,7 +155,7 @@ def _dense(
         operand.shape == shape
         and operand.stride() == strides
         and operand.dtype == dtype
-        and is_dense(operand)
+        and _is_dense(operand)
     ):
         return operand, 1
     if operand.numel() == 1:
@@ -193,4 +192,22 @@ def _overlaps(result: Tensor, operand: Any) -> bool:
     if other >= start + result.nbytes or start >= other + operand.nbytes:
         return False
     same = other == start and operand.stride() == result.stride() and operand.shape == result.shape
-    return not same and is_dense(operand) and is_dense(result)
+    return not same and _is_dense(operand) and _is_dense(result)
+
+
+def _layout(args: Sequence[Tensor], shape: torch.Size) -> tuple[int, ...]:
+    """Returns the strides that torch gives to the result of an elementwise op."""
+    return compute_elementwise_output_strides(*(a.expand(shape) for a in args))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Returns True if the elements fill one run of memory, in any order of the dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
-from samebits.determinism._dispatcher import Kernel, kernels, overload
-from samebits.determinism._kernels.pointwise import tensors_for_numbers
+from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
 from samebits.determinism._machine_invariant.elementwise.evaluation import (
     Call,
     TorchRaisesError,
     evaluate,
     evaluate_into,
 )
-from samebits.determinism._machine_invariant.refusal import has_complex, unsupported
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._machine_invariant.operands import has_complex
+from samebits.determinism._replacement import NotCoveredError, Replacement
 
 Plan = Callable[..., Call | None]
 """Takes the arguments of an op, without `out`, and says what to evaluate; None: torch's kernel is right."""
@@ -61,14 +60,14 @@ def _of_real_numbers(name: str, kernel: Kernel) -> Kernel:
 
     def of_real_numbers(*args: Any, **kwargs: Any) -> Any:
         if has_complex(args, kwargs):
-            unsupported(f"aten::{name}", "of complex numbers")
+            raise NotCoveredError(f"aten::{name}", "of complex numbers")
         return kernel(*args, **kwargs)
 
     return of_real_numbers
 
 
 def _functional(name: str, plan: Plan, kernel: Kernel) -> Kernel:
-    torchs = _of_real_numbers(name, tensors_for_numbers(name, kernel))
+    torchs = _of_real_numbers(name, tensors_for_numbers(f"aten::{name}", kernel))
 
     def elementwise(*args: Any, **kwargs: Any) -> Tensor:
         call = plan(*args, **kwargs)
@@ -83,7 +82,7 @@ def _functional(name: str, plan: Plan, kernel: Kernel) -> Kernel:
 
 
 def _in_place(name: str, plan: Plan, kernel: Kernel) -> Kernel:
-    torchs = _of_real_numbers(name, tensors_for_numbers(name, kernel))
+    torchs = _of_real_numbers(name, tensors_for_numbers(f"aten::{name}", kernel))
 
     def elementwise_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         call = plan(self, *args, **kwargs)
@@ -98,7 +97,7 @@ def _in_place(name: str, plan: Plan, kernel: Kernel) -> Kernel:
 
 
 def _out(name: str, plan: Plan, kernel: Kernel) -> Kernel:
-    torchs = _of_real_numbers(name, tensors_for_numbers(name, kernel))
+    torchs = _of_real_numbers(name, tensors_for_numbers(f"aten::{name}", kernel))
     out_name = next(a.name for a in overload(f"aten::{name}")._schema.arguments if a.is_out)
 
     def elementwise_out(*args: Any, **kwargs: Any) -> Tensor:
@@ -123,7 +122,7 @@ def forms(
     """Yields a replacement for each form of an op that torch has a kernel for; names without `aten::`."""
     for name, form in ((functional, _functional), (in_place, _in_place), (out, _out)):
         if name and f"aten::{name}" in _known():
-            yield Replacement(f"aten::{name}", partial(form, name, plan), reason, only_machine=True)
+            yield Replacement(f"aten::{name}", partial(form, name, plan), reason)
 
 
 @cache

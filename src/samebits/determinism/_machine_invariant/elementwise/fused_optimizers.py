@@ -13,8 +13,7 @@ from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFu
 from samebits.determinism._arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.elementwise.evaluation import addresses_of
-from samebits.determinism._machine_invariant.refusal import unsupported
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement
 
 _REASON = "vector code contracts products and sums, and scalar code computes them in float64; ours is one sequence of operations"
 
@@ -57,37 +56,49 @@ def _adagrad(*, decay: bool) -> ElementwiseFunction:
     )
 
 
+def _check(
+    op: str, function: ElementwiseFunction, params: Sequence[Tensor], *lists: Sequence[Tensor]
+) -> None:
+    """Raises the error for parameters, gradients and states that no kernel takes."""
+    for param, *others in zip(params, *lists, strict=True):
+        if param.dtype not in function.kernels:
+            kind = str(param.dtype).removeprefix("torch.")
+            raise NotCoveredError(op, f"of {kind}", "Keep the parameters in float32")
+        for other in others:
+            if other.dtype is not param.dtype or other.shape != param.shape:
+                what = "of parameters, gradients and states of several types or shapes"
+                raise NotCoveredError(op, what, "Use foreach=True")
+
+
 def _update(
-    op: str, function: ElementwiseFunction, grad: Tensor, updated: Sequence[Tensor], numbers: Sequence[float]
+    function: ElementwiseFunction, grad: Tensor, updated: Sequence[Tensor], numbers: Sequence[float]
 ) -> None:
     """Writes one step to the tensors of one parameter, the first of `updated`."""
     first, *others = updated
-    run = function.kernels.get(first.dtype)
-    if run is None:
-        unsupported(op, f"of {str(first.dtype).removeprefix('torch.')}", "Keep the parameters in float32")
+    run = function.kernels[first.dtype]
     found = addresses_of(first, (first, grad, *others))
     if found is not None:
         run(first.numel(), *found, *(each.data_ptr() for each in updated), *numbers)
         return
     dense = [each.contiguous() for each in (first, grad, *others)]
-    found = addresses_of(dense[0], dense)
-    if found is None:
-        unsupported(op, "of parameters, gradients and states of several types or shapes", "Use foreach=True")
     results = [dense[0], *dense[2:]]
-    run(first.numel(), *found, *(each.data_ptr() for each in results), *numbers)
+    addresses = [value for each in dense for value in (each.data_ptr(), 1)]
+    run(first.numel(), *addresses, *(each.data_ptr() for each in results), *numbers)
     for each, result in zip(updated, results, strict=True):
         if result is not each:
             each.copy_(result)
 
 
-def _skips(grads: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
-    """Returns True if a gradient was infinite; else takes the scale out of the gradients, as torch's kernel does."""
-    if found_inf is not None and found_inf.item() == 1:
-        return True
+def _unscale(grads: Sequence[Tensor], grad_scale: Tensor | None) -> None:
+    """Takes the scale out of the gradients, as torch's kernel does."""
     if grad_scale is not None:
         for grad in grads:
             grad.div_(grad_scale)
-    return False
+
+
+def _is_infinite(found_inf: Tensor | None) -> bool:
+    """Returns True if a gradient was infinite: the step is skipped."""
+    return found_inf is not None and found_inf.item() == 1
 
 
 def _adam_kernel(op: str, decoupled: bool, kernel: Kernel) -> Kernel:
@@ -110,11 +121,13 @@ def _adam_kernel(op: str, decoupled: bool, kernel: Kernel) -> Kernel:
         found_inf: Tensor | None = None,
     ) -> None:
         states = (exp_avgs, exp_avg_sqs, *((max_exp_avg_sqs,) if amsgrad else ()))
-        if _skips(grads, grad_scale, found_inf):
+        if _is_infinite(found_inf):
             return
         lr = lr.item() if isinstance(lr, Tensor) else lr
         decay = weight_decay != 0
         function = _adam(decoupled=decoupled and decay, decay=decay, amsgrad=amsgrad)
+        _check(op, function, params, grads, *states)
+        _unscale(grads, grad_scale)
         factor = 1 - lr * weight_decay if decoupled else weight_decay
         for param, grad, step, *state in zip(params, grads, state_steps, *states, strict=True):
             count = int(step.item())
@@ -122,7 +135,7 @@ def _adam_kernel(op: str, decoupled: bool, kernel: Kernel) -> Kernel:
             root = math.sqrt(1 - power(beta2, count))
             sign = -1.0 if maximize else 1.0
             numbers = (sign, factor, 1 - beta1, beta2, 1 - beta2, root, eps, -step_size)
-            _update(op, function, grad, (param, *state), numbers)
+            _update(function, grad, (param, *state), numbers)
 
     return fused
 
@@ -143,7 +156,7 @@ def _sgd_kernel(op: str, kernel: Kernel) -> Kernel:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        if _skips(grads, grad_scale, found_inf):
+        if _is_infinite(found_inf):
             return
         lr = lr.item() if isinstance(lr, Tensor) else lr
         moving = momentum != 0
@@ -153,9 +166,11 @@ def _sgd_kernel(op: str, kernel: Kernel) -> Kernel:
             first=is_first_step and moving,
             nesterov=nesterov and moving,
         )
+        _check(op, function, params, grads, *((buffers,) if moving else ()))
+        _unscale(grads, grad_scale)
         numbers = (-1.0 if maximize else 1.0, weight_decay, momentum, 1 - dampening, -lr)
         for param, grad, *state in zip(params, grads, *((buffers,) if moving else ()), strict=True):
-            _update(op, function, grad, (param, *state), numbers)
+            _update(function, grad, (param, *state), numbers)
 
     return fused
 
@@ -175,14 +190,16 @@ def _adagrad_kernel(op: str, kernel: Kernel) -> Kernel:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        if _skips(grads, grad_scale, found_inf):
+        if _is_infinite(found_inf):
             return
         lr = lr.item() if isinstance(lr, Tensor) else lr
         function = _adagrad(decay=weight_decay != 0)
+        _check(op, function, params, grads, state_sums)
+        _unscale(grads, grad_scale)
         for param, grad, total, step in zip(params, grads, state_sums, state_steps, strict=True):
             rate = lr / (1 + (step.item() - 1) * lr_decay)
             numbers = (-1.0 if maximize else 1.0, weight_decay, eps, -rate)
-            _update(op, function, grad, (param, total), numbers)
+            _update(function, grad, (param, total), numbers)
 
     return fused
 
@@ -196,7 +213,7 @@ def _replacements() -> Iterator[Replacement]:
     }
     for name, make in makers.items():
         for variant in ("", ".tensor_lr"):
-            yield Replacement(f"aten::{name}{variant}", make, _REASON, only_machine=True)
+            yield Replacement(f"aten::{name}{variant}", make, _REASON)
 
 
 REPLACEMENTS = tuple(_replacements())

@@ -77,7 +77,7 @@ def _replacements() -> Iterator[Replacement]:
         ("binary_cross_entropy", _binary_cross_entropy),
         ("binary_cross_entropy.out", _binary_cross_entropy_out),
     ):
-        yield Replacement(f"aten::{name}", make, _REASON, only_machine=True)
+        yield Replacement(f"aten::{name}", make, _REASON)
     yield from forms(
         _backward_of("smooth_l1_backward"), _REASON, "", "", "smooth_l1_loss_backward.grad_input"
     )

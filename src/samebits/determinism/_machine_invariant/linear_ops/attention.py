@@ -20,8 +20,7 @@ from samebits.determinism._arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._arithmetic.softmax.tensors import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
-from samebits.determinism._machine_invariant.refusal import unsupported
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import NotCoveredError, replacements
 
 _SCORES = 1 << 18
 """Scores that are computed at a time on each thread, about: what the cache of its core holds. At least those of one head."""
@@ -60,7 +59,7 @@ def _of_torch(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Calls torch's kernel, which says what is wrong, or has nothing to compute; what else it takes is not covered."""
     made = kernel(*args, **kwargs)
     if all(x.numel() for x in args[:3]):
-        unsupported("aten::scaled_dot_product_attention", "of these arguments")
+        raise NotCoveredError("aten::scaled_dot_product_attention", "of these arguments")
     return made
 
 
@@ -277,9 +276,7 @@ def _multi_head(kernel: Kernel) -> Kernel:
 _REASON = "one opaque kernel, with the vendor's products and sums of the machine's lanes: composed of ops that are covered"
 
 REPLACEMENTS = (
-    *replacements(["_scaled_dot_product_flash_attention_for_cpu"], _flash, _REASON, only_machine=True),
-    *replacements(
-        ["_scaled_dot_product_flash_attention_for_cpu_backward"], _flash_backward, _REASON, only_machine=True
-    ),
-    *replacements(["_native_multi_head_attention"], _multi_head, _REASON, only_machine=True),
+    *replacements(["_scaled_dot_product_flash_attention_for_cpu"], _flash, _REASON),
+    *replacements(["_scaled_dot_product_flash_attention_for_cpu_backward"], _flash_backward, _REASON),
+    *replacements(["_native_multi_head_attention"], _multi_head, _REASON),
 )

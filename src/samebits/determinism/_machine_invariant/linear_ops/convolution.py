@@ -19,8 +19,7 @@ from samebits.determinism._arithmetic.convolution import (
     spread,
     weight_gradient,
 )
-from samebits.determinism._machine_invariant.refusal import unsupported
-from samebits.determinism._replacement import always, replacements
+from samebits.determinism._replacement import NotCoveredError, always, replacements
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 # Torch registers its kernels of these ops for all devices at once; a kernel for the CPU goes before them.
@@ -83,7 +82,7 @@ def _of(x: Tensor, weight: Tensor, rest: Sequence[Any]) -> ConvolutionCase | Non
     """Returns the case of a call's tensors and parameters; see `_case`."""
     if x.dtype != weight.dtype or x.dtype not in _TYPES:
         if x.is_complex() or weight.is_complex():
-            unsupported(
+            raise NotCoveredError(
                 "aten::convolution", f"of {str(x.dtype)[6:]}", "Convolve the real and imaginary parts"
             )
         return None
@@ -213,6 +212,6 @@ def _is_channels_last(x: Tensor) -> bool:
 _REASON = "oneDNN blocks by the CPU and the number of threads: chains of fused multiply-adds in the order of the definition"
 
 REPLACEMENTS = (
-    *replacements(("_convolution",), always(_convolution), _REASON, only_machine=True),
-    *replacements(("convolution_backward",), always(_convolution_backward), _REASON, only_machine=True),
+    *replacements(("_convolution",), always(_convolution), _REASON),
+    *replacements(("convolution_backward",), always(_convolution_backward), _REASON),
 )

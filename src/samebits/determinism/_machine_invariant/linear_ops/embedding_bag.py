@@ -121,9 +121,7 @@ def _weights_backward(kernel: Kernel) -> Kernel:
 _REASON = "the vendor's axpy and dot, or generated code with an fma: products and index_add, in the order of indices"
 
 REPLACEMENTS = (
-    *replacements(["_embedding_bag", "_embedding_bag_forward_only"], _forward, _REASON, only_machine=True),
-    *replacements(["_embedding_bag_dense_backward"], _dense_backward, _REASON, only_machine=True),
-    *replacements(
-        ["_embedding_bag_per_sample_weights_backward"], _weights_backward, _REASON, only_machine=True
-    ),
+    *replacements(["_embedding_bag", "_embedding_bag_forward_only"], _forward, _REASON),
+    *replacements(["_embedding_bag_dense_backward"], _dense_backward, _REASON),
+    *replacements(["_embedding_bag_per_sample_weights_backward"], _weights_backward, _REASON),
 )

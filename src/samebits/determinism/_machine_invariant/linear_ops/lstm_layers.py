@@ -144,4 +144,4 @@ def _fit(
 
 _REASON = "oneDNN has one opaque kernel, and torch composes the layer of some twenty small ops for each step"
 
-REPLACEMENTS = (Replacement("aten::lstm.input", _lstm, _REASON, device="AutogradCPU", only_machine=True),)
+REPLACEMENTS = (Replacement("aten::lstm.input", _lstm, _REASON, device="AutogradCPU"),)

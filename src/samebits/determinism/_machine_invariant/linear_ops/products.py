@@ -13,20 +13,16 @@ from torch import Tensor
 
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.matmul import ACTIVATED, activated
 from samebits.determinism._kernels.out_argument import cast_into, into
 from samebits.determinism._machine_invariant.operands import takes
-from samebits.determinism._replacement import Replacement, replacements
-from samebits.errors import UnimplementedError
+from samebits.determinism._replacement import NotCoveredError, Replacement, replacements
 
 
 def _torchs(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     """The result of torch's kernel, for what is no product of ours: integers, empty factors, and wrong arguments."""
     if any(x.is_complex() for x in args if isinstance(x, Tensor)):
-        raise UnimplementedError(
-            "a product of complex matrices has no kernel with the same bits on every machine; "
-            "multiply the real and imaginary parts (torch.view_as_real)"
-        )
+        cure = "Multiply the real and imaginary parts (torch.view_as_real)"
+        raise NotCoveredError("aten::mm", "of complex matrices", cure)
     takes("mm", *(x.dtype for x in args if isinstance(x, Tensor)))
     return kernel(*args, **kwargs)
 
@@ -82,6 +78,25 @@ def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
     return multiply
 
 
+def _activated(_: Kernel) -> Kernel:
+    """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
+
+    def product(
+        self: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        use_gelu: bool = False,
+        out: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        result = torch.addmm(self, a, b, **kwargs)
+        result = torch.ops.aten.gelu_(result) if use_gelu else result.relu_()
+        return result if out is None else into(out, result)
+
+    return product
+
+
 def _left_to_right(kernel: Kernel, *, ends: set[int]) -> Kernel:
     """linalg.multi_dot and chain_matmul; `ends`: dimensions of the first and the last factor. Torch orders the products by their sizes, the number of rows among them."""
 
@@ -107,25 +122,18 @@ def _all() -> tuple[Replacement, ...]:
     for op, ranks in RANKS.items():
         for form, is_out in (("", False), (".out", True)):
             make = partial(_plain, ranks=ranks, is_out=is_out)
-            made += replacements([op + form], make, _REASON, only_machine=True)
+            made += replacements([op + form], make, _REASON)
     for op, kind in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv")):
         for name, form in ((op, ""), (op + "_", "_"), (op + ".out", "out")):
-            made += replacements(
-                [name],
-                partial(_with_sum, ranks=RANKS[kind], form=form),
-                _REASON,
-                only_machine=True,
-            )
+            made += replacements([name], partial(_with_sum, ranks=RANKS[kind], form=form), _REASON)
     for form, is_out in (("", False), (".out", True)):
-        made += replacements(["addr" + form], partial(_outer, is_out=is_out), _REASON, only_machine=True)
+        made += replacements(["addr" + form], partial(_outer, is_out=is_out), _REASON)
     for op, ends in (("linalg_multi_dot", {1, 2}), ("chain_matmul", {2})):
         for form in ("", ".out"):
             reason = "torch orders the products by their sizes: from left to right, for any number of rows"
             make = partial(_left_to_right, ends=ends)
-            made.append(
-                Replacement(f"aten::{op}{form}", make, reason, device="AutogradCPU", only_machine=True)
-            )
-    return (*made, *replacements(ACTIVATED, activated, _REASON, only_machine=True))
+            made.append(Replacement(f"aten::{op}{form}", make, reason, device="AutogradCPU"))
+    return (*made, *replacements(["_addmm_activation", "_addmm_activation.out"], _activated, _REASON))
 
 
 REPLACEMENTS = _all()

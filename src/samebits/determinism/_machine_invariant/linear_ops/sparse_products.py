@@ -13,8 +13,7 @@ from torch import Tensor
 
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
-from samebits.determinism._machine_invariant.refusal import unsupported
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement
 
 
 def _rows_and_columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,7 +30,7 @@ def _product(op: str, a: Tensor, b: Tensor) -> Tensor:
         or a.layout not in (torch.sparse_coo, torch.sparse_csr)
         or not a.is_floating_point()
     ):
-        unsupported(op, f"of {a.dtype} by {b.layout}".replace("torch.", ""))
+        raise NotCoveredError(op, f"of {a.dtype} by {b.layout}".replace("torch.", ""))
     rows, columns = _rows_and_columns(a)
     values = a._values() if a.layout == torch.sparse_coo else a.values()
     terms = values.unsqueeze(1) * b.index_select(0, columns.long())
@@ -67,11 +66,7 @@ def _all() -> list[Replacement]:
     for key in ("SparseCPU", "SparseCsrCPU"):
         for name, make in (("mm", _mm), ("mm.out", _mm), ("addmm", _addmm), ("addmm.out", _addmm)):
             op = f"aten::{name}"
-            found.append(
-                Replacement(
-                    op, lambda kernel, make=make, op=op: make(kernel, op), _REASON, key, only_machine=True
-                )
-            )
+            found.append(Replacement(op, lambda kernel, make=make, op=op: make(kernel, op), _REASON, key))
     return found
 
 

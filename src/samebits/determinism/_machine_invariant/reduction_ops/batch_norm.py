@@ -214,19 +214,13 @@ REPLACEMENTS = (
         ),
         _forward,
         _REASON,
-        only_machine=True,
     ),
     *replacements(
         ("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit.no_stats_out"),
         _without_running,
         _REASON,
-        only_machine=True,
     ),
-    *replacements(
-        ("_batch_norm_with_update", "_batch_norm_with_update.out"), _with_update, _REASON, only_machine=True
-    ),
-    *replacements(
-        ("native_batch_norm_backward", "batch_norm_backward"), _backward, _REASON, only_machine=True
-    ),
-    *replacements(("batch_norm_update_stats",), _update_stats, _REASON, only_machine=True),
+    *replacements(("_batch_norm_with_update", "_batch_norm_with_update.out"), _with_update, _REASON),
+    *replacements(("native_batch_norm_backward", "batch_norm_backward"), _backward, _REASON),
+    *replacements(("batch_norm_update_stats",), _update_stats, _REASON),
 )

@@ -26,5 +26,4 @@ REPLACEMENTS = replacements(
     grid_sample.OPS,
     _contiguous,
     "points are added in the order of the grid's memory: made contiguous; half types are computed in float32, NaN is -1",
-    only_machine=True,
 )

@@ -85,6 +85,6 @@ def _backward(kernel: Kernel) -> Kernel:
 _REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
 REPLACEMENTS = (
-    *replacements(["native_group_norm"], _forward, _REASON, only_machine=True),
-    *replacements(["native_group_norm_backward"], _backward, _REASON, only_machine=True),
+    *replacements(["native_group_norm"], _forward, _REASON),
+    *replacements(["native_group_norm_backward"], _backward, _REASON),
 )

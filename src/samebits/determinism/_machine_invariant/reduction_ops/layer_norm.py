@@ -106,6 +106,6 @@ def _shaped(total: Tensor | None, parameter: Tensor | None, wanted: bool) -> Ten
 _REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
 REPLACEMENTS = (
-    *replacements(["native_layer_norm"], _forward, _REASON, only_machine=True),
-    *replacements(["native_layer_norm_backward"], _backward, _REASON, only_machine=True),
+    *replacements(["native_layer_norm"], _forward, _REASON),
+    *replacements(["native_layer_norm_backward"], _backward, _REASON),
 )

@@ -54,5 +54,4 @@ REPLACEMENTS = replacements(
     ("nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_forward", "nll_loss2d_forward.output"),
     _forward,
     _REASON,
-    only_machine=True,
 )

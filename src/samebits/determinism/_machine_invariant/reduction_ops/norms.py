@@ -196,12 +196,12 @@ _FORMS = (
 )
 
 REPLACEMENTS = (
-    *replacements(["linalg_vector_norm", "linalg_vector_norm.out"], _vector_norm, _REASON, only_machine=True),
+    *replacements(["linalg_vector_norm", "linalg_vector_norm.out"], _vector_norm, _REASON),
     *(
         replacement
         for name, root, mean in _FORMS
         for replacement in replacements(
-            [name], partial(_moments, root=root, mean=mean), _REASON + "; in float64", only_machine=True
+            [name], partial(_moments, root=root, mean=mean), _REASON + "; in float64"
         )
     ),
     *(
@@ -212,13 +212,12 @@ REPLACEMENTS = (
             ("_pdist_forward", _pdist),
             ("_pdist_backward", _pdist_backward),
         )
-        for replacement in replacements([name], make, _REASON, only_machine=True)
+        for replacement in replacements([name], make, _REASON)
     ),
     Replacement(
         "aten::cdist",
         _cdist_of_any_size,
         "from 26 rows on torch takes products of matrices: differences, for any number",
         device="AutogradCPU",
-        only_machine=True,
     ),
 )

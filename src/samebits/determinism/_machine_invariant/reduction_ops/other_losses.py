@@ -135,11 +135,9 @@ _LIBRARY = "torch calls exp and log of the system's library: in float64 by a fix
 _LANES = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
 REPLACEMENTS = (
-    *replacements(["_ctc_loss", "_ctc_loss.Tensor"], _ctc, _LIBRARY, only_machine=True),
-    *replacements(
-        ["_ctc_loss_backward", "_ctc_loss_backward.Tensor"], _ctc_backward, _LIBRARY, only_machine=True
-    ),
-    *replacements(["_logcumsumexp", "_logcumsumexp.out"], _logcumsumexp, _LIBRARY, only_machine=True),
-    *replacements(["_weight_norm_interface"], _weight_norm, _LANES, only_machine=True),
-    *replacements(["_weight_norm_interface_backward"], _weight_norm_backward, _LANES, only_machine=True),
+    *replacements(["_ctc_loss", "_ctc_loss.Tensor"], _ctc, _LIBRARY),
+    *replacements(["_ctc_loss_backward", "_ctc_loss_backward.Tensor"], _ctc_backward, _LIBRARY),
+    *replacements(["_logcumsumexp", "_logcumsumexp.out"], _logcumsumexp, _LIBRARY),
+    *replacements(["_weight_norm_interface"], _weight_norm, _LANES),
+    *replacements(["_weight_norm_interface_backward"], _weight_norm_backward, _LANES),
 )

@@ -107,8 +107,8 @@ REPLACEMENTS = (
                 partial(_backward, op=f"{op}_backward_data", log=log, name="out" if log else "grad_input"),
             ),
         )
-        for replacement in replacements(names, make, _REASON, only_machine=True)
+        for replacement in replacements(names, make, _REASON)
     ),
-    *replacements(["_masked_softmax"], _masked, _REASON, only_machine=True),
-    *replacements(["_masked_softmax_backward"], _masked_backward, _REASON, only_machine=True),
+    *replacements(["_masked_softmax"], _masked, _REASON),
+    *replacements(["_masked_softmax_backward"], _masked_backward, _REASON),
 )

@@ -111,14 +111,13 @@ REPLACEMENTS = tuple(
         (("dot", "vdot"), _dot),
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
-    for replacement in replacements(names, make, REASON, only_machine=True)
+    for replacement in replacements(names, make, REASON)
 ) + tuple(
     Replacement(
         f"aten::{name}",
         _tensordot,
         "torch takes a sum of products where a factor has gaps: made contiguous",
         device="AutogradCPU",
-        only_machine=True,
     )
     for name in ("tensordot", "tensordot.out")
 )

@@ -1,1 +1,0 @@
-"""Collate functions: elements become batches."""

@@ -1,0 +1,333 @@
+"""The batches of a `DataLoader`: the elements of each, and the stage that computes them.
+
+The elements are a function of (key, epoch, batch), or a user's sampler replayed. Generators are set from the position.
+
+Where the code of dataset and collate provably does not draw, nothing is set; see `process_generators`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.data as torch_data
+from torch.utils.data import DistributedSampler
+from torch.utils.data import _utils as torch_utils
+from typing_extensions import override
+
+from samebits._context import Words
+from samebits._inspect import rng_states
+from samebits._inspect.object_parts import attributes_of
+from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
+from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
+from samebits.data._calls.user_function import Function, key_words
+from samebits.data._stages.stage import INFINITE, Blocks
+from samebits.data._workers.results import use_offered_memory
+from samebits.errors import PipelineError, UnimplementedError
+from samebits.random import _int_keys as int_keys
+from samebits.random._draws import feistel
+from samebits.random._process import generator_states
+
+_AT_ONCE = 1024
+"""Indices that are permuted by one call, which costs as much as 64 of them."""
+
+
+class BatchTask(NamedTuple):
+    """All that a worker needs to compute one batch, at any time and in any process.
+
+    `key` belongs to (seed, epoch); `first` is the ordinal in the epoch's stream of the first index.
+    """
+
+    number: int
+    after: int
+    """The number of the next batch."""
+    key: Words
+    first: int
+    indices: Any
+
+
+@dataclass(frozen=True)
+class IndexOrder:
+    """Indices in order, or shuffled by a keyed permutation: O(1) memory, and O(1) to start anywhere."""
+
+    length: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    single: bool
+    """One bare index per task (torch's `batch_size=None`)."""
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
+
+    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
+        """Yields the tasks of the epoch's batches from number `start` on; nothing before it is computed."""
+        for batch, (first, indices) in zip(
+            range(start, len(self)), self._batches_from(key, start), strict=False
+        ):
+            yield BatchTask(batch, batch + 1, key, first, indices[0] if self.single else indices)
+
+    def _batches_from(self, key: Words, start: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields the ordinal of the first element and the indices of each batch."""
+        order_key = int_keys.fold(key, "order")
+        step = max(1, _AT_ONCE // self.batch_size) * self.batch_size
+        for begin in range(start * self.batch_size, self.length, step):
+            end = min(begin + step, self.length)
+            indices = list(range(begin, end))
+            if self.shuffle:
+                indices = feistel.permute_indices(order_key, begin, end, self.length).tolist()
+            for first in range(begin, end, self.batch_size):
+                yield first, indices[first - begin : first - begin + self.batch_size]
+
+
+@dataclass(frozen=True)
+class SamplerOrder:
+    """A user's sampler or batch sampler; its draws depend on (seed, epoch) alone.
+
+    It runs in the training process. Starting at batch k replays k of its steps, without touching the dataset.
+    """
+
+    sampler: Iterable[Any]
+    single: bool
+    batches = INFINITE
+
+    def __getstate__(self) -> None:
+        """Returns None: a worker gets tasks, and a sampler need not be one that can be pickled."""
+
+    def __len__(self) -> int:
+        try:
+            return len(self.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            raise UnimplementedError(
+                f"len(DataLoader): the sampler {type(self.sampler).__name__} has no __len__. Give it one."
+            ) from None
+
+    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
+        """Yields the tasks from number `start` on; the sampler runs through those before it."""
+        first, of_share = 0, int_keys.fold(key, *self._rank_path())
+        for batch, indices in enumerate(self._seeded_items(int_keys.fold(key, "sampler"), epoch)):
+            indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
+            if batch >= start:
+                yield BatchTask(batch, batch + 1, of_share, first, indices)
+            first += 1 if self.single else len(indices)
+
+    def _rank_path(self) -> tuple[str | int, ...]:
+        """Returns what the elements' keys are folded with: each rank counts from 0, and ranks must not draw alike."""
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+                return "rank", sampler.rank
+        return ()
+
+    def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
+        """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
+        of_objects = OwnGenerators(self._roots)
+        with OwnBlock(), generator_states.preserve_states():
+            if of_objects.enter():
+                of_objects.set(key)
+            self._set_epoch(key, epoch)
+            generator_states.fill(key)
+            own, states = rng_states.of_process(), of_objects.save()
+            items = iter(self.sampler)
+        while True:
+            with OwnBlock(), generator_states.preserve_states():
+                of_objects.enter()
+                own.restore()
+                put_back(states)
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                own, states = rng_states.of_process(), of_objects.save()
+            yield item
+
+    def _roots(self) -> list[list[tuple[str, Any]]]:
+        """Returns what the sampler holds: the search passes over torch's samplers."""
+        held = [
+            (f"{type(one).__name__}.{name}", part)
+            for one in (self.sampler, getattr(self.sampler, "sampler", None))
+            for name, part in attributes_of(one).items()
+        ]
+        return [held, [("sampler", self.sampler)]]
+
+    def _set_epoch(self, key: Words, epoch: int) -> None:
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+            generator = getattr(sampler, "generator", None)
+            if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
+                # a generator that continues over epochs would be state; a keyed one is none
+                seed = generator.initial_seed()
+                generator_states.fill(int_keys.fold(key, "generator", seed), initial_seed=seed)
+                generator.set_state(torch.default_generator.get_state())
+
+
+class LoaderBatches(Blocks):
+    """The batches of a dataset in an order: the position of a batch is its number.
+
+    Before each `__getitem__` the process's torch, NumPy and Python generators are set from
+    (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch).
+    """
+
+    kind = "DataLoader"
+    unit = "batch"
+    makes_batches = True
+    has_digest = False  # it would be a pass over each batch, which takes up to half of the time to collate it
+
+    def __init__(
+        self,
+        order: IndexOrder | SamplerOrder,
+        dataset: Any,
+        functions: tuple[Function, Function],
+        parameters: dict[str, Any],
+        *,
+        single: bool,
+        num_workers: int,
+        worker_init: Callable[[int], None] | None,
+    ) -> None:
+        """`functions`: the dataset's, which is called through the dataset, and the collate function."""
+        super().__init__()
+        self.order, self.dataset, self._single = order, dataset, single
+        self.read, self.collate = functions
+        self._parameters = parameters
+        self._num_workers, self._worker_init = num_workers, worker_init
+        self._counts_epochs = True
+
+    @property
+    @override
+    def length(self) -> int:
+        return self.order.batches
+
+    @property
+    @override
+    def groups(self) -> int:
+        return self.length
+
+    @override
+    def functions(self) -> list[Function]:
+        return [self.read, self.collate]
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+    @override
+    def parts(self) -> list[str]:
+        return [f"{self.kind}({name}={value})" for name, value in self._parameters.items()]
+
+    @override
+    def stage_key(self, key: Words) -> Words:
+        return key
+
+    @override
+    def keyed_by_position(self) -> LoaderBatches:
+        other = copy.copy(self)
+        other._counts_epochs = False
+        return other
+
+    def with_workers(self, count: int) -> LoaderBatches:
+        """Returns the same batches for another number of workers."""
+        other = copy.copy(self)
+        other._num_workers = count
+        return other
+
+    def steps(self, task: Any) -> list[tuple[str, Callable[[], Any]]]:
+        """Returns the name and a call of the dataset, and of dataset and collate function, for one batch."""
+        collate = f"collate_fn ({self.collate.name})"
+        return [(self._name, lambda: self._read(task)), (collate, lambda: self.compute(0, task))]
+
+    @override
+    def begin_worker(self, worker: int) -> None:
+        torch_utils.worker._worker_info = torch_utils.worker.WorkerInfo(
+            id=worker, num_workers=self._num_workers, seed=worker, dataset=self.dataset
+        )
+        if self._worker_init is not None:
+            self._worker_init(worker)
+
+    @override
+    def tasks(self, repetition: int, first: int) -> Iterator[BatchTask]:
+        key = int_keys.fold(self.key, "epoch", repetition) if self._counts_epochs else self.key
+        return self.order.tasks(key, repetition, first)
+
+    @override
+    def compute(self, repetition: int, task: Any) -> list[list[Any]]:
+        data = self._read(task)
+        fill_if_needed(self.collate.own, task.key, "collate", task.number)
+        try:
+            with use_offered_memory(self):
+                return [[self.collate.call(data)]]
+        except Exception as error:
+            self._annotate_error(error, task, f"collate_fn ({self.collate.name})")
+            raise
+
+    @property
+    def _name(self) -> str:
+        return type(self.dataset).__name__
+
+    def _read(self, task: BatchTask) -> Any:
+        indices = iter(() if self._single else task.indices)
+        try:
+            return self._single_element(task) if self._single else self._elements(task, indices)
+        except Exception as error:
+            done = 0 if self._single else len(task.indices) - length_hint(indices)
+            read = f"[{task.indices if self._single else task.indices[done - 1]!r}]"
+            self._annotate_error(
+                error, task, f"{self._name}{read if self._single or done else '.__getitems__'}"
+            )
+            raise
+
+    def _annotate_error(self, error: Exception, task: BatchTask, source: str) -> None:
+        """Adds to an error of the user's code where it was raised: only our frames are between it and the loop."""
+        worker = torch_data.get_worker_info()
+        where = "" if worker is None else f", in worker {worker.id}"
+        place = f"raised by {source}, for batch {task.number} of the epoch{where}"
+        if isinstance(error, StopIteration):  # taken for the end of the epoch
+            raise PipelineError(
+                f"samebits.data.DataLoader: StopIteration, {place}. It would end the epoch: give next() a "
+                "default there, or raise another error."
+            ) from error
+        error.add_note(f"samebits.data.DataLoader: {place}")
+
+    def _single_element(self, task: BatchTask) -> Any:
+        (element,) = self._each(iter([task.indices]), task, 1)
+        return element
+
+    def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
+        if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
+            if not self.read.compared and self._is_filling():
+                self._each(iter([task.indices[:1]]), task, 1)
+            fill_if_needed(self.read.own, task.key, "element", task.first)
+            return self.dataset.__getitems__(task.indices)
+        return self._each(indices, task, len(task.indices))
+
+    def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
+        """Returns the elements; the first ones of a process that may draw are checked (`Function.call_checked`)."""
+        dataset = self.dataset
+        if not self._is_filling():
+            return [dataset[index] for index in indices]
+        keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
+        filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
+        if self.read.compared:
+            return [dataset[index] for index, _ in zip(indices, filled, strict=False)]
+        elements: list[Any] = []
+        for index, _ in zip(indices, filled, strict=False):
+            place = len(elements)
+            seed, offset = keys[place].tolist()
+            elements.append(
+                dataset[index]
+                if self.read.compared
+                else self.read.call_checked(index, task.first + place, (seed, offset))
+            )
+        return elements
+
+    def _is_filling(self) -> bool:
+        return self.read.own.enter() or is_filling()

@@ -1,1 +1,0 @@
-"""The batches of a `DataLoader`."""

@@ -1,0 +1,347 @@
+"""Stages that change the order or the number of elements, by index and by stream; and `enumerate`, which counts them.
+
+`shuffle`, `repeat`, `take`, `skip` and `shard`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from samebits._context import Words
+from samebits._native import kernel
+from samebits.data._stages.stage import (
+    INFINITE,
+    Addressed,
+    HoldingStream,
+    Ordinals,
+    Reader,
+    Stage,
+    State,
+    Streamed,
+    split_repetition,
+)
+from samebits.errors import InvalidArgumentError
+from samebits.random import _int_keys as int_keys
+from samebits.random import permute_index
+from samebits.random._cpu.philox import block
+from samebits.random._draws import feistel
+
+_REPETITIONS = 1 << 20
+"""Room for the repetitions of an input in one repetition of an endless `repeat` of a stream."""
+
+
+class _Renumbered(Addressed):
+    """Element o is the input's element `needed(o)`."""
+
+    @override
+    @abstractmethod
+    def needed(self, ordinals: Ordinals) -> Ordinals: ...
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        return self.inputs[0].fetch(self.needed(ordinals))
+
+
+class _Shuffling(Stage):
+    """A separate order for each repetition, or one for all of them; drawn from a buffer (0: from all)."""
+
+    kind = "shuffle"
+    draws = True
+
+    def __init__(self, stage: Stage, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
+        super().__init__(stage)
+        self.buffer_size, self.reshuffle = buffer_size, reshuffle_each_epoch
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        buffer = {"buffer_size": self.buffer_size} if self.buffer_size else {}
+        return {**buffer, "reshuffle_each_epoch": self.reshuffle}
+
+    def order_key(self, repetition: int) -> Words:
+        """Returns the key of a repetition's order."""
+        return int_keys.fold(self.key, repetition if self.reshuffle else 0)
+
+
+class _ShuffledOrdinals(_Shuffling, _Renumbered):
+    """The input's ordinals in another order."""
+
+    @override
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        length = self.length
+        repetitions, index = np.divmod(ordinals, length)
+        first = repetitions[0]
+        if (repetitions == first).all():
+            return first * length + self.order(int(first), index)
+        result = np.empty_like(ordinals)
+        for repetition in np.unique(repetitions).tolist():
+            where = repetitions == repetition
+            result[where] = repetition * length + self.order(repetition, index[where])
+        return result
+
+    @abstractmethod
+    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+        """Returns the input's index at each of these places of a repetition."""
+
+
+class Shuffle(_ShuffledOrdinals):
+    """A keyed permutation of each repetition: O(1) memory."""
+
+    def __init__(self, stage: Addressed, *, reshuffle_each_epoch: bool) -> None:
+        super().__init__(stage, 0, reshuffle_each_epoch=reshuffle_each_epoch)
+        if stage.endless:
+            raise InvalidArgumentError(
+                f"Pipeline.shuffle(): {stage.describe()} does not end, so that there is no order of all its elements; "
+                "shuffle before repeat, or give shuffle a buffer_size"
+            )
+
+    @override
+    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+        return permute_index(self.order_key(repetition), torch.from_numpy(index), self.length).numpy()
+
+
+class BufferShuffle(_ShuffledOrdinals):
+    """tf.data's shuffle buffer, of ordinals instead of elements.
+
+    Element t takes the content of slot(t), and the next element of the input replaces it; slot(t) is a function of
+    (key, t). So the content of a slot at t is the input's element `buffer_size + u` for the last u < t with slot(u) the
+    same: the buffer is rebuilt for any t by reading backwards, about `buffer_size` log(`buffer_size`) slots. When the
+    input has ended, the slots are emptied in a keyed order.
+    """
+
+    _now: tuple[int, int, np.ndarray] | None = None
+    """A cache: a repetition, t, and the content of the slots at t."""
+
+    @override
+    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+        key = self.order_key(repetition)
+        size = min(self.buffer_size, self.length)
+        steady = self.length - size  # from there on the input has ended
+        result = np.empty_like(index)
+        ends = np.flatnonzero(np.diff(index) != 1) + 1
+        for run in np.split(np.arange(index.size), ends):  # neighbours share one pass over the buffer
+            first, count = int(index[run[0]]), run.size
+            is_filling = max(0, min(count, steady - first))
+            slots = self._slots_at(repetition, key, min(first, steady), size)
+            emptied = _emit(*key, min(first, steady), slots, is_filling)
+            self._now = (repetition, min(first, steady) + is_filling, slots)
+            last = (
+                feistel.permute_indices(
+                    int_keys.fold(key, "end"), max(first, steady) - steady, first + count - steady, size
+                )
+                if first + count > steady
+                else np.empty(0, np.int64)
+            )
+            result[run] = np.concatenate([emptied, slots[last]])
+        return result
+
+    def _slots_at(self, repetition: int, key: Words, t: int, size: int) -> np.ndarray:
+        """Returns the content of the slots at t; computed forward from the cached ones where these are near."""
+        if self._now is not None:
+            known, then, slots = self._now
+            if known == repetition and 0 <= t - then <= 16 * size:
+                _emit(*key, then, slots, t - then)
+                return slots
+        slots = np.full(size, -1, np.int64)
+        _rebuild(*key, t, slots)
+        return slots
+
+
+@kernel("int64[::1](uint64, uint64, int64, int64[::1], int64)")
+def _emit(seed: Any, offset: Any, t: Any, slots: Any, count: Any) -> Any:
+    """Returns the elements t, t + 1, ...; moves `slots` on to t + count."""
+    result = np.empty(count, np.int64)
+    for number in range(count):
+        slot = slot_at(seed, offset, t + number, slots.size)
+        result[number] = slots[slot]
+        slots[slot] = slots.size + t + number
+    return result
+
+
+@kernel("void(uint64, uint64, int64, int64[::1])")
+def _rebuild(seed: Any, offset: Any, t: Any, slots: Any) -> None:
+    """Fills `slots` (all -1) with their content at t."""
+    missing = slots.size
+    while missing > 0 and t > 0:
+        t -= 1
+        slot = slot_at(seed, offset, t, slots.size)
+        if slots[slot] < 0:
+            slots[slot] = slots.size + t
+            missing -= 1
+    for slot in range(slots.size):
+        if slots[slot] < 0:
+            slots[slot] = slot
+
+
+@kernel("int64(uint64, uint64, int64, int64)")
+def slot_at(seed: Any, offset: Any, t: Any, size: Any) -> Any:
+    """Returns slot(t): a 32-bit word times the size, the high half; the bias is below size / 2**32."""
+    w0, _, _, _ = block(seed, offset + np.uint64(t))
+    return np.int64((w0 * np.uint64(size)) >> np.uint64(32))
+
+
+class StreamShuffle(_Shuffling, HoldingStream):
+    """tf.data's shuffle buffer. State: [the input's, elements delivered, references of the elements held]."""
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        before, number, references = state or (None, 0, [])
+        key = self.order_key(repetition)
+        held = self.reread(reader, repetition, references)
+        arriving = self.read_input(reader, repetition, before)
+        while True:
+            for one, after in arriving:
+                held.append(one)
+                before = after
+                if len(held) == self.buffer_size:
+                    break
+            if not held:
+                return
+            slot = slot_at(*key, number, len(held))
+            held[slot], held[-1] = held[-1], held[slot]
+            element, _ = held.pop()
+            number += 1
+            yield element, [before, number, [reference for _, reference in held]]
+
+
+class _Repeating(Stage):
+    """The repetitions of the input, one after another."""
+
+    kind = "repeat"
+
+    def __init__(self, stage: Stage, count: int | None) -> None:
+        super().__init__(stage)
+        self.count = count
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return self.count is None or super().endless
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+
+class Repeat(_Repeating, _Renumbered):
+    """The repetitions of an addressed stage: ordinals count through them."""
+
+    @property
+    @override
+    def length(self) -> int:
+        inner = self.inputs[0].length
+        if self.count is None or inner * self.count > INFINITE:
+            return INFINITE // inner * inner  # a multiple, so that ordinals pass unchanged
+        return inner * self.count
+
+    @override
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        return ordinals
+
+
+class StreamRepeat(_Repeating, Streamed):
+    """The repetitions of a stream. State: [repetition, the input's, True if this repetition has had an element]."""
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        first, before = state or (0, None)
+        each = self.count or _REPETITIONS
+        for number in range(first, each):
+            empty = before is None
+            for element, after in reader.read(self.inputs[0], repetition * each + number, before):
+                empty = False
+                yield element, [number, after]
+            if empty and self.count is None:
+                return  # an input without elements, repeated for ever, would never return
+            before = None
+
+
+class _Slicing(Stage):
+    """The elements at the places of a range: `take`, `skip`, `shard`."""
+
+    def __init__(self, stage: Stage, kind: str, part: range) -> None:
+        super().__init__(stage)
+        self.kind, self.part = kind, part
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return super().endless and self.kind != "take"
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"places": f"{self.part.start}:{self.part.stop}:{self.part.step}"}
+
+
+class Slice(_Slicing, _Renumbered):
+    """The elements of an addressed stage at the places of a range that ends within it."""
+
+    @property
+    @override
+    def length(self) -> int:
+        return len(self.part)
+
+    @override
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        index, start = split_repetition(ordinals, len(self.part), self.inputs[0].length)
+        return start + self.part.start + index * self.part.step
+
+
+class StreamSlice(_Slicing, Streamed):
+    """The elements of a stream at the places of a range, which may end beyond it.
+
+    State: [the input's, number of the next].
+    """
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        before, first = state or (None, 0)
+        if first >= self.part.stop:
+            return
+        for number, (element, after) in enumerate(reader.read(self.inputs[0], repetition, before), first):
+            if number in self.part:
+                yield element, [after, number + 1]
+            if number + 1 >= self.part.stop:
+                return
+
+
+class _Enumerating(Stage):
+    """(number within the repetition, element)."""
+
+    kind = "enumerate"
+
+    def __init__(self, stage: Stage, start: int) -> None:
+        super().__init__(stage)
+        self.start = start
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+
+class Enumerate(_Enumerating, Addressed):
+    """The elements of an addressed stage with their indices."""
+
+    @override
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        return ordinals
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[tuple[int, Any]]:
+        numbers = self.start + ordinals % self.length
+        return list(zip(numbers.tolist(), self.inputs[0].fetch(ordinals), strict=True))
+
+
+class StreamEnumerate(_Enumerating, Streamed):
+    """The elements of a stream, counted. State: [the input's, number of the next]."""
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        before, first = state or (None, 0)
+        for number, (element, after) in enumerate(reader.read(self.inputs[0], repetition, before), first):
+            yield (self.start + number, element), [after, number + 1]

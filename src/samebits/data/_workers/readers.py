@@ -1,0 +1,303 @@
+"""The readers of a pipeline: in this process, by threads or by worker processes. The elements are the same.
+
+Workers compute the stages that come in pieces, ahead of the reader; this process does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+
+from samebits.data._calls.process_generators import Draws
+from samebits.data._options import Options
+from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streamed, Task, place
+from samebits.data._workers.launch_workers import may_start
+from samebits.data._workers.serial import CaptureWatch, EffectNoticedError, Effects, Serial, WatchedDraws
+from samebits.data._workers.worker_pool import Threads, Workers
+from samebits.data._workers.worker_process import StageWork, WorkerJob, one_thread
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning, PipelineMismatchError
+
+TRIED = 6
+"""Tasks that "auto" computes in this process before it chooses; the fastest counts, so that a cold start does not."""
+WORTH = 1.5e-3
+"""Seconds of a task from which workers are worth it: ten times the cost of passing one to a worker (0.15 ms)."""
+
+
+def draws_of(stage: Stage) -> Draws:
+    """Returns the draws of a pipeline's functions, as found by reading their code."""
+    for function in stage.all_functions():
+        function.begin_iteration()
+    return Draws(may_draw=stage.may_draw() is not None)
+
+
+def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
+    """Returns the reader of a bound pipeline for these options."""
+    ordered = options.is_ordered()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = options.workers(cores)
+    if not count or not may_start() or (count == "auto" and cores == 1):
+        return Inline(draws)
+    if count == "auto":
+        return Auto(draws, lambda: Parallel(stage, draws, options, cores, ordered=ordered))
+    return Parallel(stage, draws, options, count, ordered=ordered)
+
+
+class _BlockReader(ABC):
+    """A reader of bound stages: streamed ones read their inputs by it, blocks are its own."""
+
+    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Yields the elements of a bound stage from `state` on, each with the state after it."""
+        if isinstance(stage, Streamed):
+            return stage.stream(self, repetition, state)
+        assert isinstance(stage, Blocks)
+        return self.blocks(stage, repetition, state)
+
+    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """Returns the element after `state`, read again in this process; of blocks, only its group is computed."""
+        if not isinstance(stage, Blocks):
+            return next(iter(self.read(stage, repetition, state)))[0]
+        start = place(state)
+        for number in range(start[0], stage.groups):
+            task = (number, number + 1)
+            for element, _ in _elements(stage, task, deque(stage.compute(repetition, task)), start):
+                return element
+        raise PipelineMismatchError(
+            f"Pipeline: {stage.describe()} has no element after {state}; has its source changed?"
+        )
+
+    @abstractmethod
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Yields the elements of a bound stage of blocks."""
+
+
+def _elements(
+    stage: Blocks, task: Task, computed: deque[Any], start: tuple[int, int]
+) -> Iterator[tuple[Any, State]]:
+    """Yields the elements of a computed task from the place `start` on, each with the state after it.
+
+    It keeps none that it has given.
+    """
+    first, done = start
+    if isinstance(stage, Addressed):
+        for ordinal in range(task[0], task[0] + len(computed)):
+            if ordinal >= first:
+                yield computed.popleft(), ordinal + 1
+            else:
+                computed.popleft()
+        return
+    for ordinal in range(task[0], task[0] + len(computed)):
+        group = deque(computed.popleft())
+        for number in range(len(group)):
+            if (ordinal, number) >= (first, done):
+                yield group.popleft(), [ordinal, number + 1] if group else ordinal + 1
+            else:
+                group.popleft()
+
+
+class Inline(_BlockReader):
+    """Reads a bound pipeline in the process and thread that iterates over it."""
+
+    def __init__(self, draws: Draws, timed: Callable[[Task, Callable[[], Any]], Any] | None = None) -> None:
+        """`timed`: runs a task's computation, and measures it."""
+        self._draws = draws
+        self._timed = timed
+
+    @override
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        watch, effects = CaptureWatch(stage), Effects(stage)
+        after, start = state, place(state)
+        for task in stage.tasks(repetition, start[0]):
+            if effects.affects(stage):
+                yield from Serial(stage, effects, self._draws).read(repetition, after)
+                return
+            work = partial(self._draws.run, partial(_compute, stage, repetition, task))
+            if not watch.done:
+                work = partial(watch.run, work)
+            computed = work() if self._timed is None else self._timed(task, work)
+            if watch.noticed() is not None:
+                effects = Effects(stage)
+            coming = _elements(stage, task, deque(computed), start)
+            del computed, work  # so that the memory of a batch that is over serves the next
+            yield from coming
+            after = task[1]
+
+
+def _compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
+    with one_thread():
+        return stage.compute(repetition, task)
+
+
+class Parallel(_BlockReader):
+    """Reads a bound pipeline with workers, which compute tasks ahead of the reader."""
+
+    def __init__(
+        self, stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool = True
+    ) -> None:
+        """`count`: workers; `ordered`: elements come in their order, not in order of completion."""
+        self._ahead, self._ordered = options.prefetch or 2 * count, ordered
+        self._inline = Inline(draws)
+        self._watch = CaptureWatch(stage)
+        self._serial: dict[int, Serial] = {}
+        self._known = list(self._worker_stages(stage, draws))
+        self._workers: Workers | Threads | None = None
+        self._kept: Workers | None = None
+        """The workers of all iterations."""
+        if self._known and _takes_threads(stage, options):
+            self._workers = Threads(self._known, count=count, timeout=options.timeout)
+        elif options.kept_workers:
+            self._workers = self._kept = options.kept_workers[0]
+        elif self._known:
+            self._workers = Workers(
+                StageWork(self._known, WatchedDraws(draws, stage)), count=count, ahead=self._ahead,
+                timeout=options.timeout, start_method=options.start_method or "auto"
+            )  # fmt: skip
+            if options.kept_workers is not None:
+                self._kept = self._workers
+                options.kept_workers.append(self._kept)
+
+    def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
+        """Yields the stages that workers compute: all blocks, or the parts of one with side effects that are free of them."""
+        effects = Effects(stage)
+        effects.warn()
+        for top in _block_roots(stage):
+            if effects.affects(top):
+                self._serial[id(top)] = Serial(top, effects, draws)
+                yield from (free.stage for free in self._serial[id(top)].free)
+            else:
+                yield top
+
+    @override
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        if id(stage) in self._serial:
+            return self._serial[id(stage)].read(repetition, state, self._fetch, self._ahead)
+        if self._workers is None or stage not in self._known:  # made while reading, by `interleave`
+            return self._inline.blocks(stage, repetition, state)
+        return self._read_ahead(stage, repetition, state)
+
+    def close(self) -> None:
+        """Ends the workers, unless they are kept."""
+        if self._workers is not None and self._kept is None:
+            self._workers.close()
+
+    def _read_ahead(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        under_way: deque[tuple[Task, int]] = deque()
+        after = state
+        start = place(state)
+        left = stage.tasks(repetition, start[0])
+        try:
+            while self._watch.noticed() is None:  # threads change captured values in this process
+                done = self._watch.run(lambda: self._run_step(stage, repetition, left, under_way))
+                if done is None:
+                    return
+                coming, after = _elements(stage, done[0], deque(done[1]), start), done[0][1]
+                del done
+                yield from coming
+        except EffectNoticedError as found:  # by processes
+            self._watch.note(*found.args)
+        finally:
+            if self._kept is not None:
+                self._kept.discard([number for _, number in under_way])
+        yield from self._read_inline(stage, repetition, after)
+
+    def _run_step(
+        self, stage: Blocks, repetition: int, coming: Iterator[Task], under_way: deque[tuple[Task, int]]
+    ) -> tuple[Task, Any] | None:
+        """Submits the tasks that fit, and waits for one; returns None if none is left."""
+        for task in coming:
+            under_way.append((task, self._submit(stage, repetition, task)))
+            if len(under_way) >= self._ahead:
+                break
+        return self._next(under_way) if under_way else None
+
+    def _next(self, under_way: deque[tuple[Task, int]]) -> tuple[Task, Any]:
+        assert self._workers is not None
+        if not self._ordered:
+            done = self._workers.first([number for _, number in under_way])
+            under_way.rotate(-next(at for at, (_, number) in enumerate(under_way) if number == done))
+        task, number = under_way[0]
+        computed = self._workers.result(number)
+        under_way.popleft()  # not before: after a timeout it is discarded
+        return task, computed
+
+    def _read_inline(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Reads in this process: running a task showed a side effect that reading the code had missed."""
+        Effects(stage).warn()
+        self.close()
+        self._workers = None
+        return self._inline.blocks(stage, repetition, state)
+
+    def _submit(self, stage: Blocks, repetition: int, task: Task) -> int:
+        assert self._workers is not None
+        return self._workers.submit(WorkerJob(self._known.index(stage), repetition, task))
+
+    def _fetch(self, stage: Blocks, first: int, last: int) -> Any:
+        pool, number = self._workers, self._submit(stage, 0, (first, last))
+        assert pool is not None
+        return lambda: pool.result(number)
+
+
+def _takes_threads(stage: Stage, options: Options) -> bool:
+    if options.executor != "thread":
+        return False
+    drawing = stage.may_draw() or stage.own_generators()
+    if drawing is not None:
+        warn_once(
+            f"threads {drawing}",
+            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: worker processes '
+            "compute it instead. Let the function take a parameter `rng` or `key`.",
+            ConflictWarning,
+        )
+    return drawing is None
+
+
+def _block_roots(stage: Stage) -> Iterator[Blocks]:
+    """Yields the stages below a pipeline that are read as blocks: each is the top of a part without streams."""
+    if isinstance(stage, Blocks):
+        yield stage
+        return
+    for below in stage.inputs:
+        yield from _block_roots(below)
+
+
+class Auto(_BlockReader):
+    """Reads in this process, measures the time of a task, and continues with workers where that is faster."""
+
+    def __init__(self, draws: Draws, parallel: Callable[[], Parallel]) -> None:
+        self._start = parallel
+        self._inline = Inline(draws, self._measure)
+        self._times: list[float] = []
+        self.parallel: Parallel | None = None
+
+    def close(self) -> None:
+        """Ends the workers, if there are any."""
+        if self.parallel is not None:
+            self.parallel.close()
+
+    @override
+    def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        if self.parallel is None:
+            for element, after in self._inline.blocks(stage, repetition, state):
+                yield element, after
+                state = after
+                if len(self._times) == TRIED and min(self._times) > WORTH:
+                    self.parallel = self._start()
+                    break
+            else:
+                return
+        yield from self.parallel.blocks(stage, repetition, state)
+
+    def _measure(self, task: Task, work: Callable[[], Any]) -> Any:
+        if len(self._times) >= TRIED:
+            return work()
+        start = time.perf_counter()
+        result = work()
+        self._times.append(time.perf_counter() - start)
+        return result

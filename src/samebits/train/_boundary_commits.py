@@ -1,0 +1,339 @@
+"""The saved state and the times of commits: between two iterations, and between two batches of a validation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from samebits._arguments import is_int, require
+from samebits._context import Position, process
+from samebits._inspect import user_code
+from samebits.checkpoint._manifest import Manifest
+from samebits.errors import SamebitsError
+from samebits.state._in_place import StateAliases
+from samebits.train import _compatibility as compatibility
+from samebits.train import _object_states as state
+from samebits.train import _resume as resume
+from samebits.train._async_commits import Commits
+from samebits.train._digest_chain import DigestChain
+from samebits.train._environment_check import Environment, RunSeed
+from samebits.train._loop.loop_positions import Loops
+from samebits.train._loop.preemption import Preemption
+from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train._resume import FindUnsaved
+from samebits.train._run_arguments import check_number
+
+Notify = Callable[[str, Position], None]
+"""Notifies the observers of the run of an event, and of its position."""
+
+
+class BestCommits:
+    """The best commits, by `Run(keep_best=..., best=...)`.
+
+    Raises:
+        InvalidArgumentError: for a negative number, or a name with keep_best=0.
+    """
+
+    def __init__(self, keep: int, name: str | None) -> None:
+        require(is_int(keep, 0), "Run", "a number of commits, 0 for none", keep_best=keep)
+        what = 'the name of a value in run.log: best="val_loss". A value goes to run.best(value)'
+        require(name is None or isinstance(name, str), "Run", what, best=name)
+        require(
+            name is None or keep > 0, "Run", "say how many commits to keep for it: keep_best=1", best=name
+        )
+        self.rises = name is not None and name.startswith("max:")
+        self.name = name.removeprefix("max:") if name is not None else None
+        self.value: float | None = None
+        """The value of the state at the next boundary."""
+        self.names: set[str] = set()
+        """All names that were logged."""
+
+    def select(self, values: Mapping[str, Any]) -> float | None:
+        """Returns the value among `values` that decides, smaller is better; None where its name is missing."""
+        self.names.update(values)
+        if self.name is None or self.name not in values:
+            return None
+        check_number(values[self.name], f"run.log({self.name}")
+        return -float(values[self.name]) if self.rises else float(values[self.name])
+
+    @property
+    def never_logged(self) -> bool:
+        """True if other names were logged, and not the one that decides."""
+        return self.name is not None and bool(self.names) and self.name not in self.names
+
+    def warn(self, call: str) -> None:
+        """Warns at the end of the run that the name was never logged."""
+        user_code.warn(
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
+            f"{', '.join(sorted(self.names))}.",
+        )
+
+    def pop(self) -> float | None:
+        """Returns the value of the state at this boundary, and resets it."""
+        value, self.value = self.value, None
+        return value if value is not None and math.isfinite(value) else None
+
+
+class CommitPolicy:
+    """Gathers the state of a run at its boundaries and commits it, on all ranks alike; ends the run after a signal."""
+
+    def __init__(
+        self,
+        run_dir: Path | str | None,
+        commits: Commits | None,
+        best: BestCommits,
+        objects: Mapping[str, state.Stateful],
+        run_state: state.RunState,
+        loops: Loops,
+        grace: float,
+        notify: Notify,
+    ) -> None:
+        self.commits = commits
+        self.ranks: Ranks = SingleProcess()
+        self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
+        self._run_dir, self._best, self._notify = run_dir, best, notify
+        self._objects, self._run_state, self._loops = objects, run_state, loops
+        self.aliases = StateAliases()
+        self._chain = DigestChain()
+        self._program: dict[str, Any] = {}
+        self._environment: Environment | None = None
+        self._boundaries = 0
+        """Those that this process has come to."""
+        self._requested = self._warned_of_restart = self._best_everywhere = False
+        self._deferred_error: SamebitsError | None = None
+        """The error of an asynchronous commit: on rank 0, which raises it where all ranks do."""
+
+    def find(self) -> Opened:
+        """Opens the run directory and reads the newest commit; on rank 0 alone."""
+        if self.commits is None:
+            return None
+        store = self.commits.store
+        store.open()
+        found = store.newest()
+        for folder, reason in store.skipped:
+            user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
+        if found is not None:
+            compatibility.check_kind(*found, str(self._run_dir))
+        if isinstance(self._run_dir, Path):
+            self._chain.open(self._run_dir, found[0].step if found else -1)
+        return found
+
+    def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
+        """Begins with the open run, which resumes from the commit `found`."""
+        self._program, self._environment = origin.to_dict(), environment
+        if found is not None:
+            self._chain.resume(found.rolling, found.position["loop"], found.step)
+
+    def loss(self, value: Any) -> None:
+        """Adds a loss of the step under way."""
+        self._chain.loss(value)
+
+    def best(self, value: float, *, everywhere: bool) -> None:
+        """Sets the value of the state at the next boundary; a state among the best is committed.
+
+        `everywhere`: all ranks call this at this step. Else the commit waits until they exchange requests.
+        """
+        self._best.value, self._best_everywhere = value, everywhere
+        if self.commits is None or self.ranks.rank:  # only rank 0 knows the kept commits
+            return
+        if self.commits.store.would_stay(value):
+            self._requested = True
+
+    def check_best(self) -> None:
+        """Warns if the name that decides about the best commits was never logged, before a resume neither."""
+        if self.commits is None or not self._best.never_logged:
+            return
+        if all(value is None for value in self.commits.store.values().values()):
+            self._best.warn("Run")
+
+    def request_commit(self) -> None:
+        """Requests a commit at the next boundary: at once, after a loop that has ended."""
+        self._requested = True
+        if process.position is None and self._loops.current is None and self._loops.done:
+            with self.preemption.saving():
+                self._commit(self._loops.position())
+
+    def on_boundary(self, position: Position, *, over: bool, outermost: bool) -> None:
+        """Commits between two iterations if a commit is due, and ends the run after a signal."""
+        if not outermost:
+            if self.preemption.requested and self.preemption.single_process:
+                self.preemption.leave()
+            return
+        self._boundary(position)
+        decision = self._decide(position, over=over)
+        if decision > Decision.CONTINUE:
+            with self.preemption.saving():
+                self._commit(position, wait=decision > Decision.SNAPSHOT)
+        if decision is Decision.LEAVE:  # whichever rank got the signal
+            self.preemption.leave()
+
+    def on_stop(self, position: Position) -> None:
+        """Commits after the outermost loop was stopped, and left by `break`."""
+        with self.preemption.saving():
+            self._boundary(position)
+            self._commit(position)
+
+    def on_interrupt(self, position: Position, *, outermost: bool) -> NoReturn:
+        """Commits the boundary before `position`, for whose batch the run waited when a signal came, and ends the run."""
+        if outermost:
+            with self.preemption.saving():
+                self._commit(position)
+        self.preemption.leave()
+
+    def on_validation_batch(self, position: Position, find_unsaved: FindUnsaved | None) -> None:
+        """Commits between two batches of a validation (before the first one: `find_unsaved` is None) if due; ends the run after a signal.
+
+        With several ranks it does nothing: none may decide alone.
+        """
+        leaves = self.preemption.requested is not None
+        if self.commits is None or not self.preemption.single_process:
+            return
+        if leaves or (process.overrides.commit_steps is None and self.commits.cadence.due(0)):
+            started = time.perf_counter()
+            with self.preemption.saving():
+                self._commit_inside(position, find_unsaved)
+            self.commits.cadence.record_commit(
+                time.perf_counter() - started
+            )  # the time of a check without a commit, too
+        if leaves:
+            self.preemption.leave()
+
+    def close(self) -> None:
+        """Waits for the commits under way and releases the directory."""
+        self.ranks.close()
+        self._chain.close()
+        if self._deferred_error is not None:
+            user_code.warn(str(self._deferred_error))
+        if self.commits is not None:
+            self._notify_durable(self.commits.close())
+
+    def _decide(self, position: Position, *, over: bool) -> Decision:
+        wanted = process.overrides.commit_steps
+        commits = self.commits if wanted is None else None
+        exact = wanted is not None and position.step in wanted
+        everywhere, self._best_everywhere = self._best_everywhere, False
+        mine = Decision.CONTINUE
+        if self.preemption.requested is not None:
+            mine = Decision.LEAVE
+        elif over or exact or self._requested or self._deferred_error is not None:
+            mine = Decision.COMMIT
+        elif commits is not None and commits.due(position.step):
+            mine = Decision.SNAPSHOT
+        at_step = commits is not None and commits.cadence.requires(position.step)
+        return self.ranks.decide(position, mine, over=over, together=exact or everywhere or at_step)
+
+    def _boundary(self, position: Position) -> None:
+        """Does the work of every boundary of the outermost loop, whether there is a commit or not."""
+        self._chain.boundary(position, self._loops.rolled)
+        self._boundaries += 1
+        if self._boundaries == 2:
+            self._reserve()
+        if self.commits is not None and self.commits.under_way:
+            with self._deferring_errors():
+                self._notify_durable(self.commits.poll())
+
+    def _reserve(self) -> None:
+        """Prepares the memory of the first snapshot, after a step: before it, optimizers have no state."""
+        commits, alone = self.commits, self.ranks.world_size == 1
+        if (
+            commits is not None
+            and commits.cadence.by_itself
+            and alone
+            and process.overrides.commit_steps is None
+        ):
+            commits.reserve(state.gather(self._objects))
+
+    @contextmanager
+    def _deferring_errors(self) -> Iterator[None]:
+        """Keeps an error of rank 0 until all ranks learn of it, at their next exchange."""
+        try:
+            yield
+        except SamebitsError as error:
+            if self.ranks.world_size == 1:
+                raise
+            self._deferred_error = error
+
+    def _commit(self, position: Position, *, wait: bool = True) -> None:
+        """Commits the boundary at `position`; without `wait` it becomes durable later, or never if a newer one does."""
+        self._requested = False
+        if self.commits is None:
+            return
+        assert self._environment is not None
+        started = time.perf_counter()
+        saved = state.gather(self._objects)
+        saved["run_state"] = dict(self._run_state)
+        saved["in_hand"] = self.aliases.state(self._run_state)
+        saved["loops"] = self._loops.state()
+        saved = self.ranks.gather_state(saved, self._environment.to_dict())
+        facts = {
+            "finished": self._loops.current is None,
+            "program": self._program,
+            "environment": self._environment.to_dict(),
+            "rolling": self._chain.digest,
+            "value": self._best.pop(),
+        }
+        if not wait and self.ranks.rank:
+            self.commits.cadence.record_commit(time.perf_counter() - started)
+            return
+        durable = [position] if self.ranks.rank else []
+        with self.ranks.rank_zero_first() if wait else self._deferring_errors():
+            deferred_error, self._deferred_error = self._deferred_error, None
+            if deferred_error is not None:
+                raise deferred_error
+            if not wait and self.commits.snapshot(saved, position, facts):
+                self.commits.cadence.record_commit(time.perf_counter() - started)
+                return
+            if self.ranks.rank == 0:
+                durable = self.commits.commit(
+                    saved, position, facts, lambda: self._notify("commit_writing", position)
+                )
+        self._notify_durable(durable)
+
+    def _commit_inside(self, position: Position, find_unsaved: FindUnsaved | None) -> None:
+        """Commits the newest commit again, with the state between two batches of a validation added."""
+        assert self.commits is not None
+        assert self._environment is not None
+        self._notify_durable(self.commits.wait())
+        found = self.commits.store.newest() if find_unsaved is not None else None
+        if find_unsaved is None or found is None:
+            return
+        if changed := find_unsaved():
+            if not self._warned_of_restart:
+                resume.print_restart(position.name, changed)
+            self._warned_of_restart = True
+            return
+        base, saved = found
+        inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
+        at = replace(Position(**base.position), **inside)
+        facts = {
+            "finished": base.finished,
+            "program": base.program,
+            "environment": self._environment.to_dict(),
+            "rolling": base.rolling,
+            "value": base.value,
+        }
+        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
+        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
+
+    def _notify_durable(self, positions: Iterable[Position]) -> None:
+        for position in positions:
+            self._notify("committed", position)
+
+    def _next_commit_text(self) -> str:
+        """Returns, in words, the commit that a signal would make now."""
+        if self._loops.current is None:
+            return "no step is under way, so there is nothing to save"
+        if self.preemption.waiting:
+            return f"saving now (step {self._loops.step})"
+        return f"saving after this step ({self._loops.step + 1})"
+
+    def _durable_commit_text(self) -> str:
+        """Returns, in words, the commit that a restart resumes from."""
+        step = -1 if self.commits is None else self.commits.store.durable_step
+        what = "nothing was committed" if step < 0 else f"committed at step {step}"
+        return f"{what} in {self._run_dir}"

@@ -1,0 +1,190 @@
+"""Checks before a state is saved or restored: that it is complete, and belongs to this program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import _digest as digest
+from samebits.checkpoint._codec import encode
+from samebits.checkpoint._manifest import Manifest
+from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
+from samebits.state import _in_place
+from samebits.train._object_states import RunState, Stateful, parameter_paths, unsaved_buffers
+
+IN_EACH_STATE = (
+    "types",
+    "objects",
+    "grads",
+    "requires_grad",
+    "optimizer_only",
+    "training",
+    "buffers",
+    "run_state",
+    "loops",
+)
+IN_EACH_POSITION = ("step", "epoch", "batch_index")
+
+
+def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
+    """Raises when a tensor in `run.state` is one that an object trains, or is part of a graph: a resume would copy it."""
+    _check_views(run_state)
+    kept = {path: one for path, one, _ in digest.walk(run_state) if isinstance(one, torch.Tensor)}
+    if not kept:
+        return
+    trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
+    for path, tensor in kept.items():
+        if tensor.requires_grad:
+            raise UnsavableStateError(
+                f"run.state.{path} requires grad, which a commit cannot save. Store tensor.detach()."
+            )
+        if tensor.numel() and _memory(tensor) in trained:
+            raise UnsavableStateError(
+                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
+                "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
+            )
+
+
+def _check_views(run_state: RunState) -> None:
+    """Raises for two values of `run.state` that share memory: a resume would make copies of both."""
+    held = {id(value): (path, value) for path, value in _in_place.mutable_values(run_state)}
+    spans = [(*_span(value), path) for path, value in held.values() if _span(value)]
+    spans.sort(key=lambda span: span[:2])  # paths may not be sortable
+    for (start, end, path), (begin, stop, other) in itertools.pairwise(spans):
+        if begin < end and (begin, stop) != (start, end):
+            one, two = (".".join(map(str, names)) for names in (path, other))
+            raise UnsavableStateError(
+                f"run.state.{two} and run.state.{one} share memory (one is a view of the other): after a resume they would be two "
+                "copies, of which each changes alone. Keep one of them, or a copy: clone(), copy()."
+            )
+
+
+def _span(value: Any) -> tuple[int, int] | tuple[()]:
+    """Returns the first byte of a tensor's or an array's memory, and the first one after it."""
+    if isinstance(value, np.ndarray) and value.size:
+        return np.lib.array_utils.byte_bounds(value)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return ()
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
+
+
+def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
+    """Raises `RunMismatchError` for a valid commit that is not one of a `Run`."""
+    missing = [f"state[{name!r}]" for name in IN_EACH_STATE if not isinstance(saved.get(name), dict)]
+    missing += [
+        f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
+    ]
+    missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
+    missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
+    if not missing and not _in_place.is_valid(saved.get("in_hand"), saved["run_state"]):
+        missing = ["state['in_hand']"]
+    if missing:
+        raise RunMismatchError(
+            f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks {', '.join(missing)}). "
+            "Use another run directory."
+        )
+
+
+def check_fits(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, complete: bool = True
+) -> None:
+    """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
+
+    Unless `complete`, objects may still be missing.
+    """
+    problems: list[str] = []
+    missing = sorted(saved["objects"].keys() - objects.keys())
+    for name in sorted({*objects, *saved["objects"]}):
+        if name not in saved["objects"]:
+            held = f" (it holds {', '.join(map(repr, missing))}, not given to Run)" if missing else ""
+            problems.append(f"{name!r} is not in the commit{held}")
+        elif name not in objects:
+            problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
+        else:
+            problems += _differences(name, objects[name], saved)
+    if complete and not problems:
+        problems += [
+            f"{path} is no parameter of both" for path in sorted(parameter_paths(objects) ^ {*saved["grads"]})
+        ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise RunMismatchError(
+            f"{where} belongs to another program: {'; '.join(problems[:5])}{more}. "
+            "Use another run directory, or the program that made it."
+        )
+
+
+def check_compiled(name: str, obj: Any) -> None:
+    """Raises for a compiled module whose code depends on the shapes that this process has met so far."""
+    context = getattr(obj, "dynamo_ctx", None)
+    if type(obj).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
+        raise UnimplementedError(
+            f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
+            "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
+        )
+
+
+def check_not_lazy(name: str, obj: Any) -> None:
+    """Raises for a module with lazy layers: a resumed program has no tensors yet for the saved ones."""
+    if isinstance(obj, torch.nn.Module):
+        for path, value in itertools.chain(obj.named_parameters(), obj.named_buffers()):
+            if torch.nn.parameter.is_lazy(value):
+                raise UnimplementedError(
+                    f"Run({name}=...): {name}.{path} is lazy, and a resumed run could not restore it. Run one batch through the "
+                    "model before the run is entered."
+                )
+
+
+def _differences(name: str, obj: Stateful, saved: Mapping[str, Any]) -> list[str]:
+    then, now = saved["types"][name], type(obj).__qualname__
+    if then != now:
+        return [f"{name} was a {then}, is a {now}"]
+    if isinstance(obj, torch.nn.Module):
+        buffers = _shape_differences(name, unsaved_buffers(obj), saved["buffers"][name])
+        shapes = _shape_differences(name, obj.state_dict(), saved["objects"][name])
+        return shapes + buffers or _module_differences(name, obj, saved["training"][name])
+    if isinstance(obj, torch.optim.Optimizer):
+        before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
+        after = [len(group["params"]) for group in obj.param_groups]
+        if before != after:
+            cure = "add_param_group must come before the run is entered"
+            return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
+    return []
+
+
+def _module_differences(name: str, module: torch.nn.Module, modes: list[bool]) -> list[str]:
+    """Returns the differences of modules without tensors: a Dropout that was added in the middle of the training, say."""
+    now = sum(1 for _ in module.modules())
+    if now == len(modes):
+        return []
+    return [
+        f"{name} had {len(modes)} modules, has {now} (what is added must be there before the run is entered)"
+    ]
+
+
+def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for path in sorted({*mine, *saved}):
+        before, after = saved.get(path), mine.get(path)
+        if isinstance(
+            after, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
+        ):
+            problems.append(
+                f"{name}.{path} is lazy: run one batch through the model before the run is entered"
+            )
+        elif isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                then, now = (f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in (before, after))
+                problems.append(f"{name}.{path} had shape {then}, has {now}")
+        elif (path in mine) != (path in saved):
+            problems.append(f"{name}.{path} is only in {'the model' if path in mine else 'the commit'}")
+    return problems
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,1 +1,0 @@
-"""The processes of one run under torch.distributed."""

@@ -1,0 +1,295 @@
+"""The user's objects in a commit: their state_dict, and the state that training changes besides it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.__future__ import get_swap_module_params_on_conversion
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits import _digest as digest
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.state import _in_place
+from samebits.state._attributes import Attributes
+from samebits.state._known_classes import HeldGenerators
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that has both `state_dict` and `load_state_dict`: the only state protocol."""
+
+    def state_dict(self) -> Any:
+        """Returns the state as nested plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Restores a state."""
+        ...
+
+
+class RunState(dict[str, Any]):
+    """`run.state`: plain values and tensors that are saved with the run; `run.state.best = 0.3`, `.get("best", 1e9)`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"run.state.{name} was never set, or is not in the commit from which the run resumed. Set it before the loop, in a "
+                f"run directory of its own, or read run.state.get({name!r}, default)."
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(dict, name):
+            raise InvalidArgumentError(
+                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
+            )
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
+        """Takes the saved values, in place for the objects that `aliases` names; by default for lists and dicts."""
+        if in_hand is not None:
+            _in_place.move_to_devices(saved, in_hand.get("devices", ()))
+            _in_place.share(saved, in_hand["same"])
+        _in_place.fill(self, saved, None if in_hand is None else in_hand["kept"])
+
+
+def note_objects(objects: Mapping[str, Stateful]) -> None:
+    """Tells the adapters of a run which objects it saves besides them: what an adapter's target holds of these is saved."""
+    adapters = [one for one in objects.values() if isinstance(one, Attributes)]
+    if adapters:
+        identities: set[int] = set()
+        for thing in objects.values():
+            inner = thing.modules() if isinstance(thing, torch.nn.Module) else [thing]
+            identities.update(map(id, inner))
+            if isinstance(thing, Attributes | HeldGenerators):
+                identities.add(id(thing.target))
+        for one in adapters:
+            one.note_besides(identities)
+
+
+def check_adapters(objects: Mapping[str, Stateful]) -> None:
+    """Raises `InvalidArgumentError` if an adapter's target holds an object with a `state_dict` that the run does not save."""
+    for name, one in objects.items():
+        if isinstance(one, Attributes):
+            one.check_besides(name)
+
+
+def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Returns the state of all objects, with the state of modules and parameters that state_dict leaves out.
+
+    Besides state_dict: gradients that are alive between two steps, `requires_grad`, parameters that only an
+    optimizer knows, train/eval modes, and buffers that are registered as not persistent.
+    """
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    parameters = dict(_parameters(objects))
+    saved = {name: thing.state_dict() for name, thing in objects.items()}
+    return {
+        "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
+        "objects": saved,
+        "grads": {path: _to_dense(parameter.grad) for path, parameter in parameters.items()},
+        "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
+        "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
+        "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
+        "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
+        **_forward_syncs(modules),
+    }
+
+
+def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
+    """Returns for each DistributedDataParallel True if it is about to broadcast rank 0's buffers: not after a
+    forward without gradients, nor under `no_sync`. Empty where there is none.
+    """
+    found = {
+        name: module.require_forward_param_sync
+        for name, module in modules.items()
+        if isinstance(module, DistributedDataParallel)
+    }
+    return {"forward_syncs": found} if found else {}
+
+
+def restore(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, kept: Collection[str] = ()
+) -> None:
+    """Loads a gathered state into the objects, and checks that it was restored bit for bit.
+
+    No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when
+    an object refuses its state, or does not have it afterwards.
+    """
+    memo: dict[int, Any] = {}  # what the parts share, their copies share
+    loaded = {name: thing for name, thing in objects.items() if name not in kept}
+    for name, thing in loaded.items():
+        _load(name, thing, saved["objects"][name], memo, where)
+    for path, parameter in _parameters(objects):
+        if path in saved["optimizer_only"]:
+            parameter.data.copy_(saved["optimizer_only"][path])
+        parameter.requires_grad_(saved["requires_grad"][path])
+        parameter.grad = _gradient(copy.deepcopy(saved["grads"][path], memo), parameter.device)
+    for name, modes in saved["training"].items():
+        _restore_module(objects[name], modes, saved["buffers"][name])
+    for name, syncs in saved.get("forward_syncs", {}).items():
+        objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
+    for name, thing in loaded.items():
+        _check_restored(name, thing, saved["objects"][name], where)
+
+
+def restore_changed(
+    objects: Mapping[str, Stateful],
+    saved: Mapping[str, Any],
+    where: str,
+    loaded: Mapping[str, str] | None = None,
+    *,
+    again: bool = True,
+) -> list[str]:
+    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
+
+    `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those
+    that still have them are not loaded. Returns the names of those that have changed; they are loaded only if
+    `again`.
+    """
+    now = gather(objects)
+    before = loaded or {}
+    changed = [name for name, own in before.items() if digest.of_value(now["objects"][name]) != own]
+    kept = before.keys() - (changed if again else ())
+    if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
+        restore(objects, saved, where, kept=kept)
+        return changed
+    for name, thing in objects.items():
+        if name not in kept and digest.differing(now["objects"][name], saved["objects"][name]):
+            _load(name, thing, saved["objects"][name], {}, where)
+            _check_restored(name, thing, saved["objects"][name], where)
+    return changed
+
+
+def is_programs_own(thing: Any) -> bool:
+    """Returns True for an object whose class is neither torch's nor samebits': loading it may do more than set its state."""
+    torchs = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
+    return not isinstance(thing, torchs) and not type(thing).__module__.startswith(("torch.", "samebits."))
+
+
+def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: str) -> None:
+    """Loads the state of one object; what it may keep is a copy."""
+    groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
+    own = saved if copies_what_it_loads(thing) else copy.deepcopy(saved, memo)
+    try:
+        thing.load_state_dict(own)
+    except Exception as error:
+        raise RunMismatchError(
+            f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
+            "the run was entered (parameter groups added, lazy layers built); else use another run directory."
+        ) from error
+    if isinstance(thing, torch.optim.Optimizer):
+        _restore_dtypes(thing, own)
+        _restore_devices(thing, groups)
+
+
+def copies_what_it_loads(thing: Stateful) -> bool:
+    """Returns True if `load_state_dict` copies into tensors that the object has, and does nothing else: torch's modules without hooks."""
+    if not isinstance(thing, torch.nn.Module) or get_swap_module_params_on_conversion():
+        return False
+    return _is_torchs(thing.load_state_dict) and all(
+        _is_torchs(module._load_from_state_dict)
+        and _is_torchs(module.set_extra_state)
+        and not module._load_state_dict_pre_hooks
+        and not module._load_state_dict_post_hooks  # one could change what was copied
+        for module in thing.modules()
+    )
+
+
+def _is_torchs(method: Any) -> bool:
+    return getattr(method, "__module__", "").startswith(("torch.nn.modules.", "torch.nn.parallel."))
+
+
+def _to_dense(grad: torch.Tensor | None) -> Any:
+    """Returns a gradient for a commit: a sparse one (of an embedding, say) as its tensors."""
+    if grad is None or grad.layout is not torch.sparse_coo:
+        return grad
+    return {
+        "indices": grad._indices(), "values": grad._values(), "size": list(grad.shape),
+        "coalesced": grad.is_coalesced(),
+    }  # fmt: skip
+
+
+def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
+    """Returns the gradient that `_to_dense` split."""
+    if saved is None or isinstance(saved, torch.Tensor):
+        return None if saved is None else saved.to(device)
+    return torch.sparse_coo_tensor(
+        saved["indices"], saved["values"], saved["size"], device=device, is_coalesced=saved["coalesced"],
+        check_invariants=True,
+    )  # fmt: skip
+
+
+def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
+    for child, training in zip(module.modules(), modes, strict=True):
+        child.training = training
+    for path, value in unsaved_buffers(module).items():
+        value.copy_(buffers[path])
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restores dtypes: `Optimizer.load_state_dict` casts states to the parameter's dtype, and NAdam's products lose bits by it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved["state"].items():
+        mine = optimizer.state[parameters[index]]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
+                mine[name] = value.to(mine[name].device)
+
+
+def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    """Moves a learning rate that is a tensor to the device where the program created it: a commit's tensors are on the CPU."""
+    for group, made in zip(optimizer.param_groups, before, strict=True):
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
+                group[name] = value.to(made[name].device)
+
+
+def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
+    if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
+        return
+    lost = digest.differing(thing.state_dict(), saved, bits=not copies_what_it_loads(thing))
+    if lost:
+        raise RunMismatchError(
+            f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
+            "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
+        )
+
+
+def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
+    seen: set[int] = set()
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
+    named = [
+        (f"{name}.{path}", p) for name in sorted(modules) for path, p in modules[name].named_parameters()
+    ]
+    named += [
+        (f"{name}.param_groups.{number}.{index}", parameter)
+        for name in sorted(optimizers)
+        for number, group in enumerate(optimizers[name].param_groups)
+        for index, parameter in enumerate(group["params"])
+    ]
+    for path, parameter in named:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield path, parameter
+
+
+def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
+    """Returns the paths under which a commit keeps the gradients."""
+    return {path for path, _ in _parameters(objects)}
+
+
+def unsaved_buffers(
+    module: torch.nn.Module, saved: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Returns the buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
+    names = (module.state_dict() if saved is None else saved).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in names}

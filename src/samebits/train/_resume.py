@@ -1,0 +1,217 @@
+"""Resumes a run: restores a committed state once the program has created its objects.
+
+A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit
+holds two states: that of the last boundary, from which the body is run again up to the validation, and that
+between two batches of the validation, which is restored there. That is correct only where nothing else
+changes from batch to batch: values in locals, say, would be those of the first batch. `CarriedValues` finds
+them; the validation then starts again from its first batch, and the bits are equal, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from samebits import _digest as digest
+from samebits._context import Position
+from samebits._inspect import user_code
+from samebits._inspect._program import carried_locals
+from samebits._inspect.reachable import hashes_in
+from samebits.checkpoint._manifest import Manifest
+from samebits.errors import RunMismatchError
+from samebits.train import _compatibility as compatibility
+from samebits.train import _object_states as state
+from samebits.train._environment_check import Environment
+from samebits.train._loop.loop_positions import Loops
+
+_TORCHS = torch.nn.Module, torch.optim.Optimizer
+"""Types whose state_dict the walk itself leaves out."""
+
+
+FindUnsaved = Callable[[], list[str]]
+"""Returns the paths of values that change from batch to batch and are not saved."""
+
+
+@dataclass(frozen=True)
+class CarriedValues:
+    """Hashes of the values that the loop over a validation carries besides those that the run saves; None where unknown."""
+
+    hashes: Mapping[str, bytes] | None
+    saved: Mapping[str, frozenset[bytes]]
+    """Per name of an object of the run: hashes of the content of its state_dict."""
+
+    @classmethod
+    def of_frame(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> CarriedValues:
+        """Returns the values that the `for` statement in `frame` carries; unless `direct`, it iterates over an object of Python's (enumerate)."""
+        if not direct:
+            return cls(None, {})
+        parts = carried_locals.take(frame, dict(objects), at_exit=True).values()
+        hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
+        own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
+        held = {
+            name: [thing for thing in own.values() if thing is value]
+            for name, value in frame.f_locals.items()
+        }
+        own |= {name: things[0] for name, things in held.items() if things}
+        return cls(hashes, {name: hashes_in(name, thing.state_dict()) for name, thing in own.items()})
+
+    def changes(self, now: CarriedValues) -> list[str]:
+        """Returns the paths that differ between two batches and are not saved; [] when there are none."""
+        if self.hashes is None or now.hashes is None:
+            return ["something between the for statement and run.validate (enumerate, zip, tqdm)"]
+        before = self.hashes
+        differing = [name for name in {*before, *now.hashes} if before.get(name) != now.hashes.get(name)]
+        return sorted(
+            name for name in differing if now.hashes.get(name) not in now.saved.get(name.split(".")[0], ())
+        )
+
+
+def gather_validation(
+    position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the state of a validation for a commit."""
+    at = {"loop": position.loop, "step": position.step, "name": position.name, "batch": position.phase_batch}
+    return {"at": at, "state": state.gather(objects), "run_state": dict(run_state)}
+
+
+def print_restart(name: str, changes: list[str]) -> None:
+    """Prints why a kill restarts this validation from its first batch."""
+    print(
+        f"samebits: a kill in run.validate(name={name!r}) restarts it from its first batch, because {', '.join(changes[:4])} "
+        "changes from batch to batch and is not saved. Keep it in run.state, or in an object of the run, to resume inside.",
+        file=sys.stderr,
+    )
+
+
+class ResumeState:
+    """The committed state of the run in `where`; there is none before `load`."""
+
+    def __init__(
+        self, where: str, objects: Mapping[str, state.Stateful], run_state: state.RunState, loops: Loops
+    ) -> None:
+        self._where, self._objects, self._run_state, self._loops = where, objects, run_state, loops
+        self._saved: dict[str, Any] | None = None
+        self._inside: dict[str, Any] | None = None
+        """The validation that the commit is in, until it has been entered."""
+        self._restored = self._on_demand = False
+        """If the objects were restored before the loop, and if the program asked for it (`run.restore()`)."""
+        self._loaded: dict[str, str] = {}
+        """Digests of the states of objects of the program's own classes, once they were loaded."""
+
+    def load(
+        self, manifest: Manifest, saved: dict[str, Any], environment: Environment, allowed: frozenset[str]
+    ) -> None:
+        """Reads a commit, and restores it if all its objects are there; else `run.add` is still to come.
+
+        Raises:
+            RunMismatchError: it is of another program or environment, or has other hyperparameters; nothing was changed.
+        """
+        environment.check(manifest, self._where, allowed)
+        compatibility.check_fits(self._objects, saved, self._where, complete=False)
+        environment.hyperparameters.check(manifest.environment.get("optimizers", {}), self._where, allowed)
+        environment.resume(manifest, self._where, allowed)
+        self._saved, self._inside = saved, saved.get("inside")
+        self._loops.load(saved["loops"])
+        if self._objects.keys() == saved["objects"].keys():
+            self._restore(saved)
+
+    def print_position(self, manifest: Manifest) -> None:
+        """Prints the position that the run resumes from to stderr."""
+        at = manifest.position
+        if manifest.finished:
+            text = (
+                f"the run in {self._where} had finished ({manifest.step} steps): a loop that asks for more epochs continues, "
+                "else only the code after the loops runs"
+            )
+        else:
+            text = (
+                f"resumed {self._where} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
+            )
+            if self._inside is not None:
+                text += ", to resume at batch {batch} of {name!r} in step {step}".format_map(
+                    self._inside["at"]
+                )
+        print(f"samebits: {text}", file=sys.stderr)
+
+    def check_contains(self, name: str) -> None:
+        """Raises `RunMismatchError` for an object whose name the commit lacks."""
+        if self._saved is not None and name not in self._saved["objects"]:
+            raise RunMismatchError(
+                f"Run.add({name!r}): the commit in {self._where} holds no object of that name."
+            )
+
+    def restore_now(self) -> None:
+        """Restores the objects because the program asks for it; does nothing without a commit, or a second time."""
+        if self._saved is None or self._on_demand:
+            return
+        if not self._restored:
+            missing = sorted(self._saved["objects"].keys() - self._objects.keys())
+            if missing:
+                lines = "; ".join(f"run.add({name!r}, ...)" for name in missing)
+                raise RunMismatchError(
+                    f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, which the run does not "
+                    f"have yet. Add all objects first: {lines}."
+                )
+            self._restore(self._saved)
+        self._on_demand = True
+
+    def restore_at_loop(self, *, in_epoch: bool = False) -> None:
+        """Restores what is not restored yet, and what the program has changed since; the commit is not needed any more.
+
+        `in_epoch`: the code at the beginning of an epoch has run again, so that changes are as they must be.
+        """
+        assert self._saved is not None
+        if self._restored:
+            self._put_back(self._saved, in_epoch=in_epoch)
+        else:
+            self._restore(self._saved)
+        self._saved = {
+            "objects": dict.fromkeys(self._saved["objects"])
+        }  # its tensors may be as large as the model
+        self._on_demand = True
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        compatibility.check_fits(self._objects, saved, self._where)
+        state.restore(self._objects, saved, self._where)
+        self._restored = True
+        own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
+        self._loaded = {name: digest.of_value(thing.state_dict()) for name, thing in own.items()}
+        self._refill(saved)
+
+    def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
+        compatibility.check_fits(self._objects, saved, self._where)
+        again = in_epoch or not self._on_demand
+        changed = state.restore_changed(self._objects, saved, self._where, self._loaded, again=again)
+        self._refill(saved)
+        if changed and not in_epoch:
+            names = ", ".join(changed)
+            user_code.warn(
+                f"{self._where}: {names} changed after it was restored and before the first step. "
+                + (
+                    "So its load_state_dict was called again. Change it before `with`, or only `if not run.resumed`; or call "
+                    "run.restore() where it is to be loaded, after which it is not loaded again."
+                    if again
+                    else "It was not loaded again, and the run continues with the changed state: change it before "
+                    "run.restore(), or only `if not run.resumed`. If load_state_dict keeps the state to apply it later, let "
+                    "state_dict return that state until then."
+                ),
+            )
+
+    def _refill(self, saved: dict[str, Any]) -> None:
+        self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
+
+    def enter_validation(self, first: Position) -> int:
+        """Returns the batch at which this validation begins: 0, or that of a commit inside it, whose state is restored."""
+        saved, here = self._inside, {"loop": first.loop, "step": first.step, "name": first.name}
+        if saved is None or not here.items() <= saved["at"].items():
+            return 0
+        self._inside = None
+        state.restore_changed(self._objects, saved["state"], self._where)
+        self._run_state.refill(copy.deepcopy(saved["run_state"]))
+        return saved["at"]["batch"]

@@ -1,1 +1,0 @@
-"""The times and ways in which a run commits."""

@@ -1,1 +1,0 @@
-"""The state of a run in its commits, and its restoration."""
