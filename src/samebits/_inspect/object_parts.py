@@ -1,4 +1,4 @@
-"""The parts of an object: attributes, slots, defaults of a function, and the contents that no `__dict__` shows.
+"""The parts of an object: attributes, slots, a function's defaults, and contents that no `__dict__` shows.
 
 Partials, buffers, queues, caches, files and C values of Python's library have a reader each (`reader_of`).
 """

@@ -144,12 +144,12 @@ _OF_CLASSES = (
 class Walk(ABC):
     """One walk over objects, which reads each object once.
 
-    A subclass says what is kept of a value (`add`), what is done on the way to it (`value`, `part`), and which method reads
-    the values of a type (`action`). The methods that read are final.
+    A subclass says what is kept of a value (`add`), what is done on the way to it (`value`, `part`), and which
+    method reads the values of a type (`action`). The methods that read are final.
 
     Args:
         most: the number of leaves after which nothing more is read.
-        thorough: reads all in a function's cells and defaults, a class's attributes, and the library's objects, too.
+        thorough: also reads all in a function's cells and defaults, classes, and the library's objects.
     """
 
     def __init__(self, most: int = MAX_LEAVES, *, thorough: bool = False) -> None:
@@ -177,7 +177,7 @@ class Walk(ABC):
 
     @abstractmethod
     def key(self, key: Any, number: int) -> str:
-        """Returns the text of the key of a dict's item in a path; `number`: the item's, in the order of the walk."""
+        """Returns the text of a dict's key in a path; `number`: of the item, in the order of the walk."""
 
     def skip(self, objects: dict[str, Any]) -> None:
         """Notes the objects given to `Run`, which have their own components: only what a state_dict leaves out is walked."""
@@ -269,7 +269,7 @@ class Walk(ABC):
                     self.part("name", name, f"{path}.{name}", default, depth + 1)
 
     def library(self, path: str, value: Any, depth: int) -> None:
-        """Walks the contents of an object of Python's library (`held`)."""
+        """Walks the contents of an object of Python's library (`reader_of`)."""
         reader = reader_of(type(value))
         for kind, suffix, item in () if reader is None else reader(value):
             self.part(kind, suffix.strip(".()"), path + suffix, item, depth + 1)

@@ -1,4 +1,4 @@
-"""The call that a user typed: its text (`torch.randn(3)`), torch's function in it, and an error where it does not fit."""
+"""The call that a user typed: its text (`torch.randn(3)`), and an error where it does not fit."""
 
 from __future__ import annotations
 

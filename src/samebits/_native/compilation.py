@@ -19,7 +19,7 @@ from typing import Any
 
 import llvmlite.binding
 import numba
-import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see the end of `deferred`)
+import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see `lazy_kernel.compilation_lock`)
 import xxhash
 from llvmlite import ir as ir
 from numba import carray as carray

@@ -1,7 +1,7 @@
-"""Instructions on vectors of 16 lanes, in kernels: the same lanes on every machine, so that their bits are the same.
+"""Instructions on vectors of 16 lanes, in kernels: the lanes, and so the bits, are the same on every machine.
 
-`+ - * /` work on vectors lane by lane. In memory, a part of a vector is its first lanes: no memory beyond them is touched,
-and the other lanes are zero. bfloat16 and float16 are read as float32, and rounded to nearest even when they are written.
+`+ - * /` work lane by lane. In memory, a part of a vector is its first lanes; nothing beyond them is touched.
+bfloat16 and float16 are read as float32, and rounded to nearest even when they are written.
 """
 
 from __future__ import annotations

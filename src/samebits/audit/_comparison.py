@@ -1,4 +1,4 @@
-"""The comparison of two recorded runs for a person, and of the ranks of one: equal, the first difference, or why not known."""
+"""The comparison of two recorded runs, and of the ranks of one: equal, the first difference, or not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first difference of two records: the first step that differs, in it the first component, and the sentence about it."""
+"""The first difference of two records: step, component, leaves, and the sentence about it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _AT_EXIT = "locals_at_exit"
 """Locals that only the code after the loop reads; they count in a loop's last line."""
 _LOCALS = ("scalars", "locals", _AT_EXIT)
 _MEMORY = "memory"
-"""All values that could be read of the program (`record.memory`): they name causes, and are no difference by themselves."""
+"""All values that could be read of the program (`take_memory`): they name causes, and are no difference by themselves."""
 _EFFECTS = frozenset({"loss", "model", "output"})
 """Components that only show that something before them differs."""
 SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})

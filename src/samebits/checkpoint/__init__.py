@@ -6,12 +6,11 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.checkpoint import _listing as _listing
-    from samebits.checkpoint._export import export
+    from samebits.checkpoint._export import export as export
     from samebits.checkpoint._listing import list_commits as list_commits
     from samebits.checkpoint._listing import prune as prune
-    from samebits.checkpoint._load import load_commit, load_weights
-
-__all__ = ["export", "list_commits", "load_commit", "load_weights", "prune"]
+    from samebits.checkpoint._load import load_commit as load_commit
+    from samebits.checkpoint._load import load_weights as load_weights
 
 __getattr__, __dir__ = attach(
     __name__,

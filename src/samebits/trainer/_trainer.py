@@ -257,7 +257,7 @@ class Trainer:
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if self._run is not None:
-            self._run._stop = bool(value)
+            self._run._stop_requested = bool(value)
 
     def commit(self) -> None:
         """Requests a commit between this step and the next (for callbacks)."""

@@ -1,4 +1,4 @@
-"""The instructions of code objects, CPython 3.11 to 3.14: names in them, and the use of values on the stack. Nothing is called."""
+"""The instructions of code objects (CPython 3.11 to 3.14), names in them, and the use of values on the stack."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ OUTPUT = _words(
     """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
     log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
     add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
-    hist imshow bar set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc"""
+    hist imshow bar set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript
+    commit observe inc"""
 )
 """Names of functions and methods that bring a value out of the program and change nothing in it."""
 COLLECTS = _words("append appendleft extend insert add update setdefault put push count increment")
@@ -46,7 +47,8 @@ _RANDOM = _words(
     dropout integers standard_normal gauss rand_like randn_like randint_like"""
 )
 DRAWS = _RANDOM | _words(
-    """beta gamma exponential poisson seed manual_seed initial_seed save load copyto put place putmask fill_diagonal"""
+    """beta gamma exponential poisson seed manual_seed initial_seed save load copyto put place putmask
+    fill_diagonal"""
 )
 """Functions of libraries that draw, or that change something."""
 REFLECTS = _words("vars asdict astuple getattr __dict__ __getstate__")
@@ -63,7 +65,8 @@ OF_SHAPE = _words(
 LIKE = _words("len isinstance type zeros_like ones_like empty_like new_zeros new_ones new_empty hasattr")
 """Calls whose results depend on the kind and the shape of their arguments alone."""
 DRAWS_OR_COPIES = _RANDOM | _words(
-    """bernoulli_ normal_ uniform_ random_ deepcopy clone detach state_dict parameters named_parameters item"""
+    """bernoulli_ normal_ uniform_ random_ deepcopy clone detach state_dict parameters named_parameters
+    item"""
 )
 """Functions that draw, and those that take a copy of what is trained."""
 FED_METHODS = _words("forward __call__ training_step on_batch_end __getitem__")

@@ -1,11 +1,13 @@
-"""The local variables that a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
+"""The locals that a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
 
-Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object, CPython 3.11
-to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it before it writes it. Paths
-that leave the loop before another body, or by an exception that the loop does not handle itself, do not count: a loop
-variable that is only printed after the loop is written again by the next body.
+Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object,
+CPython 3.11 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it
+before it writes it. Paths that leave the loop before another body, or by an exception that the loop does not
+handle itself, do not count: a loop variable that is only printed after the loop is written again by the next
+body.
 
-The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around the loop.
+The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around
+the loop.
 """
 
 from __future__ import annotations
@@ -171,17 +173,12 @@ _READ: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
 def names_read(code: CodeType) -> frozenset[str]:
-    """Returns `names_used`, cached."""
+    """Returns the global names that functions defined in `code` (at any depth) read or write, cached."""
     if id(code) not in _READ:
-        _READ[id(code)] = (code, names_used(code))
+        functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
+        found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
+        _READ[id(code)] = (code, frozenset().union(*found))
     return _READ[id(code)][1]
-
-
-def names_used(code: CodeType) -> frozenset[str]:
-    """Returns the global names that functions defined in `code` (at any depth) read or write."""
-    functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
-    found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
-    return frozenset().union(*found)
 
 
 def _fetched_before(items: Sequence[dis.Instruction], head: int, top: int) -> frozenset[str]:

@@ -36,7 +36,7 @@ class DataDependence:
         return any(
             isinstance(target, ast.Attribute)
             and target.attr == name
-            and last_name_of(self._scope(target)) != "__init__"
+            and getattr(self._scope(target), "name", "") != "__init__"
             and self._depends(value, self._scope(target), 0)
             for target, value in self._assignments()
         )
@@ -146,11 +146,6 @@ class DataDependence:
             and last_name(one) == name
             for one in self._sources.nodes
         )
-
-
-def last_name_of(scope: Scope) -> str:
-    """Returns the name of a function; empty for a module and a lambda."""
-    return scope.name if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else ""
 
 
 def _is_loader(node: ast.expr) -> bool:

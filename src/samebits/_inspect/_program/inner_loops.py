@@ -1,12 +1,13 @@
 """The loops inside a loop's body, by what a variable that only they assign depends on: do they run at all?
 
-`for micro_step in range(n): loss = ...`, and `loss` is read after it. The next iteration would read an old `loss` only if
-`n` were 0. So liveness is asked twice: as if an inner loop may run no time, and as if each runs at least once.
+`for micro_step in range(n): loss = ...`, and `loss` is read after it. The next iteration would read an old
+`loss` only if `n` were 0. So liveness is asked twice: as if an inner loop may run no time, and as if each
+runs at least once.
 
-A `for` statement surely runs if its iterable, which follows from constants and the frame's variables, has items. Known
-are `range` of integers, containers that the function takes no items out of, tensors and arrays, loaders, children and
-parameters of modules, and `enumerate`, `zip`, `reversed`, `sorted` or `tqdm` of these. Of a user's code only `__len__` of
-a loader's dataset is called.
+A `for` statement surely runs if its iterable, which follows from constants and the frame's variables, has
+items. Known are `range` of integers, containers that the function takes no items out of, tensors and arrays,
+loaders, children and parameters of modules, and `enumerate`, `zip`, `reversed`, `sorted` or `tqdm` of these.
+Of a user's code only `__len__` of a loader's dataset is called.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
     """Returns the loops that the flow's head is not in. Comprehensions that are part of the code (3.12) are no loops here."""
     found = []
     for at, item in enumerate(flow.instructions):
-        if item.opname == "FOR_ITER" and at != flow.head and not is_comprehension(flow.instructions, at):
+        if item.opname == "FOR_ITER" and at != flow.head and not saved_names(flow.instructions, at):
             end = flow.following[at][0]
             if not at < flow.head < end:
                 begins = at
@@ -70,13 +71,11 @@ def _while_loops(flow: ControlFlow) -> list[InnerLoop]:
     return found
 
 
-def is_comprehension(items: Sequence[dis.Instruction], at: int) -> bool:
-    """Returns True if the FOR_ITER at `at` is that of a comprehension that is compiled into the function (Python 3.12)."""
-    return bool(saved_names(items, at))
-
-
 def saved_names(items: Sequence[dis.Instruction], at: int) -> list[str]:
-    """Returns the variables of the comprehension with its FOR_ITER at `at`: their old values are put back after it."""
+    """Returns the variables of the comprehension with its FOR_ITER at `at`, compiled into the function (Python 3.12).
+
+    Their old values are put back after it. Empty for a `for` statement.
+    """
     names = []
     for item in reversed(items[max(0, at - 20) : at]):
         if item.opname == "LOAD_FAST_AND_CLEAR":

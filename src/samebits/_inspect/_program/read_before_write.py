@@ -1,9 +1,10 @@
 """Values in objects that the next iteration reads before it writes them: a loop recomputes all others.
 
-This is liveness for attributes, globals and items, which other functions read and write, too: a search over the
-bytecode of the loop's body from its head, into the user's functions by the name that calls them (so it needs no types
-and calls nothing). A call writes the places that one of these functions writes on each way through it. A value that no
-code assigns in the loop is changed in place: it is carried, unless each iteration overwrites it first (`end_of_reset`).
+This is liveness for attributes, globals and items, which other functions read and write, too: a search over
+the bytecode of the loop's body from its head, into the user's functions by the name that calls them (so it
+needs no types and calls nothing). A call writes the places that one of these functions writes on each way
+through it. A value that no code assigns in the loop is changed in place: it is carried, unless each iteration
+overwrites it first (`end_of_reset`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The user's functions by name, and the names in them: which draw, read a clock, or remember. Nothing is called."""
+"""The user's functions by name, and the names in them: which draw, read a clock, or remember."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class UserFunctions:
     Functions are found by name alone: `x.update()` may call any user's function called `update`.
 
     Args:
-        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of the user's
-            functions is read from that package's code, too.
+        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of the
+            user's functions is read from that package's code, too.
         driver: the package below it, whose loops call them.
     """
 

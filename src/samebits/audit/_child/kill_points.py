@@ -23,7 +23,7 @@ KILL_POINTS = {
     "after_body": KillPoint("after step {}", "at the boundary after the body, before the next batch"),
     "validation": KillPoint(
         "in step {}'s validation",
-        "when a validation of the library's begins, or at an evaluation after the optimizer's step, in the same body",
+        "when a validation of the library's begins, or at an evaluation after the optimizer's step",
     ),
     "commit": KillPoint("while saving before step {}", "between a commit's tensors and its manifest"),
 }

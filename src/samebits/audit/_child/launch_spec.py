@@ -27,7 +27,7 @@ class LaunchSpec:
     every: int = 1
     """Record each `every`-th step and the last one of each epoch."""
     all_memory: bool = False
-    """Record also all values that the program holds between two steps (`record.memory`)."""
+    """Record also all values that the program holds between two steps (`take_memory`)."""
     digest_files: bool = False
     """Record also the SHA-256 of the script, its modules and the files that it reads."""
     run_root: str | None = None

@@ -1,6 +1,7 @@
-"""Variations of a checked process: a kill, a slower machine, another order of listings, another number of workers.
+"""Variations of a checked process: a kill, a slower machine, an order of listings, a number of workers.
 
-POSIX promises neither the speed of a machine nor the order of a folder's entries, so a program may not depend on them.
+POSIX promises neither the speed of a machine nor the order of a folder's entries, so a program may not depend
+on them.
 """
 
 from __future__ import annotations

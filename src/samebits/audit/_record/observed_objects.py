@@ -1,8 +1,8 @@
 """The objects that a record is about, and the hashes of their parameters at every step.
 
-Hashes are taken from cached NumPy views of the tensors, in place (about 0.4 us each). A plan of views holds as long as
-every mapping that it was made of has the same objects in it, and every tensor its address and shape; both are checked
-at each step, so `.data = ...`, `.to(...)`, new layers and new state are seen.
+Hashes are taken from cached NumPy views of the tensors, in place (about 0.4 us each). A plan of views holds
+as long as every mapping that it was made of has the same objects in it, and every tensor its address and
+shape; both are checked at each step, so `.data = ...`, `.to(...)`, new layers and new state are seen.
 """
 
 from __future__ import annotations

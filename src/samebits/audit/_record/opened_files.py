@@ -49,9 +49,9 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 def record_opened_files(written: dict[str, None], read: dict[str, None] | None = None) -> Iterator[None]:
     """Adds to `written` and `read`, once each and in order, the files that Python opens while the block runs.
 
-    `written` gets real paths; a file that is renamed (written under another name first) has its last name. `read` gets
-    absolute paths. Libraries that open files in C (cv2, HDF5) are not seen, nor are loader workers, which are processes of
-    their own. Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
+    `written` gets real paths; a file that is renamed (written under another name first) has its last name.
+    `read` gets absolute paths. Libraries that open files in C (cv2, HDF5) are not seen, nor are loader workers,
+    which are processes of their own. Python's audit hooks cannot be removed: ours stays and does nothing.
     """
     if not _hooked:
         sys.addaudithook(_hook)

@@ -1,4 +1,4 @@
-"""`record.jsonl`: one JSON object per line, each written with one system call, so that SIGKILL cuts at most the last.
+"""`record.jsonl`: one JSON object per line, one system call for each: SIGKILL cuts at most the last.
 
 Reading executes nothing; a last line that was cut is left out.
 """

@@ -1,4 +1,4 @@
-"""The baseline: the facts of its record on which the plan depends, and the verdict of a check by comparison with it."""
+"""The baseline: the facts of its record for the plan, and the verdict of a check by comparison with it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class ProcessVariation:
     num_workers: int | None = None
     threads: int | None = None
     older_cpu: bool = False
-    """Its libraries play a CPU without AVX-512 (`older_cpu`)."""
+    """Its libraries play a CPU without AVX-512 (`AVX2_ENVIRONMENT`)."""
     moved: bool = False
     """It runs in the current folder under another path."""
     busy: bool = False

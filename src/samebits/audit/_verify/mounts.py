@@ -1,10 +1,11 @@
 """Runs a command in a view of a folder: nothing that it writes there reaches the folder itself.
 
-Runs as a script of its own (standard library only), `python mounts.py FOLDER SNAPSHOT LAYER ALIAS COMMAND...`: it enters
-a mount namespace, mounts an overlay over FOLDER, at FOLDER's own path, and becomes COMMAND. What is read comes from
-LAYER, SNAPSHOT and FOLDER, the first that has it; what is written goes to LAYER, where the next process of the same
-run finds it. ALIAS, where it is not empty, is an empty folder that shows the same view under another path. The
-mounts end with the last process in the namespace, however it ends. `rename_folders_by_copy` is for a program in the view.
+Runs as a script of its own (standard library only), `python mounts.py FOLDER SNAPSHOT LAYER ALIAS
+COMMAND...`: it enters a mount namespace, mounts an overlay over FOLDER, at FOLDER's own path, and becomes
+COMMAND. What is read comes from LAYER, SNAPSHOT and FOLDER, the first that has it; what is written goes to
+LAYER, where the next process of the same run finds it. ALIAS, where it is not empty, is an empty folder that
+shows the same view under another path. The mounts end with the last process in the namespace, however it
+ends. `rename_folders_by_copy` is for a program in the view.
 """
 
 from __future__ import annotations

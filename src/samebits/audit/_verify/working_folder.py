@@ -1,7 +1,7 @@
-"""The user's working directory as each check sees it: the script's writes do not reach the user's files.
+"""The user's working directory as each check sees it: a script's writes do not reach the user's files.
 
-An overlay (`mounts`) where one can be mounted; elsewhere copies of files that are written, and guarded links to those
-that are only read.
+An overlay (`mounts`) where one can be mounted; elsewhere copies of files that are written, and guarded links
+to those that are only read.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class MethodValue:
     function: Any = None
 
 
-class Call(NamedTuple):
+class CallSite(NamedTuple):
     """The arguments of a call, by position and by name, and where it stands in the code."""
 
     arguments: list[Value]
@@ -105,7 +105,7 @@ class Call(NamedTuple):
         """All arguments."""
         return [*self.arguments, *self.named.values()]
 
-    def of(self, atom: Atom) -> Call:
+    def of(self, atom: Atom) -> CallSite:
         """Returns the call with `self` before the arguments."""
         return self._replace(arguments=[frozenset({atom}), *self.arguments])
 

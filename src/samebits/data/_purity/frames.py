@@ -19,7 +19,7 @@ from samebits.data._purity.abstract_values import (
     GLOBALS,
     NOTHING,
     Atom,
-    Call,
+    CallSite,
     Captured,
     CellValue,
     ClosureValue,
@@ -53,7 +53,7 @@ class _Host(Protocol):
 
     once: set[str]
 
-    def called(self, callee: Value, call: Call) -> Value: ...
+    def called(self, callee: Value, call: CallSite) -> Value: ...
     def attribute(self, of: Value, name: str, line: int) -> Value: ...
     def item(self, of: Value, index: Value, line: int) -> Value: ...
     def inside(self, of: Value, line: int) -> Value: ...
@@ -351,7 +351,7 @@ class Frame:
         """Calls what is below the arguments, with `self` where both are there: their order differs between Pythons."""
         one, other = self._pops(2)
         callee, first = (one, [other]) if one and other else (one | other, [])
-        call = Call([*first, *arguments], named, (id(self.code), op.offset), self.line)
+        call = CallSite([*first, *arguments], named, (id(self.code), op.offset), self.line)
         self.stack.append(self.host.called(callee, call))
 
     def _make_function(self, op: dis.Instruction) -> None:

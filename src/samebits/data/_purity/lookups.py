@@ -19,7 +19,7 @@ from samebits.data._purity.abstract_values import (
     NOTHING,
     PLAIN,
     Atom,
-    Call,
+    CallSite,
     Captured,
     CellValue,
     ClosureValue,
@@ -132,7 +132,7 @@ class Lookups(ABC):
         self.draws(reason, line)
 
     @abstractmethod
-    def function_call(self, function: FunctionType, call: Call) -> Value:
+    def function_call(self, function: FunctionType, call: CallSite) -> Value:
         """Returns the possible results of a call of a Python function."""
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
@@ -299,7 +299,7 @@ class Lookups(ABC):
         return self._call_with(atom, method, *arguments)
 
     def _call_with(self, atom: Atom, method: FunctionType, *arguments: Value) -> Value:
-        return self.function_call(method, Call([frozenset({atom}), *arguments], {}, (0, 0), 0))
+        return self.function_call(method, CallSite([frozenset({atom}), *arguments], {}, (0, 0), 0))
 
     def named_global(self, name: str, line: int) -> Value:
         """Returns the possible values of a global variable."""

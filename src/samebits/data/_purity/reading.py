@@ -19,7 +19,7 @@ from samebits.data._purity.abstract_values import (
     GIVEN,
     GLOBALS,
     NOTHING,
-    Call,
+    CallSite,
     Captured,
     CellValue,
     ClosureValue,
@@ -57,7 +57,7 @@ class Reading(Lookups):
         for _ in range(PASSES):
             self._results.clear()
             self._calls = 0
-            self.called(value(function, _name(function)), Call(arguments, named, (0, 0), 0))
+            self.called(value(function, _name(function)), CallSite(arguments, named, (0, 0), 0))
             now = sum(map(len, self.heap.values())) + len(self.findings)
             if now == size or not self.complete:
                 break
@@ -65,7 +65,7 @@ class Reading(Lookups):
         if not self.complete and known.is_installed(self.home):
             self.findings.clear()  # of a large library, whose memos and locks matter to nobody
 
-    def called(self, callee: Value, call: Call) -> Value:
+    def called(self, callee: Value, call: CallSite) -> Value:
         """Returns the possible results of a call."""
         result: Value = NOTHING
         if not callee and call.line:
@@ -81,7 +81,7 @@ class Reading(Lookups):
             result |= self._called_one(atom, call)
         return result
 
-    def _called_one(self, atom: Any, call: Call) -> Value:
+    def _called_one(self, atom: Any, call: CallSite) -> Value:
         if isinstance(atom, ClosureValue):
             names = atom.code.co_varnames[: atom.code.co_argcount + atom.code.co_kwonlyargcount]
             own = dict.fromkeys(names, atom.defaults)
@@ -103,7 +103,7 @@ class Reading(Lookups):
     def _is_read(self, function: Any) -> bool:
         return isinstance(function, FunctionType) and not self.is_library(function)
 
-    def _object(self, atom: Captured, call: Call) -> Value:
+    def _object(self, atom: Captured, call: CallSite) -> Value:
         target = atom.object
         if isinstance(target, functools.partial):
             given = [value(one, f"{atom.name}.args[{n}]") for n, one in enumerate(target.args)]
@@ -140,7 +140,7 @@ class Reading(Lookups):
                 return self.function_call(method, call.of(atom))
         return self._library_call(target, getattr(target, "__name__", type(target).__name__), None, call)
 
-    def _class(self, kind: type, call: Call) -> Value:
+    def _class(self, kind: type, call: CallSite) -> Value:
         atom = Made(call.site, kind)
         made: Value = frozenset({atom})
         beginning = of_class(kind, "__init__")
@@ -155,7 +155,7 @@ class Reading(Lookups):
         return made | frozenset(one for one in result if not isinstance(one, Made))
 
     @override
-    def function_call(self, function: FunctionType, call: Call) -> Value:
+    def function_call(self, function: FunctionType, call: CallSite) -> Value:
         around: dict[str, CellValue] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             content = contents(cell)
@@ -170,7 +170,7 @@ class Reading(Lookups):
         return self._run(function.__code__, around, call, namespace, by_default)
 
     def _run(
-        self, code: CodeType, around: dict[str, CellValue], call: Call, namespace: tuple[dict[str, Any], str],
+        self, code: CodeType, around: dict[str, CellValue], call: CallSite, namespace: tuple[dict[str, Any], str],
         by_default: dict[str, Value]
     ) -> Value:  # fmt: skip
         variables = self._bound(code, call, by_default)
@@ -192,7 +192,7 @@ class Reading(Lookups):
         self._results[key] = result
         return result
 
-    def _bound(self, code: CodeType, call: Call, by_default: dict[str, Value]) -> dict[str, Value]:
+    def _bound(self, code: CodeType, call: CallSite, by_default: dict[str, Value]) -> dict[str, Value]:
         """Returns the parameters of a call."""
         count, named = code.co_argcount, call.named
         names = code.co_varnames[: count + code.co_kwonlyargcount]
@@ -218,7 +218,7 @@ class Reading(Lookups):
 
     # Calls of libraries: `function`, or the method `name` of `of`
 
-    def _library_call(self, function: Any, name: str, of: Any, call: Call) -> Value:
+    def _library_call(self, function: Any, name: str, of: Any, call: CallSite) -> Value:
         self._library_draws(function, name, of, call.line)
         self._changes(function, name, of, call)
         for argument in call.everything:
@@ -247,7 +247,7 @@ class Reading(Lookups):
         found = part.object
         return part.known and callable(found) and not isinstance(found, type) and not self.is_library(found)
 
-    def _changes(self, function: Any, name: str, of: Any, call: Call) -> None:
+    def _changes(self, function: Any, name: str, of: Any, call: CallSite) -> None:
         writes_in_place = name.endswith("_") and not name.endswith("__")
         first = call.arguments[0] if call.arguments else NOTHING
         if of is None:
@@ -267,7 +267,7 @@ class Reading(Lookups):
         if "inplace" in call.named:
             self.changed(first, "inplace=", call.line)
 
-    def _touches(self, name: str, call: Call) -> None:
+    def _touches(self, name: str, call: CallSite) -> None:
         """Notes a call that changes files or folders: it writes, moves or removes them."""
         if name == "open":
             modes = call.named.get("mode") or (call.arguments[1] if len(call.arguments) > 1 else NOTHING)
@@ -275,7 +275,7 @@ class Reading(Lookups):
                 return
         self.found(f"{name}()", "file or folder changed", call.line, 0)
 
-    def _handed_on(self, name: str, of: Any, kind: type | None, call: Call) -> Value:
+    def _handed_on(self, name: str, of: Any, kind: type | None, call: CallSite) -> Value:
         """Returns the possible results: what is made, or what was given and held."""
         arguments = call.arguments
         made: Value = frozenset({Made(call.site, kind)})

@@ -1,6 +1,6 @@
 """Stages that change the order or the number of elements, by index and by stream; and `enumerate`, which counts them.
 
-`shuffle`, `repeat`, `take`, `skip` and `shard`.
+The others are `shuffle`, `repeat`, `take`, `skip` and `shard`.
 """
 
 from __future__ import annotations

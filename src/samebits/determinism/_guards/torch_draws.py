@@ -118,7 +118,7 @@ def _address(generator: Any) -> int:
 
 
 def unseeded_draw(draw: str) -> UnseededError:
-    """Returns the error of an op that draws without a seed; `draw` is the op and its line, as `calling_op` gives them."""
+    """Returns the error of an op that draws without a seed; `draw`: the op and its line (`calling_op`)."""
     return no_seed(f"{draw} draws from torch's default generator", instead="torch.manual_seed(seed)")
 
 

@@ -73,7 +73,7 @@ class NotedObject(NamedTuple):
 
 
 _MOST, _MOST_INSTALLED = 600, 400
-"""The leaves of a snapshot, and those in objects of installed packages, so that these crowd out nothing of the user's."""
+"""Leaves of a snapshot, and those of installed packages, which crowd out nothing of the user's."""
 
 
 class StateSnapshot(Walk):
