@@ -68,7 +68,9 @@ def test_a_read_only_file_system_is_named(volume):
         store.commit(7, {"x": torch.ones(5)}, **FACTS)
     subprocess.run(["mount", "-o", "remount,ro", volume], check=True)
     for folder in ("run", "other"):
-        with pytest.raises(RunDirectoryError, match="Read-only file system.*remount it"):
+        with pytest.raises(
+            RunDirectoryError, match="Read-only file system.*Mount the file system writable again"
+        ):
             CommitStore(volume / folder).open()
     assert CommitStore(volume / "run").newest()[0].step == 7
 

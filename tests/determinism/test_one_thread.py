@@ -53,11 +53,8 @@ def test_what_is_not_ours_has_the_bits_of_one_thread(name):
 
 
 def test_torchs_own_vary():
-    """Negative control: without the mode some of them have several results."""
-    assert {name for name in CALLS if len(over_threads(CALLS[name])[0]) > 1} >= {
-        "complex product",
-        "complex addcmul",
-    }
+    """Negative control: without the mode some of them have several results; which, depends on the CPU."""
+    assert sum(len(over_threads(CALLS[name])[0]) > 1 for name in CALLS) >= 3
 
 
 def test_nothing_is_written_before_torchs_kernel_takes_over():

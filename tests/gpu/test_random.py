@@ -98,7 +98,7 @@ def test_another_key_draws_other_numbers(target):
 
 
 def fusing(target):
-    kernel, number, results = launchers("normal").fill.normal_32, 4096, {}
+    kernel, number, results = launchers("normal").kernels.normal_32, 4096, {}
     key = random.key(3, device="cpu")
     for name, fused in (("as launched", False), ("fused", True)):
         out = torch.empty(number, device=target.device)

@@ -13,7 +13,7 @@ from samebits.arithmetic.convolution import (
     ConvolutionSteps,
     Three,
     channels_first,
-    copies,
+    channels_last,
     gathered,
     paired,
     spread,
@@ -129,7 +129,7 @@ def _convolution_backward(
         value = weight_gradient(image, errors, kernel, case.steps, last=last)
         value = value.view(weight.shape)
         if last and value.dim() in _FORMATS:
-            value = copies(value, _FORMATS[value.dim()])
+            value = channels_last(value, _FORMATS[value.dim()])
         found[1] = value if value.dtype == x.dtype else value.to(x.dtype)
     if mask[2]:
         found[2] = grad.sum((0, *range(2, grad.dim())))
@@ -174,7 +174,7 @@ def _image(x: Tensor, last: bool) -> Tensor:
     if not is_last and is_short:
         x = x.contiguous(memory_format=_FORMATS[rank])
     elif not is_last:
-        x = copies(x.contiguous(), _FORMATS[rank])
+        x = channels_last(x.contiguous(), _FORMATS[rank])
     moved = x.movedim(1, -1)
     return moved if rank == 5 else moved.unsqueeze(1)
 
