@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism._machine_invariant.linear_ops import convolution
+from samebits.determinism._ops import convolution
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ops import convnet, training_step

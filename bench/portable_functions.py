@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
+from samebits.determinism._ops.replacements import ELEMENTWISE
 
 aten = torch.ops.aten
 ROUNDS = 15
@@ -65,7 +65,7 @@ def interleaved(measured: dict[str, Measured], rounds: int = ROUNDS) -> None:
     """Measures all of them with torch's kernels and with ours, in turn."""
     for place in [0, 1] * rounds:
         overrides = KernelOverrides()
-        for it in REPLACEMENTS if place else ():
+        for it in ELEMENTWISE if place else ():
             overrides.put(it.op, it.device, it.make)
         for one in measured.values():
             one.call()  # compiled, and in the cache

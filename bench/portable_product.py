@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism._machine_invariant.linear_ops import products
-from samebits.determinism._machine_invariant.reduction_ops import sums
+from samebits.determinism._ops import products, sums
 
 
 def linear(rows: int, inputs: int, outputs: int) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:

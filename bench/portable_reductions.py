@@ -12,18 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism._machine_invariant.reduction_ops import (
-    batch_norm,
-    group_norm,
-    layer_norm,
-    likelihood_loss,
-    norms,
-    softmax,
-    sums,
-)
+from samebits.determinism._ops import batch_norm, group_norm, layer_norm, losses, softmax, sums, vector_norms
 from samebits.determinism._reviewed_schemas import installable
 
-MODULES = (sums, softmax, layer_norm, batch_norm, group_norm, likelihood_loss, norms)
+MODULES = (sums, softmax, layer_norm, batch_norm, group_norm, losses, vector_norms)
 ROUNDS = 9
 A = torch.ops.aten
 

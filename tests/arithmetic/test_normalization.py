@@ -8,14 +8,7 @@ import torch.nn.functional as F
 from exact_cases import with_gradients
 from exact_sums import fma, reduced, square
 from op_testing import numbers, replaced
-from samebits.determinism._machine_invariant.linear_ops import embedding_bag
-from samebits.determinism._machine_invariant.reduction_ops import (
-    batch_norm,
-    grids,
-    group_norm,
-    layer_norm,
-    sums,
-)
+from samebits.determinism._ops import batch_norm, embedding_bag, grids, group_norm, layer_norm, sums
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import machine_reductions
 from exact_reductions import EXACT, NEEDS_OURS, REFUSED
 from op_testing import replaced
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
-from samebits.determinism._machine_invariant.reduction_ops import sums
+from samebits.determinism._ops import sums
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import samebits
 from op_testing import numbers, over_threads
 from samebits.determinism import table
 from samebits.determinism._dispatcher import has_kernel
-from samebits.determinism._machine_invariant import coverage
-from samebits.determinism._machine_invariant.replacements import REPLACEMENTS
+from samebits.determinism._ops import coverage
+from samebits.determinism._ops.replacements import REPLACEMENTS
 from samebits.determinism.table._verdicts import op_table
 
 U, V = (numbers((100_003,), torch.complex64, seed) for seed in (1, 2))

@@ -13,7 +13,7 @@ from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
-from samebits.determinism._machine_invariant import replacements as one_arithmetic
+from samebits.determinism._ops import replacements as one_arithmetic
 from samebits.determinism.table._class_rules import RULES, rule_of
 from samebits.determinism.table._overload_facts import (
     OverloadRow,

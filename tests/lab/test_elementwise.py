@@ -16,7 +16,7 @@ from lab.review.rows import promises_threads
 from samebits import _digest as digest
 from samebits._digest import of_value
 from samebits.determinism import table
-from samebits.determinism._machine_invariant import elementwise as ours_elementwise
+from samebits.determinism._ops import elementwise as ours_elementwise
 
 THREADS = (1, 2, 3, 4, 7)
 OURS = {one.op.removeprefix("aten::") for one in ours_elementwise.REPLACEMENTS}

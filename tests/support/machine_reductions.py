@@ -10,17 +10,17 @@ import torch.nn.functional as F
 
 from exact_cases import digest, numbers, with_gradients
 from op_testing import replaced
-from samebits.determinism._machine_invariant.linear_ops import attention, embedding_bag
-from samebits.determinism._machine_invariant.reduction_ops import (
+from samebits.determinism._ops import (
+    attention,
     batch_norm,
+    embedding_bag,
     grids,
     group_norm,
     layer_norm,
-    likelihood_loss,
-    norms,
-    other_losses,
+    losses,
     softmax,
     sums,
+    vector_norms,
 )
 
 MODULES = (
@@ -29,12 +29,12 @@ MODULES = (
     layer_norm,
     batch_norm,
     group_norm,
-    likelihood_loss,
-    norms,
+    losses,
+    vector_norms,
     attention,
     embedding_bag,
     grids,
-    other_losses,
+    losses,
 )
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = {

@@ -24,7 +24,7 @@ import torch
 import native_functions
 from running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism._all_replacements import REPLACEMENTS
-from samebits.determinism._machine_invariant import replacements as one_arithmetic
+from samebits.determinism._ops import replacements as one_arithmetic
 from samebits.determinism.table import _thread_evidence as thread_evidence
 from samebits.determinism.table._overload_facts import (
     FILE,

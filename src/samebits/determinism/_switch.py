@@ -18,7 +18,7 @@ from samebits._inspect import user_code
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.determinism import _all_replacements as replacements
-from samebits.determinism import _compile, _machine_invariant
+from samebits.determinism import _compile, _ops
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._compile import inductor_flag
@@ -69,11 +69,11 @@ class _Switch:
         conflicting_settings.refuse_environment()
         conflicting_settings.warn_of_late_branch()
         if settings.across == "machines":
-            _machine_invariant.machine.check()
+            _ops.coverage.check()
         with ExitStack() as undo:
             undo.enter_context(_set_flags())
             if settings.across != "runs":
-                undo.enter_context(_machine_invariant.recurrent.composed())
+                undo.enter_context(_ops.lstm.composed())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
             undo.enter_context(_install_kernels(settings))
@@ -262,8 +262,8 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
 def _policy(settings: OpDeterminismSettings) -> ModuleType | None:
     """Returns the module that says what follows where none of our kernels computes: errors, or torch's on one thread."""
     if settings.across == "machines":
-        return _machine_invariant.refusal
-    return _machine_invariant.one_thread if settings.across == "threads" else None
+        return _ops.refusal
+    return _ops.one_thread if settings.across == "threads" else None
 
 
 def _make(policy: ModuleType | None, it: Replacement, kernel: Kernel) -> Kernel:

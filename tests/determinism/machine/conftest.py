@@ -6,7 +6,7 @@ import pytest
 
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._guards.uninitialized_memory import without_fill
-from samebits.determinism._machine_invariant import refusal
+from samebits.determinism._ops import refusal
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 import exact_calls
 from exact_elementwise import EXACT_ELEMENTWISE
 from samebits.determinism._dispatcher import overload
-from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
+from samebits.determinism._ops.replacements import ELEMENTWISE
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_functions_of_torch_do_not(played):
 
 def test_the_table_names_overloads_of_this_torch_that_are_called_above():
     """Every name is an overload, none is replaced by ours, and of each op there is a call."""
-    ours = {it.op.removeprefix("aten::") for it in REPLACEMENTS}
+    ours = {it.op.removeprefix("aten::") for it in ELEMENTWISE}
     called = {name.split()[0].partition(".")[0] for name in exact_calls.CALLS}
     names = [name for group in EXACT_ELEMENTWISE for name in group.ops]
     assert len(set(names)) == len(names)

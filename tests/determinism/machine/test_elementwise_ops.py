@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
+from samebits.determinism._ops.replacements import ELEMENTWISE
 from samebits.errors import UnimplementedError
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def moved(op, dtype):
 @pytest.mark.parametrize("name", EVERY)
 def test_an_element_has_the_same_bits_at_every_place(name, machine_invariant_kernels):
     """At lengths 1 to 100, offsets and steps, each element is what it is alone, in every type."""
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         assert {dtype: moved(call(name), dtype) for dtype in DTYPES} == dict.fromkeys(DTYPES, [])
 
 
@@ -107,7 +107,7 @@ def test_results_are_near_torchs(name, machine_invariant_kernels):
     x, y = operands(count=400)
     op = call(name)
     torchs, exact = op(x, y), op(x.double(), y.double())
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         ours = op(x, y)
     unit = torch.nextafter(exact.float().abs(), torch.tensor(math.inf)) - exact.float().abs()
     error, theirs = (
@@ -151,7 +151,7 @@ def test_types_shapes_layouts_and_errors_are_torchs(name, machine_invariant_kern
     """Type promotion, broadcasting, strides of results and messages of errors are those of torch's kernels."""
     for number, one in enumerate(promoted(name)):
         expected = outcome(one)
-        with machine_invariant_kernels(REPLACEMENTS):
+        with machine_invariant_kernels(ELEMENTWISE):
             found = outcome(one)
         if isinstance(expected, str):
             assert found == expected, number
@@ -166,7 +166,7 @@ def test_remainders_are_exact_for_every_exponent(machine_invariant_kernels):
         torch.int32
     )
     x, y = words.view(torch.float32)
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         found = torch.fmod(x, y)
     pairs = zip(x.tolist(), y.tolist(), strict=True)
     exact = [math.fmod(a, b) if math.isfinite(a) and b else math.nan for a, b in pairs]
@@ -220,7 +220,7 @@ CASES = (
 def test_existing_tensors_are_written_as_torch_does(case, machine_invariant_kernels):
     """In-place and out forms give torch's result, layout or error, for every kind of result."""
     expected = outcome(lambda: written(case))
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         found = outcome(lambda: written(case))
     assert isinstance(found, str) == isinstance(expected, str)
     if isinstance(expected, str):
@@ -232,13 +232,13 @@ def test_existing_tensors_are_written_as_torch_does(case, machine_invariant_kern
 
 def test_an_out_of_another_shape_is_resized_with_a_warning(machine_invariant_kernels):
     """torch's warning comes, and the result has the new shape."""
-    with machine_invariant_kernels(REPLACEMENTS), pytest.warns(UserWarning, match="was resized"):
+    with machine_invariant_kernels(ELEMENTWISE), pytest.warns(UserWarning, match="was resized"):
         assert torch.exp(torch.ones(5), out=torch.empty(3)).shape == (5,)
 
 
 def test_integers_become_the_default_type(machine_invariant_kernels):
     """Functions of integers and bools are computed as torch does, and powers of integers stay integers."""
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         assert torch.exp(torch.tensor([0, 1])).tolist() == torch.tensor([0.0, 1.0]).exp().tolist()
         assert torch.sqrt(torch.tensor([True])).tolist() == [1.0]
         assert (torch.tensor([3]) ** 2).dtype == torch.int64
@@ -250,7 +250,7 @@ def test_integers_become_the_default_type(machine_invariant_kernels):
 def test_complex_numbers_are_refused_by_name(machine_invariant_kernels):
     """The error names the op, the type and a way out."""
     with (
-        machine_invariant_kernels(REPLACEMENTS),
+        machine_invariant_kernels(ELEMENTWISE),
         pytest.raises(UnimplementedError, match=r"aten::exp of complex64.*Compute with"),
     ):
         torch.exp(torch.ones(2, dtype=torch.complex64))
@@ -259,7 +259,7 @@ def test_complex_numbers_are_refused_by_name(machine_invariant_kernels):
 def test_numbers_where_the_schema_has_tensors(machine_invariant_kernels):
     """foreach hands Python numbers to kernels that take tensors: they promote as numbers do."""
     x = torch.ones(3)
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         assert torch._foreach_add([x, x.bfloat16()], 0.5)[1].dtype == torch.bfloat16
         assert torch._foreach_pow([x * 2], 1.5)[0].tolist() == [2.8284270763397217] * 3
         assert torch._foreach_pow(2.0, [x])[0].tolist() == [2.0] * 3
@@ -282,7 +282,7 @@ def test_sums_with_numbers_and_factors_have_torchs_bits(dtype, machine_invariant
         yield from (torch.complex(x.float(), y.float()) + 0.5, torch.complex(x.float(), y.float()) - y)
 
     torchs = list(sums())
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         for expected, found in zip(torchs, sums(), strict=True):
             assert found.dtype == expected.dtype
             assert same(found, expected)
@@ -309,7 +309,7 @@ def test_numbers_are_rounded_where_torch_rounds_them(dtype, machine_invariant_ke
         )
 
     torchs = list(results())
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         for number, (expected, found) in enumerate(zip(torchs, results(), strict=True)):
             assert (found != expected).sum() <= 40, number  # of 4000; another number would change hundreds
 
@@ -332,7 +332,7 @@ def test_foreach_and_single_tensor_optimizers_are_near_torchs(optimizer, machine
     """Steps of both implementations run through our kernels, and stay near torch's result."""
     for foreach in (False, True):
         expected = trained(optimizer, foreach=foreach)
-        with machine_invariant_kernels(REPLACEMENTS):
+        with machine_invariant_kernels(ELEMENTWISE):
             found = trained(optimizer, foreach=foreach)
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -353,7 +353,7 @@ def test_gradients_pass_through_our_kernels(machine_invariant_kernels):
     )
     for layer in (*layers, nn.Sigmoid(), nn.LogSigmoid(), nn.GLU()):
         grads = []
-        for replacements in ((), REPLACEMENTS):
+        for replacements in ((), ELEMENTWISE):
             leaf = (x * 4 - 2).requires_grad_()
             with machine_invariant_kernels(replacements):
                 layer(leaf).square().sum().backward()
@@ -368,7 +368,7 @@ def test_gradients_of_float64_pass_gradcheck(name, machine_invariant_kernels):
     """The derivative that torch composes of our kernels is that of our function, by finite differences."""
     op = call(name)
     x, y = (each[:8].double().requires_grad_() for each in operands())
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         if name == "acosh":
             assert torch.autograd.gradcheck(lambda x: op(x + 1.5, y), x)
         elif name.endswith("backward") or name in ("bce", "smooth_l1", "huber"):

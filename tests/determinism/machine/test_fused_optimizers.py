@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
-from samebits.determinism._machine_invariant.elementwise.fused_optimizers import power
+from samebits.determinism._ops.fused_optimizers import power
+from samebits.determinism._ops.replacements import ELEMENTWISE
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def trained(case, dtype=torch.float32, channels_last=False, **options):
 def test_fused_foreach_and_single_tensor_steps_have_the_same_bits(case, machine_invariant_kernels):
     """Four steps of each implementation end with the same parameters, near those of torch's kernels."""
     torchs = trained(case, fused=True)
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         single = trained(case, foreach=False)
         assert torch.equal(trained(case, foreach=True), single)
         assert torch.equal(trained(case, fused=True), single)
@@ -62,7 +62,7 @@ def test_torchs_implementations_differ():
 def test_other_types_and_layouts_are_near_torchs(options, machine_invariant_kernels):
     """bfloat16, float64 and parameters that are not contiguous take steps near torch's."""
     torchs = trained("AdamW", foreach=False, **options)
-    replacements = [it for it in REPLACEMENTS if "_fused" in it.op]
+    replacements = [it for it in ELEMENTWISE if "_fused" in it.op]
     with machine_invariant_kernels(replacements):
         ours = trained("AdamW", fused=True, **options)
     tolerance = 0.1 if options.get("dtype") == torch.bfloat16 else 1e-4
@@ -82,7 +82,7 @@ def test_scaled_gradients_and_skipped_steps(machine_invariant_kernels):
         tensors = ([x], [grad], [states[0]], [states[1]], [], [torch.tensor(1.0)])
         torch._fused_adam_(*tensors, **options, found_inf=torch.tensor(found))
 
-    with machine_invariant_kernels(REPLACEMENTS):
+    with machine_invariant_kernels(ELEMENTWISE):
         step(1.0)
         assert x.tolist() == [1.0] * 5
         assert grad.tolist() == [8.0] * 5

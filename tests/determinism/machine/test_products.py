@@ -21,7 +21,7 @@ from op_testing import close, laid_out, layouts, numbers, over_threads
 from product_reference import bits, fma32, fma64, fma_exact, reference
 from samebits.arithmetic.product import product
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
-from samebits.determinism._machine_invariant.linear_ops import products
+from samebits.determinism._ops import products
 from samebits.errors import UnimplementedError
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from exact_sums import fma, reduced
 from op_testing import numbers, replaced
 from samebits._digest import of_value
-from samebits.determinism._machine_invariant.linear_ops import attention
-from samebits.determinism._machine_invariant.reduction_ops import likelihood_loss, softmax, sums
+from samebits.determinism._ops import attention, losses, softmax, sums
 from samebits.errors import UnimplementedError
 
 pytestmark = pytest.mark.slow
@@ -24,7 +23,7 @@ def bits(x):
 
 @pytest.fixture(scope="module", autouse=True)
 def ours():
-    with replaced(softmax, sums, likelihood_loss, attention):
+    with replaced(softmax, sums, losses, attention):
         yield
 
 

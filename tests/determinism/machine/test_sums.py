@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exact_sums import fma, reduced, square, times
 from op_testing import laid_out, layouts, numbers, replaced
-from samebits.determinism._machine_invariant.reduction_ops import norms, sums
+from samebits.determinism._ops import sums, vector_norms
 from samebits.errors import UnimplementedError
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def bits(x):
 
 @pytest.fixture(scope="module", autouse=True)
 def ours():
-    with replaced(sums, norms):
+    with replaced(sums, vector_norms):
         yield
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.determinism import table
-from samebits.determinism._machine_invariant import coverage
+from samebits.determinism._ops import coverage
 from samebits.determinism._reviewed_schemas import not_reviewed
 from samebits.determinism.table import Entry
 from samebits.determinism.table._overload_facts import OverloadRow

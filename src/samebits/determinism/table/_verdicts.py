@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.determinism import _all_replacements as catalogue
-from samebits.determinism._machine_invariant import coverage
-from samebits.determinism._machine_invariant import replacements as every_machine
+from samebits.determinism._ops import coverage
+from samebits.determinism._ops import replacements as every_machine
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._class_rules import rule_of

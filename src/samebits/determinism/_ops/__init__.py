@@ -1,0 +1,17 @@
+"""The arithmetic of threads and machines: our kernels, the ops that they cover, and the rest: one thread, or refusals.
+
+The switch imports none of it before `across="threads"` or `across="machines"` is asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from samebits._lazy_imports import attach
+
+if TYPE_CHECKING:
+    from samebits.determinism._ops import coverage as coverage
+    from samebits.determinism._ops import lstm as lstm
+    from samebits.determinism._ops import one_thread as one_thread
+    from samebits.determinism._ops import refusal as refusal
+    from samebits.determinism._ops import replacements as replacements
+
+__getattr__, __dir__ = attach(__name__, ["coverage", "lstm", "one_thread", "refusal", "replacements"])

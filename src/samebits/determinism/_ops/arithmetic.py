@@ -1,0 +1,152 @@
+"""Ops of several operands: powers, angles, and sums of products, in which torch's compiler hides fused multiply-adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
+from samebits.determinism._ops.elementwise import Call, Plan, forms
+from samebits.determinism._replacement import NotCoveredError, Replacement
+
+_FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
+_CONTRACTED = "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused multiply-add"
+
+
+_REAL = (float, int)
+"""A bool is none: torch has its own rules for it."""
+
+
+def _is_fraction(value: Any) -> bool:
+    """Returns True for a tensor or number that is not an integer or bool."""
+    if isinstance(value, Tensor):
+        return value.dtype.is_floating_point or value.dtype.is_complex
+    return isinstance(value, float | complex)
+
+
+def _is_complex(value: Any) -> bool:
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
+def _scaled(sign: int) -> Plan:
+    """Returns the plan of add (1) or sub (-1): torch's kernel for two tensors, unless there is a factor that is not 1.
+
+    A sum with a number takes ours, since torch's kernel takes tensors only.
+    """
+
+    def scaled_sum(self: Any, other: Any, *, alpha: float = 1) -> Call | None:
+        real = type(alpha) in _REAL
+        if real and type(other) in _REAL and self.dtype.is_floating_point:
+            return FUNCTIONS["add_number"], (self,), _as_torch_rounds(self.dtype, sign * alpha, other)
+        if real and type(self) in _REAL and other.dtype.is_floating_point:
+            return FUNCTIONS["number_add"], (other,), _as_torch_rounds(other.dtype, sign * alpha, self)
+        if isinstance(alpha, complex) and (_is_complex(self) or _is_complex(other)):
+            raise NotCoveredError("aten::add", "of complex numbers with a complex alpha")
+        if alpha == 1 or isinstance(alpha, complex) or not (_is_fraction(self) or _is_fraction(other)):
+            return None
+        if isinstance(self, Tensor) and self.dtype is torch.float32:  # a short type would give way to it
+            return FUNCTIONS["add_scaled"], (self, other), (sign * alpha,)
+        dtype = torch.result_type(self, other)
+        return FUNCTIONS["add_scaled"], (self, other), _as_torch_rounds(dtype, sign * alpha)
+
+    return scaled_sum
+
+
+def _as_torch_rounds(dtype: torch.dtype, *numbers: float) -> tuple[float, ...]:
+    """Returns the numbers of a sum or a power: torch rounds them to the type of the result, if that is a short one."""
+    return numbers if dtype in (torch.float32, torch.float64) else _rounded(dtype, numbers)
+
+
+@lru_cache(maxsize=256)
+def _rounded(dtype: torch.dtype, numbers: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(torch.tensor(number, dtype=dtype).item() for number in numbers)
+
+
+_difference = _scaled(-1)
+
+
+def _rsub(self: Any, other: Any, *, alpha: float = 1) -> Call | None:
+    return _difference(other, self, alpha=alpha)
+
+
+def _addcmul(self: Tensor, tensor1: Any, tensor2: Any, *, value: float = 1) -> Call | None:
+    if isinstance(value, complex) or not any(map(_is_fraction, (self, tensor1, tensor2))):
+        return None
+    return (FUNCTIONS["addcmul"], (self, tensor1, tensor2), (value,))
+
+
+def _lerp(self: Tensor, end: Tensor, weight: Any) -> Call | None:
+    if self.dtype != end.dtype or not self.dtype.is_floating_point or isinstance(weight, complex):
+        return None
+    if not isinstance(weight, Tensor):
+        return (FUNCTIONS["lerp_number"], (self, end), (weight,))
+    return None if weight.dtype != self.dtype else (FUNCTIONS["lerp"], (self, end, weight), ())
+
+
+_POWERS: dict[float, ElementwiseFunction] = {
+    2: FUNCTIONS["square"],
+    3: FUNCTIONS["cube"],
+    0.5: UNARY["sqrt"],
+    -0.5: UNARY["rsqrt"],
+    -2: FUNCTIONS["reciprocal_square"],
+}
+
+
+def _pow(self: Any, exponent: Any) -> Call | None:
+    """Plans all three overloads: a number may stand on either side."""
+    if not (_is_fraction(self) or _is_fraction(exponent)):
+        return None
+    if not isinstance(exponent, Tensor):
+        if not isinstance(exponent, complex) and exponent in _POWERS:
+            return (_POWERS[exponent], (self,), ())
+        if not isinstance(exponent, complex) and self.is_floating_point():
+            return FUNCTIONS["pow_number"], (self,), _as_torch_rounds(self.dtype, exponent)
+    if not isinstance(self, Tensor) and not isinstance(self, complex) and exponent.is_floating_point():
+        return FUNCTIONS["number_pow"], (exponent,), _as_torch_rounds(exponent.dtype, self)
+    return (FUNCTIONS["pow"], (self, exponent), ())
+
+
+def _of_two(op: str) -> Plan:
+    function = FUNCTIONS[op]
+
+    def binary(self: Any, other: Any) -> Call | None:
+        return (function, (self, other), ())
+
+    return binary
+
+
+def _same_types(op: str) -> Plan:
+    """Returns the plan of an op without integers."""
+    function = FUNCTIONS[op]
+
+    def binary(self: Any, other: Any) -> Call | None:
+        return (function, (self, other), ()) if _is_fraction(self) or _is_fraction(other) else None
+
+    return binary
+
+
+def _replacements() -> Iterator[Replacement]:
+    yield from forms(_scaled(1), _CONTRACTED, "add.Tensor", "add_.Tensor", "add.out")
+    yield from forms(_difference, _CONTRACTED, "sub.Tensor", "sub_.Tensor", "sub.out")
+    yield from forms(_rsub, _CONTRACTED, "rsub.Tensor")
+    yield from forms(_addcmul, _CONTRACTED, "addcmul", "addcmul_", "addcmul.out")
+    yield from forms(_lerp, _CONTRACTED, "lerp.Scalar", "lerp_.Scalar", "lerp.Scalar_out")
+    yield from forms(_lerp, _CONTRACTED, "lerp.Tensor", "lerp_.Tensor", "lerp.Tensor_out")
+    yield from forms(_pow, _FUNCTION, "pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out")
+    yield from forms(_pow, _FUNCTION, "pow.Tensor_Tensor", "pow_.Tensor", "pow.Tensor_Tensor_out")
+    yield from forms(_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
+    yield from forms(_of_two("atan2"), _FUNCTION, "atan2", "atan2_", "atan2.out")
+    yield from forms(_of_two("xlogy"), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor")
+    yield from forms(_of_two("special_xlog1py"), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out")
+    for op in ("fmod", "remainder"):
+        yield from forms(_same_types(op), _FUNCTION, f"{op}.Tensor", f"{op}_.Tensor", f"{op}.Tensor_out")
+    yield from forms(_same_types("remainder"), _FUNCTION, "remainder.Scalar_Tensor")
+    for op in ("hypot", "logaddexp", "logaddexp2"):
+        yield from forms(_same_types(op), _FUNCTION, op, f"{op}_", f"{op}.out")
+
+
+REPLACEMENTS = tuple(_replacements())

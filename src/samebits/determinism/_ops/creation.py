@@ -1,0 +1,152 @@
+"""Draws that torch makes by MKL or with logarithms of the system's library: here by covered functions of its uniform draws.
+
+With u uniform on [0, 1): exponential is -log(1 - u) / lambda, but at least half a unit of rounding; log-normal is exp of a
+normal draw; Cauchy is median + sigma tan(pi (u - 1/2)); geometric is ceil(log(1 - u) / log(1 - p)), at least 1. They
+take other numbers from the generator than torch's own, so that other draws follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._replacement import replacements
+
+
+def _drawing(draw: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
+    """Returns what makes an op that fills its tensor by `draw(shape-giving tensor, parameters, generator)`."""
+
+    def make(kernel: Kernel) -> Kernel:
+        def drawing(self: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+            if not self.is_floating_point() or not self.numel():
+                return kernel(self, *args, generator=generator, **kwargs)
+            kernel(self.new_empty(0), *args, generator=generator, **kwargs)  # raises for wrong parameters
+            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+            room = torch.empty(self.shape, dtype=wide)
+            return self.copy_(draw(room, *args, generator=generator, **kwargs))
+
+        return drawing
+
+    return make
+
+
+def _exponential(room: Tensor, lambd: float = 1.0, *, generator: Any) -> Tensor:
+    least = torch.finfo(room.dtype).eps / 2
+    return _log_of_rest(room, generator).neg_().clamp_min_(least).div_(lambd)
+
+
+def _log_normal(room: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any) -> Tensor:
+    return room.normal_(mean, std, generator=generator).exp_()
+
+
+def _cauchy(room: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any) -> Tensor:
+    return room.uniform_(generator=generator).sub_(0.5).mul_(math.pi).tan_().mul_(sigma).add_(median)
+
+
+def _geometric(room: Tensor, p: float, *, generator: Any) -> Tensor:
+    rest = torch.log1p(torch.full((), -p, dtype=room.dtype))
+    return _log_of_rest(room, generator).div_(rest).ceil_().clamp_min_(1)
+
+
+def _log_of_rest(room: Tensor, generator: Any) -> Tensor:
+    """Returns log(1 - u), whose argument is exact and never 0."""
+    return room.uniform_(generator=generator).neg_().add_(1).log_()
+
+
+def _leaky(kernel: Kernel) -> Kernel:
+    """rrelu_with_noise: each element that is not positive, times a uniform draw of its own; `noise` keeps the factors."""
+
+    def rrelu(
+        self: Tensor,
+        noise: Tensor,
+        lower: float = 1 / 8,
+        upper: float = 1 / 3,
+        training: bool = False,
+        generator: Any = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        if training:
+            drawn = torch.empty_like(self, dtype=torch.float32).uniform_(lower, upper, generator=generator)
+            noise.copy_(torch.where(self <= 0, drawn.to(self.dtype), torch.ones((), dtype=self.dtype)))
+            result = self * noise
+        else:
+            result = torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
+        return result if out is None else into(out, result)
+
+    return rrelu
+
+
+def _leaky_in_place(kernel: Kernel) -> Kernel:
+    rrelu = _leaky(kernel)
+    return lambda self, *args, **kwargs: self.copy_(rrelu(self, *args, **kwargs))
+
+
+_REASON = "torch draws by MKL or the system's logarithms: ours by covered functions of its uniform draws"
+
+_BY_DRAW = (
+    ("exponential_", _exponential),
+    ("log_normal_", _log_normal),
+    ("cauchy_", _cauchy),
+    ("geometric_", _geometric),
+)
+_DRAWS = (
+    *(one for name, draw in _BY_DRAW for one in replacements([name], _drawing(draw), _REASON)),
+    *replacements(["rrelu_with_noise", "rrelu_with_noise.out"], _leaky, _REASON),
+    *replacements(["rrelu_with_noise_"], _leaky_in_place, _REASON),
+)
+
+
+# arange, range and linspace of floating-point numbers, whose vector code adds a lane's number to the first
+# of its vector.
+#
+# Element i is start + i step, in float64: the product is rounded, then the sum, then the result to its
+# type. linspace has step = (end - start) / (n - 1), and its second half counts from the end: end - (n - 1 -
+# i) step.
+
+
+def _counting(kernel: Kernel) -> Kernel:
+    """arange.start_out and range.out: torch's kernel checks the arguments and gives `out` its length."""
+
+    def counting(start: Any, end: Any, step: Any = 1, *, out: Tensor) -> Tensor:
+        kernel(start, end, step, out=out)
+        if not out.is_floating_point():
+            return out
+        return out.copy_(_multiples(out.numel(), float(step)).add_(float(start)).view(out.shape))
+
+    return counting
+
+
+def _linspace(kernel: Kernel) -> Kernel:
+    def linspace(start: Any, end: Any, steps: int, *, out: Tensor) -> Tensor:
+        kernel(start, end, steps, out=out)
+        if not out.is_floating_point() or steps < 2:
+            return out
+        step, half = (float(end) - float(start)) / (steps - 1), steps // 2
+        values = _multiples(steps, step)
+        late = values[: steps - half].flip(0).neg_().add_(float(end))
+        values.add_(float(start))[half:] = late
+        return out.copy_(values.view(out.shape))
+
+    return linspace
+
+
+def _multiples(count: int, step: float) -> Tensor:
+    """Returns 0, step, 2 step, ... in float64."""
+    return torch.arange(count, dtype=torch.int64).double().mul_(step)
+
+
+_REASON_SEQUENCES = "torch adds the lanes of a vector to its first element: ours rounds start + i step once per operation, in float64"
+
+_SEQUENCES = (
+    *replacements(["arange.start_out", "range.out"], _counting, _REASON_SEQUENCES),
+    *replacements(["linspace.out"], _linspace, _REASON_SEQUENCES),
+)
+
+REPLACEMENTS = (*_DRAWS, *_SEQUENCES)

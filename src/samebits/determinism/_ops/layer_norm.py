@@ -1,0 +1,111 @@
+"""Layer normalization and its gradients (definition: `arithmetic.normalization`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic.normalization.layers import (
+    as_read,
+    input_gradient,
+    lanes_type,
+    normalized_rows,
+    weight_gradients,
+)
+from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._ops.operands import takes
+from samebits.determinism._replacement import replacements
+
+
+def _forward(kernel: Kernel) -> Kernel:
+    def layer_norm(
+        input: Tensor,  # noqa: A002
+        normalized_shape: Sequence[int],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Any:
+        outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm")
+        if outer is None:
+            return kernel(input, normalized_shape, weight, bias, eps)
+        x = input if input.is_contiguous() else input.contiguous()
+        statistics = (*outer, *(1,) * len(normalized_shape))
+        out, mean, rstd = normalized_rows(x, math.prod(normalized_shape), statistics, weight, bias, eps)
+        kind = _statistics_type(input, weight, bias)
+        if kind is not mean.dtype:
+            mean, rstd = mean.to(kind), rstd.to(kind)
+        return out, mean, rstd
+
+    return layer_norm
+
+
+def _statistics_type(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+    """As in torch: that of the parameters, or of the input if there are none."""
+    if x.dtype is torch.float64:
+        return x.dtype
+    given = bias if weight is None else weight
+    return x.dtype if given is None else given.dtype
+
+
+def _outer(
+    x: Tensor, inner: Sequence[int], weight: Tensor | None, bias: Tensor | None, op: str
+) -> Sequence[int] | None:
+    """Returns the sizes of the rows; None for what torch's kernel does not take, and for nothing."""
+    kind, shape = x.dtype, x.shape
+    takes(op, kind)
+    rank = len(shape) - len(inner)
+    if kind not in MEMORY or not inner or rank < 0 or list(shape[rank:]) != list(inner) or not x.numel():
+        return None
+    for parameter in (weight, bias):
+        if parameter is not None and (
+            parameter.shape != shape[rank:] or parameter.dtype not in (kind, torch.float32)
+        ):
+            return None
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        return None
+    return shape[:rank]
+
+
+def _backward(kernel: Kernel) -> Kernel:
+    def gradients(
+        grad_out: Tensor,
+        input: Tensor,  # noqa: A002
+        normalized_shape: Sequence[int],
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        output_mask: Sequence[bool],
+    ) -> Any:
+        outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm_backward")
+        if outer is None or grad_out.dtype != input.dtype:
+            return kernel(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+        length, kind = math.prod(normalized_shape), lanes_type(input)
+        grad, x = as_read(grad_out, input.dtype), as_read(input, input.dtype)
+        center, scale = as_read(mean, kind), as_read(rstd, kind)
+        dx = input_gradient(grad, x, length, weight, center, scale) if output_mask[0] else None
+        dw = db = None
+        if (weight is not None and output_mask[1]) or (bias is not None and output_mask[2]):
+            dw, db = weight_gradients(grad, x, length, center, scale)
+        return dx, _shaped(dw, weight, output_mask[1]), _shaped(db, bias, output_mask[2])
+
+    return gradients
+
+
+def _shaped(total: Tensor | None, parameter: Tensor | None, wanted: bool) -> Tensor | None:
+    if total is None or parameter is None or not wanted:
+        return None
+    return total.view(parameter.shape).to(parameter.dtype)
+
+
+_REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
+
+REPLACEMENTS = (
+    *replacements(["native_layer_norm"], _forward, _REASON),
+    *replacements(["native_layer_norm_backward"], _backward, _REASON),
+)

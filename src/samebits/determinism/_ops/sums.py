@@ -1,0 +1,123 @@
+"""sum, mean, nansum, prod, dot and vdot, of any layout and over any dimensions (the definition is in `arithmetic.reductions`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT
+from samebits.arithmetic.reductions.tensors import reduce
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._ops.operands import takes
+from samebits.determinism._replacement import Replacement, replacements
+
+REASON = (
+    "the lanes of torch's sum are those of the machine's vectors: ours are 16 in blocks of 256, by definition"
+)
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _summing(kernel: Kernel, *, op: str, what: str, last: int = PLAIN) -> Kernel:
+    def summed(
+        self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+    ) -> Tensor:
+        result = _reduced(op, what, self, dim or (), keepdim, _kind(self, dtype, out), last)
+        if result is None:
+            return kernel(self, dim, keepdim, dtype=dtype, **({} if out is None else {"out": out}))
+        return result if out is None else into(out, result)
+
+    return summed
+
+
+def _prod_of_all(kernel: Kernel) -> Kernel:
+    def product(self: Tensor, *, dtype: Any = None) -> Tensor:
+        result = _reduced("prod", "prod", self, (), False, _kind(self, dtype, None), PLAIN)
+        return kernel(self, dtype=dtype) if result is None else result
+
+    return product
+
+
+def _prod_of_dim(kernel: Kernel) -> Kernel:
+    def product(
+        self: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+    ) -> Tensor:
+        result = _reduced("prod", "prod", self, (dim,), keepdim, _kind(self, dtype, out), PLAIN)
+        if result is None:
+            return kernel(self, dim, keepdim, dtype=dtype, **({} if out is None else {"out": out}))
+        return result if out is None else into(out, result)
+
+    return product
+
+
+def _dot(kernel: Kernel) -> Kernel:
+    """Those of two vectors: dot and vdot, whose form with `out=` calls the plain one."""
+
+    def dot(self: Tensor, tensor: Tensor) -> Tensor:
+        is_ours = takes("dot", self.dtype, tensor.dtype) and self.dtype == tensor.dtype
+        if (
+            not is_ours
+            or not self.numel()
+            or not self.dim() == tensor.dim() == 1
+            or self.shape != tensor.shape
+        ):
+            return kernel(self, tensor)
+        return reduce("dot", self.contiguous(), y=tensor.contiguous())
+
+    return dot
+
+
+def _tensordot(kernel: Kernel) -> Kernel:
+    """Also of inner: torch composes it of a dot product where the factors have no gaps, else of a sum."""
+
+    def tensordot(self: Tensor, other: Tensor, *dims: Any, **out: Tensor) -> Tensor:
+        return kernel(self.contiguous(), other.contiguous(), *dims, **out)
+
+    return tensordot
+
+
+def _kind(x: Tensor, dtype: Any, out: Any) -> torch.dtype:
+    """As in torch: the type asked for, else that of `out`, else the tensor's own."""
+    return dtype or (x.dtype if out is None else out.dtype)
+
+
+def _reduced(
+    op: str, what: str, x: Tensor, dims: Any, keepdim: bool, kind: torch.dtype, last: int
+) -> Tensor | None:
+    """Returns the result; None if torch's kernel is exact, or will raise."""
+    if not takes(op, kind):
+        return None
+    if x.dtype != kind and not (kind == torch.float32 and x.dtype in _HALVES):
+        takes(op, x.dtype)
+        x = x.to(kind)
+    if not x.numel() and last == PLAIN:
+        return None
+    try:
+        return reduce(what, x, dims, keepdim, dtype=kind, last=last)
+    except IndexError:
+        return None
+
+
+REPLACEMENTS = tuple(
+    replacement
+    for names, make in (
+        (("sum.dim_IntList", "sum.IntList_out"), partial(_summing, op="sum", what="sum")),
+        (("mean.dim", "mean.out"), partial(_summing, op="mean", what="sum", last=QUOTIENT)),
+        (("nansum", "nansum.out"), partial(_summing, op="nansum", what="nansum")),
+        (("prod",), _prod_of_all),
+        (("dot", "vdot"), _dot),
+        (("prod.dim_int", "prod.int_out"), _prod_of_dim),
+    )
+    for replacement in replacements(names, make, REASON)
+) + tuple(
+    Replacement(
+        f"aten::{name}",
+        _tensordot,
+        "torch takes a sum of products where a factor has gaps: made contiguous",
+        device="AutogradCPU",
+    )
+    for name in ("tensordot", "tensordot.out")
+)
