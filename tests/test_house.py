@@ -17,7 +17,7 @@ BUDGET = {
     "checkpoint": 4360,
     "cli": 2220,
     "data": 8540,
-    "determinism": 10260,
+    "determinism": 10170,
     "nn": 1630,
     "random": 5170,
     "replica": 4680,

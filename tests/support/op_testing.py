@@ -1,12 +1,15 @@
 """Shared by the tests of op determinism: thread counts, tensors, and replacements put in front without the rest of the switch."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
 
 from samebits._digest import of_value
 from samebits.determinism._dispatcher import KernelOverrides
+from samebits.determinism._guards.uninitialized_memory import without_fill
+from samebits.determinism._ops import refusal
 from samebits.determinism._reviewed_schemas import installable
 
 THREADS = (1, 2, 3, 4, 8)
@@ -14,15 +17,19 @@ THREADS = (1, 2, 3, 4, 8)
 
 @contextmanager
 def replaced(*modules):
-    """The replacements of these modules (or tuples of replacements), taken away at the end."""
+    """The replacements of these modules (or tuples of replacements); what they do not cover raises, as across machines."""
     overrides = KernelOverrides()
     try:
         for module in modules:
             for one in installable(getattr(module, "REPLACEMENTS", module)):
-                overrides.put(one.op, one.device, one.make)
+                overrides.put(one.op, one.device, partial(_installed, one))
         yield
     finally:
         overrides.remove()
+
+
+def _installed(replacement, kernel):
+    return without_fill(replacement.make(kernel), refusal.otherwise(replacement.op, kernel))
 
 
 def over_threads(compute):

@@ -32,7 +32,7 @@ def otherwise(op: str, kernel: Kernel) -> Callable[[NotCoveredError], Kernel]:
 def put_rest(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
     """Installs one thread in front of torch's kernels that the op table does not know to be equal over threads."""
     replaced = frozenset((it.op, it.device) for it in ours)
-    for full, key, types in verdicts.op_table().serial_kernels():
+    for full, key, types in verdicts.cpu_table().serial_kernels():
         if (full, key) not in replaced:
             overrides.put(full, key, partial(_serial, full, types))
 

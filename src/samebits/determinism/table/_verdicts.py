@@ -318,14 +318,16 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> OpTable:
     """Returns the table of this package."""
-    return OpTable(
-        reviewed(),
-        catalogue.all_replacements(),
-        own_lines(),
-        seen_cases(),
-        gpu_evidence(),
-        every_machine.REPLACEMENTS,
-    )
+    return _table(catalogue.all_replacements(), gpu_evidence())
+
+
+def cpu_table() -> OpTable:
+    """Returns the table for the CPU alone, which loads no formulation for CUDA: for the switch."""
+    return _table(catalogue.REPLACEMENTS, ())
+
+
+def _table(replacements: Iterable[Replacement], gpus: Iterable[GpuEvidence]) -> OpTable:
+    return OpTable(reviewed(), replacements, own_lines(), seen_cases(), gpus, every_machine.REPLACEMENTS)
 
 
 def lookup(op: str, device: str) -> Entry:
