@@ -55,4 +55,4 @@ def test_missing():
 
 @pytest.mark.parametrize("number", range(4))
 def test_slow(number):
-    time.sleep(1.5)
+    time.sleep(4)
