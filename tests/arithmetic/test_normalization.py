@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from exact_cases import with_gradients
 from exact_sums import fma, reduced, square
 from op_testing import numbers, replaced
-from samebits.determinism._ops import batch_norm, embedding_bag, grids, group_norm, layer_norm, sums
+from samebits.determinism._ops import batch_norm, embedding_bag, grid_sample, group_norm, layer_norm, sums
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def bits(x):
 
 @pytest.fixture(scope="module", autouse=True)
 def ours():
-    with replaced(layer_norm, group_norm, batch_norm, embedding_bag, grids, sums):
+    with replaced(layer_norm, group_norm, batch_norm, embedding_bag, grid_sample, sums):
         yield
 
 

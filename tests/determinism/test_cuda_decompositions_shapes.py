@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from formulation_check import disable_determinism
 from samebits.determinism._cuda_decompositions import counts, grids, losses, pools, resize, scans
-from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d
-from samebits.determinism._kernels.indexing.put import put_
+from samebits.determinism._kernels.max_unpool import max_unpool2d
+from samebits.determinism._kernels.put import put_
 
 F, aten = torch.nn.functional, torch.ops.aten
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}

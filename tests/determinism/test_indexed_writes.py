@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import samebits
 from op_testing import replaced
-from samebits.determinism._kernels.indexing import indexed_writes
+from samebits.determinism._kernels import indexed_writes
 
 THREADS = (1, 2, 2, 3, 4, 8)
 MANY, PLACES = 200_000, 500

@@ -15,13 +15,13 @@ from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism._ops import replacements as one_arithmetic
 from samebits.determinism.table._class_rules import RULES, rule_of
+from samebits.determinism.table._evidence import seen_cases
 from samebits.determinism.table._overload_facts import (
     OverloadRow,
     ReviewedOverloads,
     all_reviews,
     version_numbers,
 )
-from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICTS
 from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.errors import InvalidArgumentError

@@ -289,7 +289,7 @@ def test_a_layer_that_draws_anew_has_wrong_gradients():
 
 def test_many_calls_are_forgotten_oldest_first(monkeypatch):
     """Only so many repeatable calls are kept; an older one is refused, not given another's mask."""
-    from samebits.nn import _activation_checkpointing as activation_checkpointing
+    from samebits.nn import _layer_keys as activation_checkpointing
 
     monkeypatch.setattr(activation_checkpointing, "_KEPT", 10)
     net = Twice()

@@ -14,7 +14,7 @@ from samebits.determinism._ops import (
     attention,
     batch_norm,
     embedding_bag,
-    grids,
+    grid_sample,
     group_norm,
     layer_norm,
     losses,
@@ -33,7 +33,7 @@ MODULES = (
     vector_norms,
     attention,
     embedding_bag,
-    grids,
+    grid_sample,
     losses,
 )
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -16,9 +16,9 @@ from gpu_report import COVERS, EQUAL, RATIO, SCHEMA, VARYING, formulations, writ
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
-from samebits.determinism.table import _gpu_evidence as gpu_evidence
+from samebits.determinism.table import _evidence as gpu_evidence
 from samebits.determinism.table import reviewed
-from samebits.determinism.table._thread_evidence import seen_cases
+from samebits.determinism.table._evidence import seen_cases
 from samebits.determinism.table._verdicts import OpTable, own_lines
 
 OP = "aten::reflection_pad2d_backward"
@@ -49,7 +49,7 @@ def without_entries(source, file):
 @pytest.fixture
 def files(tmp_path):
     """(verified.toml, gpus.toml), without entries."""
-    both = (verified_on_gpu.FILE, "verified.toml"), (gpu_evidence.FILE, "gpus.toml")
+    both = (verified_on_gpu.FILE, "verified.toml"), (gpu_evidence.GPU_FILE, "gpus.toml")
     return tuple(without_entries(source, tmp_path / name) for source, name in both)
 
 
@@ -75,7 +75,7 @@ def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(report, files)
     """An overload of equal cases, and of none that varied, is recorded; the table shows the GPU as evidence "battery"."""
     for _ in range(2):  # the second time takes the place of the first
         assert tool.record(report, *files).seen == {"sin"}
-    (seen,) = gpu_evidence.read(files[1])
+    (seen,) = gpu_evidence.read_gpu_evidence(files[1])
     assert (seen.gpu, seen.torch, seen.ops) == ("a GPU", "2.11.0+cu130", {"sin"})
     table = OpTable(reviewed(), replacements.all_replacements(), own_lines(), seen_cases(), [seen])
     entry, plain = table.lookup("aten::sin", "cuda"), table.lookup("aten::cos", "cuda")
@@ -131,7 +131,7 @@ def test_the_tool_installs_what_was_verified(report, tmp_path, root):
     """Run in a copy of the sources, without a GPU: the op table shows the evidence, and the switch installs."""
     for folder in ("src", "tests/support", "tools/op_table"):
         shutil.copytree(root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (verified_on_gpu.FILE, gpu_evidence.FILE):
+    for file in (verified_on_gpu.FILE, gpu_evidence.GPU_FILE):
         copy = tmp_path / "src" / file.relative_to(Path(samebits.__file__).parents[1])
         without_entries(file, copy)
     write(tmp_path, report)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from samebits.checkpoint._store import CommitStore
-from samebits.testing._final_digests import final_digest
+from samebits.testing._run_and_kill import final_digest
 
 HOST = Path(__file__).parents[1] / "support" / "chaos_host.py"
 PHASES = (

@@ -22,7 +22,7 @@ from formulation_samples import SAMPLES
 from gpu_report import COVERS, EQUAL, RATIO, VARYING, formulations
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._verified_on_gpu import GpuVerification
-from samebits.determinism.table import _gpu_evidence as gpu_evidence
+from samebits.determinism.table import _evidence as gpu_evidence
 
 CASE = "test_switch.py::test_a_formulation_has_the_values_of_the_cpu[{}]"
 
@@ -99,7 +99,7 @@ def record(report: Mapping[str, Any], verified: Path, table: Path) -> GpuRun:
 def main(arguments: list[str]) -> int:
     """Writes the data files; returns 0, or 1 where a formulation failed or none was verified."""
     report = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    found = record(report, verified_on_gpu.FILE, gpu_evidence.FILE)
+    found = record(report, verified_on_gpu.FILE, gpu_evidence.GPU_FILE)
     for title, lines in (("failed", found.failed), ("untried", found.untried)):
         for op, why in lines.items():
             print(f"{title:8} {op}: {why}")

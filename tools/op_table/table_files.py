@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
+from samebits.determinism.table._evidence import APART
 from samebits.determinism.table._overload_facts import TITLE, OverloadRow, ReviewedOverloads, version_numbers
-from samebits.determinism.table._thread_evidence import APART
 
 MOST = 3
 """Cases that `seen.csv` names of an overload, at most."""

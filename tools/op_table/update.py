@@ -25,7 +25,7 @@ import native_functions
 from running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism._all_replacements import REPLACEMENTS
 from samebits.determinism._ops import replacements as one_arithmetic
-from samebits.determinism.table import _thread_evidence as thread_evidence
+from samebits.determinism.table import _evidence as evidence
 from samebits.determinism.table._overload_facts import (
     FILE,
     FILE_OTHERS,
@@ -125,8 +125,8 @@ def main(arguments: list[str]) -> None:
     write(pinned, FILE)
     if "--pin" in arguments or after is not pinned:  # else the differences of the others stay
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
-    seen = cases(thread_evidence.read(thread_evidence.FILE), every.values(), files)
-    write_cases(seen, thread_evidence.FILE)
+    seen = cases(evidence.read_seen_cases(evidence.SEEN_FILE), every.values(), files)
+    write_cases(seen, evidence.SEEN_FILE)
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 

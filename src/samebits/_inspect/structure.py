@@ -21,7 +21,7 @@ from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type, owner_of_file
 
 Structure = Mapping[str, Any]
-"""What is compared, by name, of one module or of the process: plain values only."""
+"""The values of one module or of the process that are compared, by name: plain ones only."""
 _HOOKS = "hooks"
 _CLASS = "class"
 ENVIRON = "os.environ["

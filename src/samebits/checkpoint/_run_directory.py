@@ -40,7 +40,7 @@ CURES = {
     errno.EEXIST: "Something in the path is a file: remove it",
     errno.ELOOP: "It is a symbolic link, or links lead in a circle: remove it",
 }
-"""What to do about an error of the disk."""
+"""The cure for each error of the disk."""
 
 _WRITER_TIMEOUT = 60.0
 """Seconds that the writer of a killed run may take to finish its last snapshot."""

@@ -8,11 +8,11 @@ from samebits.determinism._kernels import (
     convolution,
     fft,
     grid_sample,
+    indexed_writes,
     lapack,
     polynomials,
     upsample,
 )
-from samebits.determinism._kernels.indexing import indexed_writes
 from samebits.determinism._replacement import Replacement
 
 REPLACEMENTS: tuple[Replacement, ...] = (

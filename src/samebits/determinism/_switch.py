@@ -6,6 +6,7 @@ After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ import torch
 from samebits._context import ACROSS, Across, OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect import user_code
 from samebits._inspect.patching import Patches
-from samebits._inspect.user_call import explain_wrong_calls
+from samebits._inspect.user_call import WrongCall, explain_wrong_calls
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import _compile, _ops
 from samebits.determinism import _cuda_loading as cuda_loading
@@ -38,8 +39,48 @@ from samebits.determinism._guards import (
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import without_fill
 from samebits.determinism._replacement import Replacement
-from samebits.determinism._switch_arguments import explain
 from samebits.errors import ConflictError, InvalidArgumentError
+
+# Calls of `enable_op_determinism` with arguments that it does not have: the error has the line to type.
+
+
+_MEANT = (
+    (
+        r"machine|cpus?\b|hardware|arch|vendor",
+        "the same bits on every x86-64 CPU with AVX2 and FMA",
+        'samebits.enable_op_determinism(across="machines")',
+    ),
+    (
+        r"thread|core|omp",
+        "the same bits on any number of threads",
+        'samebits.enable_op_determinism(across="threads")',
+    ),
+    (r"warn", "a warning in place of an error", 'samebits.enable_op_determinism(on_unimplemented="warn")'),
+    (r"seed", "a seed", "samebits.set_random_seed(seed)"),
+)
+"""A word in an argument, the effect that was meant, and the line to type."""
+
+
+def _explain(call: WrongCall) -> str:
+    """Returns the message for a call that does not fit the signature."""
+    given = ", ".join(
+        [*map(repr, call.args), *(f"{name}={value!r:.40}" for name, value in call.named.items())]
+    )
+    problem = (
+        f"there is no argument {', '.join(call.unknown)}"
+        if call.unknown
+        else "each argument after the first needs its name"
+    )
+    asked = {name: call.named[name] for name in call.unknown if call.named[name] is not False}
+    words = " ".join(f"{name} {value}" for name, value in asked.items()).lower()
+    for pattern, effect, line in _MEANT:
+        if re.search(pattern, words):
+            return f"enable_op_determinism({given}): {problem}. For {effect} type\n    {line}"
+    return (
+        f"enable_op_determinism({given}): {problem}. "
+        "Its arguments are enabled, across and on_unimplemented:\n"
+        '    samebits.enable_op_determinism(across="threads")'
+    )
 
 
 class _Switch:
@@ -119,7 +160,7 @@ class OpDeterminism:
         _switch.change(self._before)
 
 
-@explain_wrong_calls(explain)
+@explain_wrong_calls(_explain)
 def enable_op_determinism(
     enabled: bool = True,
     *,

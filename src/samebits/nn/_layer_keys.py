@@ -5,6 +5,7 @@ A layer takes one key per call and draws from it; its numbers depend on nothing 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -18,9 +19,62 @@ from samebits import random
 from samebits._context import Words, process
 from samebits._unseeded import no_seed
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError
-from samebits.nn import _activation_checkpointing as activation_checkpointing
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
+
+# Activation checkpointing repeats a forward inside backward: a repeated call must get the key it had.
+#
+# A forward may be repeated under saved-tensor hooks or with gradients off (non-reentrant and reentrant
+# checkpointing run it so). There a call draws 63 bits from torch's default generator that identify it, and
+# its key is stored under them. Checkpointing restores that generator for the repetition, so that the same
+# bits are drawn inside backward and find the key: for any number of calls of one layer, nested, and across
+# steps. In all other forwards nothing is drawn, so that torch's generator does not depend on these layers.
+
+
+_KEPT = 1 << 16
+_keys: OrderedDict[tuple[int, int], Words] = OrderedDict()
+
+
+def in_backward() -> bool:
+    """Returns True inside backward: a layer called there repeats an earlier forward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def may_be_repeated() -> bool:
+    """Returns True if this forward may be repeated inside backward."""
+    return (
+        not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    )
+
+
+def remember(layer: torch.nn.Module, key: Words) -> None:
+    """Stores the key of this call for its repetition; only the newest 65,536 are stored."""
+    call = _identifier(layer)
+    _keys.pop(call, None)
+    _keys[call] = key
+    while len(_keys) > _KEPT:
+        _keys.popitem(last=False)
+
+
+def recall(layer: torch.nn.Module) -> Words:
+    """Returns the key of the call that is being repeated.
+
+    Raises `UnimplementedError` if the generator's bits identify no forward.
+    """
+    key = _keys.get(_identifier(layer))
+    if key is None:
+        raise UnimplementedError(
+            f"samebits.nn.{type(layer).__name__} {getattr(layer, 'layer_name', None) or ''} is called inside backward, and "
+            "torch's generator does not identify the forward that this repeats. Let activation checkpointing restore it: "
+            "torch.utils.checkpoint.checkpoint(..., preserve_rng_state=True), the default; inside the checkpointed "
+            "function do not seed torch, and do not turn on gradients or saved-tensor hooks in only one of the two calls."
+        )
+    return key
+
+
+def _identifier(layer: torch.nn.Module) -> tuple[int, int]:
+    return int(torch.randint(2**63 - 1, (1,))), id(layer)
+
 
 # Layers that draw, under tracing: a mask must not become a constant of the graph.
 
@@ -136,7 +190,7 @@ class OwnsRandomness(torch.nn.Module):
 
     Under torch.compile a key that is computed in the forward breaks the graph; `samebits.nn.compiled` makes it an input.
     Activation checkpointing (both kinds, nested too) repeats a call with the same key; see
-    `samebits.nn._activation_checkpointing`.
+    `samebits.nn._layer_keys`.
 
     Args:
         name: keys the layer instead of its path; no two layers of a model may share it.
@@ -195,12 +249,12 @@ class OwnsRandomness(torch.nn.Module):
         calls = None if self._compiled_calls else self._calls()
         if calls is None:
             return None
-        if activation_checkpointing.in_backward():
-            key = activation_checkpointing.recall(self)
+        if in_backward():
+            key = recall(self)
         else:
             key = calls.continuation_key()
-            if activation_checkpointing.may_be_repeated():
-                activation_checkpointing.remember(self, key)
+            if may_be_repeated():
+                remember(self, key)
         self._compiled_calls = CompiledCalls(
             key, calls.place, tensor=int_keys.to_tensor(key), taken_from=calls
         )
@@ -208,7 +262,7 @@ class OwnsRandomness(torch.nn.Module):
 
     def _end_compiled_forward(self) -> None:
         """Continues the count after that forward."""
-        if self._compiled_calls is not None and not activation_checkpointing.in_backward():
+        if self._compiled_calls is not None and not in_backward():
             self._compiled_calls.taken_from.number += self._compiled_calls.number
         self._compiled_calls = None
 
@@ -222,11 +276,11 @@ class OwnsRandomness(torch.nn.Module):
         calls = self._calls()
         if calls is None:  # checkpointing restores the generator, and with it this key
             return int_keys.fold(int_keys.root(int(torch.randint(2**63 - 1, (1,)))), _DRAWN)
-        if activation_checkpointing.in_backward():
-            return activation_checkpointing.recall(self)
+        if in_backward():
+            return recall(self)
         key = calls.next()
-        if activation_checkpointing.may_be_repeated():
-            activation_checkpointing.remember(self, key)
+        if may_be_repeated():
+            remember(self, key)
         return key
 
     def _calls(self) -> LayerCalls | None:

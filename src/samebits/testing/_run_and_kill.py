@@ -4,22 +4,104 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
+from samebits import _digest as digest
+from samebits._context import process
+from samebits._inspect.tree import of_nested
 from samebits.audit._first_difference import first_difference_of_segments
 from samebits.audit._verify.baseline import facts_of
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder
+from samebits.checkpoint._run_directory import MARKER
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import InvalidArgumentError, VerifyError
-from samebits.testing import _run_function as run_function
-from samebits.testing._final_digests import final_digest, newest_step
 from samebits.testing._planned_kills import Place, PlannedKill, check_names, check_places, plan_kill
+
+# The digest of the commits in the run directories that a program left.
+
+
+RESULT = "samebits-result"
+"""File with the digest of a function's result."""
+
+
+def final_digest(root: Path) -> str:
+    """Returns the digest of every run below `root`: its objects, gradients and `run.state`; and of a function's result.
+
+    Raises `VerifyError` when there is no run, or one has not finished.
+    """
+    parts = []
+    for folder in _run_dirs(root):
+        found = CommitStore(folder).newest()
+        if found is None or not found[0].finished:
+            raise VerifyError(
+                f"run_and_kill: the run in {folder.name} did not come to its end: it was left by `break`?"
+            )
+        state = found[1]
+        parts.append([str(folder.relative_to(root)), state["objects"], state["grads"], state["run_state"]])
+    if not parts:
+        raise VerifyError("run_and_kill: the program made no run directory: samebits.Run(run_dir, ...) does.")
+    result = root / RESULT
+    return digest.of_value([parts, result.read_text() if result.exists() else ""])
+
+
+def newest_step(root: Path) -> int:
+    """Returns the step of the newest commit below `root`; 0 without one."""
+    found = [CommitStore(folder).newest() for folder in _run_dirs(root)]
+    return max((manifest.step for manifest, _ in filter(None, found)), default=0)
+
+
+def _run_dirs(root: Path) -> list[Path]:
+    return sorted(marker.parent for marker in root.rglob(MARKER))
+
+
+# A function as a script: `python -m samebits.audit._child.launch SPEC function.py FUNCTION` calls it in a
+# fresh process.
+
+
+def script() -> str:
+    """Returns the script's path."""
+    return os.path.abspath(__file__)
+
+
+def save(function: Callable[[Path], Any], folder: Path) -> Path:
+    """Writes `function` for `main`, by value with the parts of its module that it uses, and returns the file."""
+    module = sys.modules.get(function.__module__)
+    by_value = module is not None and module.__name__ != "__main__"
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data = cloudpickle.dumps((sys.path, function))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    path = folder / "function"
+    path.write_bytes(data)
+    return path
+
+
+def main(path: str) -> None:
+    """Calls the function in `path` (the parent process has just written it) with a run directory below the run root."""
+    sys.path[:], function = pickle.loads(Path(path).read_bytes())  # noqa: S301
+    root = process.overrides.run_root
+    assert root is not None
+    value = function(root / "run")
+    (root / RESULT).write_text(of_nested(value).digest())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+
 
 _SHOWN = 20
 """Lines of a failed process's output."""
@@ -120,7 +202,7 @@ def _command(program: Program, args: Sequence[str], scratch: Path) -> tuple[str,
             raise InvalidArgumentError(
                 "run_and_kill(args=...): a function takes none; wrap it in another one."
             )
-        return run_function.script(), (str(run_function.save(program, scratch)),)
+        return script(), (str(save(program, scratch)),)
     path = Path(program).absolute()
     if not path.is_file():
         raise VerifyError(f"run_and_kill({os.fspath(program)!r}): there is no such file.")

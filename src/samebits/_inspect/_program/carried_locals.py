@@ -31,7 +31,7 @@ from samebits._inspect.user_code import is_library
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
 _Action = tuple[str, str]
-"""What an instruction does to a variable (LOAD, STORE or DELETE), and the variable's name."""
+"""The effect of an instruction on a variable (LOAD, STORE or DELETE), and the variable's name."""
 
 
 class Liveness:

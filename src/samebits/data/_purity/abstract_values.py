@@ -10,7 +10,7 @@ from types import CellType, CodeType
 from typing import Any, NamedTuple
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
-"""What cannot change, and holds nothing that can."""
+"""Values that cannot change, and hold nothing that can."""
 MANY = 64
 """Items of a captured container that are looked at one by one."""
 

@@ -215,14 +215,14 @@ HANDING_ON = names(
     "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable "
     "copy union nlargest nsmallest deque OrderedDict defaultdict Counter"
 )
-"""What they return may be what they were given, share its memory, or hold it. (`astype`, `to`, `float` copy as a rule: a
+"""Functions whose result may be what they were given, share its memory, or hold it. (`astype`, `to`, `float` copy as a rule: a
 change in place behind one that does not is left to the check of captured state.)"""
 CONTAINERS = names(
     "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable copy union "
     "values items keys get pop setdefault popitem popleft __getitem__ max min next reduce iter nlargest nsmallest deque "
     "OrderedDict defaultdict Counter chunk split unbind"
 )
-"""What they return holds what their arguments hold, but is another object."""
+"""Functions whose result holds what their arguments hold, but is another object."""
 TAKING_OUT = names("get pop setdefault popitem popleft __getitem__ max min next reduce")
 """Of these, what they return is what is held."""
 LASTING_CALLS = names(

@@ -34,7 +34,7 @@ from samebits.data._purity.abstract_values import (
 from samebits.data._purity.frames import Frame
 
 _CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
-"""What is captured as code, and no state of its own."""
+"""Objects that are captured as code, without a state of their own."""
 
 
 @dataclass(frozen=True)

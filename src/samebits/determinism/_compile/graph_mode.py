@@ -2,16 +2,94 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
 
+import torch
 import torch.compiler.config
 
 from samebits._byte_digest import of_bytes
 from samebits._context import Across
 from samebits._inspect.patching import Patches
-from samebits.determinism._compile import inductor, torchscript, triton_autotuning, unseeded_draws
+from samebits._inspect.user_code import calling_line
+from samebits.determinism._compile import inductor, unseeded_draws
+from samebits.errors import UnimplementedError
+
+# TorchScript's profiling executor watches the first call and rewrites the graph for the next ones.
+#
+# On the CPU a sum of matrix products becomes one batched product at the second call, with other bits. So
+# the bits of a step depend on how many steps this process has run before, which a resumed run cannot
+# repeat. Under the switch the graph runs as written, op by op, so that the eager replacements serve.
+
+
+def pin() -> bool:
+    """Turns profiling off in all threads and drops rewritten graphs; returns whether it was on."""
+    _forget_rewritten()
+    return torch._C._jit_set_profiling_mode(False)
+
+
+def unpin(was: bool) -> None:
+    """Turns profiling on again if it was."""
+    torch._C._jit_set_profiling_mode(was)
+
+
+def refuse(patches: Patches) -> None:
+    """Makes every call of a compiled function or method raise: its executor fuses ops past the dispatcher."""
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        patches.put(kind, "__call__", _refused)
+
+
+def _refused(code: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise UnimplementedError(
+        f"TorchScript code ({code.name}), called at {calling_line()}, has other bits on another CPU "
+        '(enable_op_determinism(across="machines")): call the Python function or module that it was made of.'
+    )
+
+
+def _forget_rewritten() -> None:
+    """Makes every compiled function and method of this process start anew at its next call."""
+    compilation_unit: Any = torch.jit._state._python_cu
+    functions = list(compilation_unit.get_functions())
+    kinds = set(_kinds(torch.jit.RecursiveScriptModule))
+    # The result of torch.jit.load is in no list; an instance refers to its class.
+    for module in gc.get_referrers(*kinds):
+        if type(module) in kinds and "_c" in vars(module):
+            functions += [module._c._get_method(name) for name in module._c._method_names()]
+    for function in functions:
+        with suppress(RuntimeError):  # raised by code made while profiling was off, which is never rewritten
+            function._debug_flush_compilation_cache()
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)
+
+
+# Triton's autotuning of a user's kernels: timings choose between configurations, and configurations may
+# round differently.
+
+
+def pin_first_configuration(autotuner: Any, patches: Patches) -> None:
+    """Makes a user's `triton.autotune` take its first configuration: the fastest of a timing varies from day to day."""
+    run = autotuner.Autotuner.run
+
+    @functools.wraps(run)
+    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        every, self.configs = self.configs, self.configs[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = every
+
+    patches.put(autotuner.Autotuner, "run", with_first)
+
 
 _patches = Patches()
 _profiled: list[bool] = []
@@ -34,12 +112,12 @@ def enter(across: Across) -> None:
         lambda module: inductor.patch(module, _patches, mode, across),
     )
     _patches.when_imported(
-        "triton.runtime.autotuner", lambda module: triton_autotuning.pin_first_configuration(module, _patches)
+        "triton.runtime.autotuner", lambda module: pin_first_configuration(module, _patches)
     )
     unseeded_draws.watch(_patches)
     if across == "machines":
-        torchscript.refuse(_patches)
-    _profiled.append(torchscript.pin())
+        refuse(_patches)
+    _profiled.append(pin())
     _forget_compiled()
 
 
@@ -47,7 +125,7 @@ def leave() -> None:
     """Undoes `enter` exactly; code that was compiled under the switch is compiled again when it is called."""
     _patches.undo()
     if _profiled:
-        torchscript.unpin(_profiled.pop())
+        unpin(_profiled.pop())
         _forget_compiled()
 
 

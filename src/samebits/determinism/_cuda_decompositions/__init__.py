@@ -27,8 +27,8 @@ from samebits.determinism._cuda_decompositions import (
 )
 from samebits.determinism._cuda_decompositions.forms import in_place_form, out_form, where
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d, max_unpool3d
-from samebits.determinism._kernels.indexing.put import put_
+from samebits.determinism._kernels.max_unpool import max_unpool2d, max_unpool3d
+from samebits.determinism._kernels.put import put_
 from samebits.determinism._replacement import Replacement, always
 from samebits.determinism._verified_on_gpu import read, verification_text
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from samebits._inspect.user_code import calling_line
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
 from samebits.determinism._environment import TESTED_TORCH
-from samebits.determinism._guards import triton_atomics
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import (
     InvalidArgumentError,
@@ -31,6 +31,55 @@ from samebits.errors import (
     UnimplementedWarning,
     UnreviewedOpWarning,
 )
+
+# A user's own Triton kernel with atomics: they run in no fixed order. (Written from Triton's source; no GPU
+# has run it.)
+
+
+_ATOMIC = re.compile(r"\batomic_\w+")
+
+
+def watch_triton_atomics(patches: Patches, jit: ModuleType) -> None:
+    """Checks each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
+    patches.put(jit.JITFunction, "run", _check_at_launch(jit.JITFunction.run))
+
+
+def _check_at_launch(run: Callable[..., Any]) -> Callable[..., Any]:
+    seen: set[int] = set()
+
+    @functools.wraps(run)
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in seen:
+            seen.add(id(self))
+            _check_kernel(self)
+        return run(self, *args, **kwargs)
+
+    return launched
+
+
+def _check_kernel(kernel: Any) -> None:
+    atomics = sorted({name for source in _sources(kernel, set()) for name in _ATOMIC.findall(source)})
+    if atomics:
+        name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
+        text = (
+            f"the Triton kernel {name}, launched at {calling_line()} under op determinism, uses {', '.join(atomics)}: floating-point "
+            "atomics are added in no fixed order. Let each program write its own result and reduce these in a second "
+            "kernel; atomics on integers repeat."
+        )
+        warn_once(name, text, UndeclaredOpWarning)
+
+
+def _sources(kernel: Any, seen: set[int]) -> Iterator[str]:
+    """Yields the sources of a kernel and of the jitted functions that it calls by a global name."""
+    if id(kernel) in seen:
+        return
+    seen.add(id(kernel))
+    yield kernel.src
+    for name in kernel.fn.__code__.co_names:
+        called = kernel.fn.__globals__.get(name)
+        if type(called) is type(kernel):
+            yield from _sources(called, seen)
+
 
 TORCH_NAMESPACES = frozenset(
     """
@@ -107,7 +156,7 @@ def watch(patches: Patches) -> None:
     patches.put(torch.library.Library, "impl", _watch_impl(torch.library.Library.impl))
     owner = type(torch.ops)
     patches.put(owner, "load_library", _watch_load(owner.load_library))
-    patches.when_imported("triton.runtime.jit", lambda module: triton_atomics.watch(patches, module))
+    patches.when_imported("triton.runtime.jit", lambda module: watch_triton_atomics(patches, module))
 
 
 def unwatch() -> None:

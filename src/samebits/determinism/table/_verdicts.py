@@ -15,9 +15,8 @@ from samebits.determinism._ops import replacements as every_machine
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._class_rules import rule_of
-from samebits.determinism.table._gpu_evidence import GpuEvidence, gpu_evidence
+from samebits.determinism.table._evidence import GpuEvidence, gpu_evidence, seen_cases
 from samebits.determinism.table._overload_facts import OverloadRow, ReviewedOverloads, reviewed
-from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import (
     ALTERNATIVE,
     DETERMINISTIC,

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.indexing import histogram
-from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d, max_unpool3d
-from samebits.determinism._kernels.indexing.put import put_
+from samebits.determinism._kernels import histogram
+from samebits.determinism._kernels.max_unpool import max_unpool2d, max_unpool3d
 from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._kernels.put import put_
 from samebits.determinism._replacement import always, replacements
 
 

@@ -5,6 +5,7 @@ One block per GPU and version of torch in `gpus.toml`; `tools/op_table/gpu_evide
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import textwrap
 import tomllib
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FILE = Path(__file__).with_name("gpus.toml")
+GPU_FILE = Path(__file__).with_name("gpus.toml")
 _WIDTH = 110
 
 
@@ -31,7 +32,7 @@ class GpuEvidence:
         return f"{self.gpu}, torch {self.torch}, {self.date}"
 
 
-def read(file: Path = FILE) -> list[GpuEvidence]:
+def read_gpu_evidence(file: Path = GPU_FILE) -> list[GpuEvidence]:
     """Returns the blocks of the file."""
     with file.open("rb") as stream:
         blocks = tomllib.load(stream).get("seen", ())
@@ -43,12 +44,12 @@ def read(file: Path = FILE) -> list[GpuEvidence]:
 @cache
 def gpu_evidence() -> tuple[GpuEvidence, ...]:
     """Returns the blocks of this package."""
-    return tuple(read())
+    return tuple(read_gpu_evidence())
 
 
-def record(new: GpuEvidence, file: Path = FILE) -> None:
+def record(new: GpuEvidence, file: Path = GPU_FILE) -> None:
     """Writes the block into the file, in place of an older one of the same GPU and torch; comments stay."""
-    blocks = {(one.gpu, one.torch): one for one in [*read(file), new]}
+    blocks = {(one.gpu, one.torch): one for one in [*read_gpu_evidence(file), new]}
     head = [line for line in file.read_text("ascii").splitlines() if line.startswith("#")]
     file.write_text("\n".join([*head, *_lines(blocks[key] for key in sorted(blocks))]) + "\n", "ascii")
 
@@ -61,3 +62,25 @@ def _lines(blocks: Iterable[GpuEvidence]) -> Iterable[str]:
             " ".join(sorted(one.ops)), _WIDTH, break_long_words=False, break_on_hyphens=False
         )
         yield '"""'
+
+
+# Cases that show the same bits of an overload over threads: only cases that could have differed.
+#
+# One line per overload in `seen.csv`: its name, and at most three names of cases (`make review`), apart by
+# ";". `tools/op_table/update.py` writes it.
+
+
+SEEN_FILE = Path(__file__).with_name("seen.csv")
+APART = "; "
+
+
+@cache
+def seen_cases() -> dict[str, tuple[str, ...]]:
+    """Returns the cases of each overload, by its name without `aten::`."""
+    return read_seen_cases(SEEN_FILE)
+
+
+def read_seen_cases(path: Path) -> dict[str, tuple[str, ...]]:
+    """Reads such a file."""
+    with path.open(encoding="ascii", newline="") as file:
+        return {line["name"]: tuple(line["cases"].split(APART)) for line in csv.DictReader(file)}
