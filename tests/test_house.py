@@ -11,7 +11,10 @@ DEEPEST = 2
 """Folders below samebits/ on the way to a module, at most."""
 FRAGMENT = 80
 """A module of fewer lines with one importer, in its own folder, belongs into that importer."""
-KEPT = {"determinism/_ops/grid_sample.py": "an op's own room, which a reader finds by the op's name"}
+KEPT = {
+    "determinism/_guards/numpy_constructors.py": "a frame of this file is that of a constructor, and no draw",
+    "determinism/_ops/grid_sample.py": "an op's own room, which a reader finds by the op's name",
+}
 """Fragments that stay files, and why."""
 OVERRIDING = 46
 """Classes that override a concrete method of a class of ours, at most: the number only falls, to five with a reason each."""
@@ -25,7 +28,7 @@ BUDGET = {
     "checkpoint": 4360,
     "cli": 2220,
     "data": 8540,
-    "determinism": 10140,
+    "determinism": 10150,
     "nn": 1620,
     "random": 5170,
     "replica": 4680,
@@ -289,7 +292,7 @@ def test_a_test_file_names_what_it_tests(package, root):
 
 def test_the_rules_of_the_house_see_what_breaks_them(untidy):
     """Negative control: a package that breaks each rule once is named once by each."""
-    assert over_budget(untidy, {"_loop": 6, ".": 5, "_a": 2}) == {"_loop": 7, ".": 6}
+    assert over_budget(untidy, {"_loop": 6, ".": 9, "_a": 2}) == {"_loop": 7, ".": 10}
     assert deep_modules(untidy) == ["_a/_b/_c/x.py"]
     assert fragments(untidy) == ["_loop/part0.py"]
     assert overrides(untidy) == {"Other"}
