@@ -289,9 +289,8 @@ def test_a_layer_that_draws_anew_has_wrong_gradients():
 
 def test_many_calls_are_forgotten_oldest_first(monkeypatch):
     """Only so many repeatable calls are kept; an older one is refused, not given another's mask."""
-    from samebits.nn import _layer_keys as activation_checkpointing
 
-    monkeypatch.setattr(activation_checkpointing, "_KEPT", 10)
+    monkeypatch.setattr(_layer_keys, "_KEPT", 10)
     net = Twice()
     place("run", net)
     x = torch.ones(4, 16, requires_grad=True)
@@ -299,7 +298,7 @@ def test_many_calls_are_forgotten_oldest_first(monkeypatch):
     with torch.no_grad():
         for _ in range(10):
             net.layer(x)
-    assert len(activation_checkpointing._keys) == 10
+    assert len(_layer_keys._keys) == 10
     with pytest.raises(UnimplementedError):
         loss.backward()
 

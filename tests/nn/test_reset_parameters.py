@@ -110,7 +110,6 @@ def test_the_schemes_are_torchs():
 def test_the_numbers_are_those_of_torchs_generator_filled_from_the_name():
     """One parameter's weights are torch.nn.init on a generator filled from (key, name, number of the draw)."""
     from samebits.nn import _reset_parameters as initialisation
-    from samebits.nn import _reset_parameters as keyed_initialisation
     from samebits.random import _int_keys as int_keys
     from samebits.random._process import generator_states
 
@@ -119,7 +118,7 @@ def test_the_numbers_are_those_of_torchs_generator_filled_from_the_name():
     expected = torch.empty(5, 4)
     root = int_keys.fold(int_keys.from_tensor(KEY), initialisation._INITIAL)
     with generator_states.preserve_states():
-        generator_states.fill(int_keys.fold(root, keyed_initialisation._PARAMETER, "0.weight", 0))
+        generator_states.fill(int_keys.fold(root, initialisation._PARAMETER, "0.weight", 0))
         nn.init.kaiming_uniform_(expected, a=5**0.5)
     assert torch.equal(model[0].weight, expected)
 

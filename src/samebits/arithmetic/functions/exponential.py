@@ -1,4 +1,7 @@
-"""exp2, expm1 and, for other functions, exp in float64 with an error of 2^-44 of the result: to be rounded once to float32.
+"""Exponentials, for float32 and (`..._double`, in pairs of numbers) for float64.
+
+exp2, expm1 and, for other functions, exp in float64 have an error of 2^-44 of the result: they are
+rounded once to float32.
 
 exp(x) = 2^k exp(r), with k the integer next to x / log(2) and r = x - k log(2), |r| <= log(2) / 2; exp(r) is a
 polynomial. Results above 2^1023 are infinite, below 2^-1022 zero; NaN stays.

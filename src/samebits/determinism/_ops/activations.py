@@ -1,4 +1,4 @@
-"""Activation functions and their derivatives."""
+"""Elementwise functions of one tensor (exp, log, sin, ...), activation functions and their derivatives."""
 
 from __future__ import annotations
 

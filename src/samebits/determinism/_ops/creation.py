@@ -1,4 +1,7 @@
-"""Draws that torch makes by MKL or with logarithms of the system's library: here by covered functions of its uniform draws.
+"""Draws and sequences (arange, range, linspace), each by covered operations.
+
+Draws that torch makes by MKL or with logarithms of the system's library are
+covered functions of its uniform draws here.
 
 With u uniform on [0, 1): exponential is -log(1 - u) / lambda, but at least half a unit of rounding; log-normal is exp of a
 normal draw; Cauchy is median + sigma tan(pi (u - 1/2)); geometric is ceil(log(1 - u) / log(1 - p)), at least 1. They

@@ -1,4 +1,4 @@
-"""ctc_loss, logcumsumexp and weight_norm: what torch computes with the system's exp and log, or with sums of the machine's lanes."""
+"""Losses (nll_loss, ctc_loss, elementwise ones), logcumsumexp and weight_norm: those that torch computes with the system's exp and log, or with sums of the machine's lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of matrices, vectors and batches, by the definition of `arithmetic.product`: same bits on every machine."""
+"""Products of matrices, vectors and batches, and of sparse with dense ones, by the definition of `arithmetic.product`: same bits on every machine."""
 
 from __future__ import annotations
 

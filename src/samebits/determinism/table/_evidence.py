@@ -1,4 +1,4 @@
-"""Evidence of CUDA entries: the overloads that a GPU has run again and again with the same bits under the switch.
+"""Evidence of the op table: what a GPU has run, and cases over threads. Of CUDA entries: the overloads that a GPU has run again and again with the same bits under the switch.
 
 One block per GPU and version of torch in `gpus.toml`; `tools/op_table/gpu_evidence.py` writes it from a report.
 """
