@@ -131,9 +131,9 @@ def test_what_raises_on_any_cpu_is_listed_by_family_with_what_to_use_instead(cap
 @pytest.mark.slow
 def test_what_the_heading_says_is_not_said_again_in_the_reason():
     """An op whose bits follow the thread count: the heading says so, once; what it depends on stands behind."""
-    done = run("add.Tensor", "--device", "cpu", "--verdict", "deterministic")
-    line = next(line for line in done.stdout.splitlines() if "  add.Tensor  " in line)
-    assert line.count("bits change with the thread count") == 1 and "an alpha other than 1" in line
+    done = run("add.Scalar", "--device", "cpu", "--verdict", "deterministic")
+    line = next(line for line in done.stdout.splitlines() if "  add.Scalar  " in line)
+    assert line.count("bits change with the thread count") == 1 and "the scalar tail" in line
 
 
 @pytest.mark.slow

@@ -119,15 +119,18 @@ def has_gpu():
 def chosen_python():
     """(Python, environment of the report) of the first Python whose torch sees the GPU; else (None, one line)."""
     pythons = [sys.executable, str(ROOT / ".venv/bin/python"), shutil.which("python") or ""]
-    why = "no Python here has a torch that sees the GPU: name one, make gpu PYTHON=..."
+    reasons = []
     for python in filter(os.path.exists, dict.fromkeys(pythons)):
         probe = [python, str(SUPPORT / "gpu_environment.py")]
-        done = subprocess.run(probe, env=_environment(), stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(probe, env=_environment(), capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return python, json.loads(done.stdout.splitlines()[-1])
         if done.returncode == 4:
-            why = f"{python} with {done.stdout.strip()}: install that, or name another, make gpu PYTHON=..."
-    return None, why
+            reasons.append(f"{python} with {done.stdout.strip()}: install that")
+        elif done.returncode != 3:
+            reasons.append(f"{python} fails: {done.stderr.strip().splitlines()[-1]}")
+    why = next(iter(reasons), "no Python here has a torch that sees the GPU")
+    return None, f"{why}, or name another, make gpu PYTHON=..."
 
 
 def main(arguments):

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits.random as sr
 from samebits._native import kernel
+from samebits._native.float_bits import of_float16, to_bfloat16, to_float16
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._cpu import bernoulli_masks, philox, tiles
-from samebits.random._cpu import elementary as _halves
 from samebits.random._draws import uniform_normal
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -186,21 +186,21 @@ def test_halves_are_rounded_once(name, half):
 @kernel("void(float32[::1], uint16[::1], uint16[::1])")
 def to_halves(x, float16, bfloat16):
     for i in range(x.size):
-        float16[i] = _halves.to_float16(x[i])
-        bfloat16[i] = _halves.to_bfloat16(x[i])
+        float16[i] = to_float16(x[i])
+        bfloat16[i] = to_bfloat16(x[i])
 
 
 @kernel("void(uint16[::1], float32[::1])")
-def of_float16(words, out):
+def widened(words, out):
     for i in range(words.size):
-        out[i] = _halves.of_float16(words[i])
+        out[i] = of_float16(words[i])
 
 
 def test_conversions_are_torchs():
     """float16 and bfloat16 of numbers in all binades and at all ties, and every float16 widened, are torch's."""
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     wide = np.empty(2**16, np.float32)
-    of_float16(every.view(torch.uint16).numpy(), wide)
+    widened(every.view(torch.uint16).numpy(), wide)
     numbers = ~every.isnan()
     assert torch.equal(
         torch.from_numpy(wide)[numbers].view(torch.int32), every.float()[numbers].view(torch.int32)

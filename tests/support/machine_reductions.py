@@ -34,7 +34,6 @@ MODULES = (
     attention,
     embedding_bag,
     grid_sample,
-    losses,
 )
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = {
