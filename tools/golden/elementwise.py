@@ -36,6 +36,14 @@ BINARY = (
     "add sub mul div true_divide floor_divide pow fmod remainder atan2 hypot logaddexp logaddexp2 maximum minimum fmax "
     "copysign nextafter float_power xlogy special.xlog1py special.zeta rsub heaviside ldexp igamma igammac"
 ).split()
+POLYNOMIALS = (
+    *(f"special.{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *(
+        f"special.{name}"
+        for name in "hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p".split()
+    ),
+)
+BINARY.extend(POLYNOMIALS)
 MORE: dict[str, Callable[..., Any]] = {
     "gelu.tanh": lambda x: F.gelu(x, approximate="tanh"),
     "pow.2": lambda x: x.abs().pow(2.5),
@@ -116,7 +124,10 @@ def _has(name: str, dtype: torch.dtype) -> bool:
     return True
 
 
-NO_GRADIENT = {"igamma", "igammac", "nextafter", "special.zeta", "heaviside", "special.bessel_j0"}
+NO_GRADIENT = {
+    *("igamma", "igammac", "nextafter", "special.zeta", "heaviside", "special.bessel_j0"),
+    *POLYNOMIALS,
+}
 
 
 def _pointwise(name: str, dtype: torch.dtype) -> dict[str, Any]:
