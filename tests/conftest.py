@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gloo_ranks import first_optimizer as first_optimizer
 from gloo_ranks import ranks as ranks
 
 settings.register_profile(
@@ -140,7 +141,7 @@ class Ended:
 
 
 @pytest.fixture
-def forked():
+def forked(first_optimizer):
     """Runs a function in a forked process of its own: as real a process as any, without the seconds of `import torch`."""
 
     def run(work, *args):

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from samebits.audit._verify.child_processes import (
     run_until_signalled,
     scratch_folder,
 )
+from waiting import wait_until
 
 DAEMON = (
     "import os, time\n"
@@ -31,14 +31,6 @@ def alive(process):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(fact, seconds=60):
-    """Waits for `fact()`; False when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return fact()
 
 
 def in_scratch(folder, program, limit=30):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from samebits.audit._verify.check_process import CheckEnvironment, busy_processes
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -310,14 +311,6 @@ def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
 SLOW_WITH_WORKERS = SOUND.replace("shuffle=True)", "shuffle=True, num_workers=2)").replace(
     "        run.log(loss=loss)", "        run.log(loss=loss)\n        time.sleep(0.5)"
 )
-
-
-def wait_until(fact, seconds):
-    """Waits for `fact()`; False when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return fact()
 
 
 def processes_in(folder):

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -142,14 +143,6 @@ def verify(folder, source, ranks, *options):
 
 def row(report, check):
     return next(row for row in report["rows"] if row["check"].startswith(check))
-
-
-def wait_until(fact, seconds=120):
-    """Waits for `fact()`; False when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return fact()
 
 
 def members(folder):

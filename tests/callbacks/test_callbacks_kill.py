@@ -25,8 +25,6 @@ from samebits.callbacks import (
     TerminateOnNaN,
 )
 
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
-
 
 class Forgetful(CSVLogger):
     """A logger as others are: what it has written is not part of the commit."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
 from samebits.checkpoint._remote.writer_claim import WRITER
@@ -45,19 +46,6 @@ def train(url, killer=None, commits=None, save="explicit"):
     return digest.of_value([model.state_dict(), optimizer.state_dict()]), run.resumed
 
 
-class Killer(Observer):
-    def __init__(self, event, step, act=lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        self.event, self.step, self.act = event, step, act
-
-    def commit_writing(self, run, step):
-        if self.event == "commit_writing" and step.step == self.step:
-            self.act()
-
-    def boundary(self, run, step, frame):
-        if self.event == "boundary" and step.step == self.step:
-            self.act()
-
-
 class Committed(Observer):
     """Notes, whenever a commit is said to be durable, the newest commit at the URL."""
 
@@ -83,7 +71,7 @@ def test_a_run_in_memory_is_resumed_to_the_same_bits(machine, event, other):
     expected, resumed = train(None)
     assert not resumed
     with pytest.raises(Stopped):
-        train("memory://runs/a", Killer(event, 6, stop))
+        train("memory://runs/a", AtStep(event, 6, stop))
     process.observers.clear()
     machine(other)
     assert train("memory://runs/a") == (expected, True)
@@ -100,7 +88,7 @@ def test_a_killed_run_behind_a_file_url_is_resumed_to_the_same_bits(
 ):
     """SIGKILL at a boundary and between tensors and manifest; the next process takes the directory over at once, on each machine."""
     url = f"file://{tmp_path}/r"
-    assert forked(lambda: train(url, Killer(event, step))).code == -9
+    assert forked(lambda: train(url, AtStep(event, step))).code == -9
     assert b'"ended": false' in get(url, WRITER)
     machine(other)
     assert forked(train, url).value == (train(None)[0], step > 1)
@@ -115,7 +103,7 @@ def test_a_killed_run_with_asynchronous_commits_is_resumed_to_the_same_bits(
 ):
     """save=1: commits are written and uploaded while the run computes; SIGKILLed, it ends as uninterrupted, on each machine."""
     url = f"file://{tmp_path}/r"
-    assert forked(lambda: train(url, Killer("boundary", step), save=1)).code == -9
+    assert forked(lambda: train(url, AtStep("boundary", step), save=1)).code == -9
     machine(other)
     assert forked(lambda: train(url, save=1)).value[0] == train(None)[0]
     assert names(url)[0] == (12, "valid")
@@ -142,7 +130,7 @@ def test_a_connection_lost_in_the_training_is_a_commit_error(machine, save, othe
         pytest.warns(UserWarning, match=r"commit of step \d+ to unreliable://runs/a failed"),
         pytest.raises(CommitError, match=r"Check the connection, the credentials and the URL"),
     ):
-        train(url, Killer("boundary", 6, lambda: break_connection(3)), save=save)
+        train(url, AtStep("boundary", 6, lambda: break_connection(3)), save=save)
     process.observers.clear()
     break_connection(None)
     there = max(steps(url), default=0)  # of a busy machine's asynchronous commits none may be there yet

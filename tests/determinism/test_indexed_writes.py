@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import samebits
-from op_testing import replaced
+from op_testing import over_threads, replaced
 from samebits.determinism._kernels import indexed_writes
 
 THREADS = (1, 2, 2, 3, 4, 8)
@@ -17,28 +17,13 @@ MANY, PLACES = 200_000, 500
 
 
 @pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
+def _seeded():
     torch.manual_seed(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def flat(result):
-    if torch.is_tensor(result):
-        return [result.detach().contiguous().view(-1).view(torch.uint8).clone()]
-    return [t for part in result for t in flat(part)]
 
 
 def results(call, threads=THREADS):
     """How many different results there are over the thread counts and runs."""
-    found = []
-    for count in threads:
-        torch.set_num_threads(count)
-        result = flat(call())
-        if not any(all(map(torch.equal, result, other)) for other in found):
-            found.append(result)
-    return len(found)
+    return len(over_threads(call, threads)[0])
 
 
 def gradient(function, *leaves):

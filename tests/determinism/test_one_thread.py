@@ -87,6 +87,9 @@ def test_one_thread_is_for_the_op_only():
             U * V[:-1]
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             U[:6].view(2, 3) @ V[:6].view(2, 3)
+        torch.linalg.qr(WIDE[:20, :20])
+        with pytest.raises(torch.linalg.LinAlgError):
+            torch.linalg.cholesky(-torch.eye(3))
         assert torch.get_num_threads() == 3
 
 

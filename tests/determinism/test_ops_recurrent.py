@@ -27,12 +27,9 @@ class Calls(TorchDispatchMode):
 
 @pytest.fixture
 def mode():
-    """The mode, and the number of threads as it was."""
-    threads = torch.get_num_threads()
     samebits.set_random_seed(1)
     with samebits.enable_op_determinism(across="machines"):
         yield
-    torch.set_num_threads(threads)
 
 
 def layer(kind):

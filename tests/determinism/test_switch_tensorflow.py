@@ -106,13 +106,6 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def value_and_gradients(run, inputs, trial):
     leaves = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     out = run(*leaves)

@@ -26,7 +26,7 @@ PARTS = ("random", "switch", "training", "compiled", "commits", "rounding", "ari
 SWITCHING = ("test_switch.py", "test_compiled.py", "test_commits.py")
 """Files in which the switch is turned on and off in one process: cuBLAS reads its variable once."""
 _SPARE_S = 20.0
-"""A process is ended this long after its case's limit, if it does not end by itself: a hung device keeps its signals."""
+"""A killed process is waited for this long: one that waits for the device ends by no signal."""
 _START_S = 120.0
 """The limit for what is done before the first case: imports."""
 _ENDED, _USAGE_ERROR = (0, 1, 5), 4
@@ -83,7 +83,7 @@ def _one_process(file, folder, arguments, until, on_gpu):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # it waits for the device, and no signal ends that
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_SPARE_S)
 
 
@@ -102,7 +102,7 @@ def _watch(process, folder, until):
             seen, moved = now, time.monotonic()
         if time.monotonic() > until:
             return None
-        if time.monotonic() - moved > (running["limit_s"] if running else _START_S) + _SPARE_S:
+        if time.monotonic() - moved > (running["limit_s"] if running else _START_S):
             return gpu_report.LIMIT
     return process.returncode
 

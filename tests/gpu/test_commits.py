@@ -3,7 +3,6 @@
 import shutil
 import statistics
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.train import Run
-from training_job import TrainingJob, run_killed_and_resumed
 
 SAVES = {"none": "explicit", "every 10": 10, "each step": 1, "3%": "3%"}
 BITS = ["xxh3-128:0", "xxh3-128:1"]
@@ -166,20 +164,6 @@ def test_memory_for_snapshots_is_pinned(target):
     target.check(judge_pinned, pinned, example=PINNED)
 
 
-def resumed(target):
-    """The bits of an uninterrupted run, and of one that is killed and resumed; both commit at each step."""
-    job = TrainingJob("convnet", target.device, steps=24, small=True)
-    (whole,), (cut,) = run_killed_and_resumed(job, target.folder, 13, 90.0)
-    results = {name: [one["model"], one["optimizer"]] for name, one in (("whole", whole), ("resumed", cut))}
-    return results if cut["resumed"] else {**results, "began anew": []}
-
-
-@pytest.mark.limit(250)
-def test_a_killed_run_resumes_with_the_same_bits(target):
-    """A run on the device that is killed in the middle ends with the bits of an uninterrupted one."""
-    target.check(same, resumed, example={"whole": BITS, "resumed": BITS})
-
-
 # --- two ways to take a snapshot of 100 MB after each step: only times, to choose by ---
 
 
@@ -304,12 +288,3 @@ def test_a_torn_snapshot_is_counted():
     """What is copied after the training has gone on is torn, each time; what is copied at once is not."""
     state, work = torch.zeros(10), torch.ones(2, 2)
     assert torn(state, work, Late(state, True)) == 5 and torn(state, work, Late(state, False)) == 0
-
-
-@pytest.mark.slow
-def test_a_run_that_is_not_resumed_is_seen(small):
-    """A killed run is resumed with the same bits, and says so; an uninterrupted one has not been resumed."""
-    assert not list(same(resumed(small)))
-    job = replace(TrainingJob(device="cpu", small=True, steps=6), seed=3)
-    whole, anew = run_killed_and_resumed(job, small.folder / "other", 3, 200)
-    assert anew[0]["resumed"] and not whole[0]["resumed"] and anew[0]["model"] == whole[0]["model"]

@@ -17,7 +17,7 @@ from samebits.nn import OwnsRandomness
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._process import draw_counts, generator_states
 from samebits.random._triton import launchers
-from timing import capture_graph, compare
+from timing import capture_graph
 
 MANY = 1 << 20
 SIZES, FEW_SIZES = (3, 7, 1023, 4097, 65_539, MANY), (3, 7)
@@ -368,25 +368,22 @@ def test_torchs_stateless_ops_draw_the_same_numbers(target, measure):
 # --- speed ---
 
 
-def _drawn(ours, theirs, **given):
+def _drawn(ours, theirs):
+    """Makes a row of calls: `ours(key, n)`, and `theirs(n, device=device)`."""
+
     def make(n, device):
         key = random.key(1, device=device)
-        return lambda: ours(key, n, **given), lambda: theirs(n, device=device, **given)
+        return lambda: ours(key, n), lambda: theirs(n, device=device)
 
     return make
+
+
+def _of_dtype(ours, theirs, dtype):
+    return _drawn(partial(ours, dtype=dtype), partial(theirs, dtype=dtype))
 
 
 def _filled(ours, theirs):
-    def make(n, device):
-        key = random.key(1, device=device)
-        return lambda: ours(key, n), lambda: theirs(torch.empty(n, device=device))
-
-    return make
-
-
-def _integers(n, device):
-    key = random.key(1, device=device)
-    return lambda: random.randint(key, n, high=1000), lambda: torch.randint(1000, (n,), device=device)
+    return _drawn(ours, lambda n, device: theirs(torch.empty(n, device=device)))
 
 
 def _dropped(n, device, dtype=torch.float32):
@@ -405,13 +402,15 @@ def _with_gradient(n, device):
 
 ROWS = {
     "rand": _drawn(random.uniform, torch.rand),
-    "rand bfloat16": _drawn(random.uniform, torch.rand, dtype=torch.bfloat16),
+    "rand bfloat16": _of_dtype(random.uniform, torch.rand, torch.bfloat16),
     "randn": _drawn(random.normal, torch.randn),
-    "randn bfloat16": _drawn(random.normal, torch.randn, dtype=torch.bfloat16),
-    "randn float64": _drawn(random.normal, torch.randn, dtype=torch.float64),
+    "randn bfloat16": _of_dtype(random.normal, torch.randn, torch.bfloat16),
+    "randn float64": _of_dtype(random.normal, torch.randn, torch.float64),
     "exponential_": _filled(random.exponential, lambda x: x.exponential_()),
-    "bernoulli_": _filled(lambda key, n: random.bernoulli(key, n, p=0.3), lambda x: x.bernoulli_(0.3)),
-    "randint": _integers,
+    "bernoulli_": _filled(partial(random.bernoulli, p=0.3), lambda x: x.bernoulli_(0.3)),
+    "randint": _drawn(
+        partial(random.randint, high=1000), lambda n, device: torch.randint(1000, (n,), device=device)
+    ),
     "randperm": _drawn(random.permutation, torch.randperm),
     "dropout": _dropped,
     "dropout bfloat16": partial(_dropped, dtype=torch.bfloat16),
@@ -424,38 +423,21 @@ CAPTURED = [name for name in ROWS if name not in {"randperm", "dropout and gradi
 @pytest.mark.limit(150)
 @pytest.mark.parametrize("exponent", [10, 20, 26])
 def test_the_times_of_calls(target, exponent):
-    """Nanoseconds per number against torch's; from 2**20 numbers on, to be as fast is a goal."""
-
-    def measure(target):
-        number = 1 << (10 if target.small else exponent)
-        for name, make in ROWS.items():
-            ours, theirs, faster = compare(make(number, target.device), target)
-            target.figures[name] = f"{ours / number:.4g} (torch {theirs / number:.4g})"
-            if exponent > 10:
-                target.goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
-            else:  # the cost of a launch
-                target.figures[name] = f"{ours / 1000:.1f} us (torch {theirs / 1000:.1f} us)"
-        return {"timed": list(target.figures)}
-
-    target.check(expected(timed=list(ROWS)), measure)
+    """Nanoseconds per number against torch's; from 2**20 numbers on, to be as fast is a goal: before, launches cost most."""
+    number = 1 << (10 if target.small else exponent)
+    rows = ((name, make(number, target.device)) for name, make in ROWS.items())
+    target.time(rows, number, goal=exponent > 10)
+    assert list(target.figures) == list(ROWS)
 
 
 @pytest.mark.limit(150)
 def test_the_times_of_kernels_alone(target):
     """As CUDA graphs, without the cost of a launch, which is most of a call of a million numbers."""
-
-    def measure(target):
-        number, replayed = 1 << (10 if target.small else 20), 10
-        for name in CAPTURED:
-            made = ROWS[name](number, target.device)
-            calls = [capture_graph(call, replayed, target.device) for call in made]
-            ours, theirs, faster = compare(calls, target)
-            each = number * replayed
-            target.figures[name] = f"{ours / each:.4g} (torch {theirs / each:.4g})"
-            target.goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
-        return {"timed": list(target.figures)}
-
-    target.check(expected(timed=CAPTURED), measure)
+    number, replayed = 1 << (10 if target.small else 20), 10
+    made = ((name, ROWS[name](number, target.device)) for name in CAPTURED)
+    rows = ((name, [capture_graph(call, replayed, target.device) for call in pair]) for name, pair in made)
+    target.time(rows, number * replayed)
+    assert list(target.figures) == CAPTURED
 
 
 # --- controls, on the CPU ---

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from agreement import agree, equal, expected
+from agreement import agree, codes, equal, expected
 from rounding_reference import DTYPES, inputs, special
 from samebits import _digest as digest
 from samebits import random, replica, rounding
@@ -25,7 +25,6 @@ from samebits.rounding import optim, stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding.optim import _streams
 from samebits.rounding.optim._update import ParameterUpdate, update
-from timing import compare
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FAR = 5.0
@@ -34,12 +33,6 @@ FAR = 5.0
 
 def key_of(seed, offset=0):
     return torch.tensor([seed, offset], dtype=torch.uint64, device="cpu")
-
-
-def codes(x):
-    """The bits of a tensor, on the CPU: payloads of NaN count."""
-    x = x.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return x.view(torch.uint8 if x.itemsize == 1 else torch.int16)
 
 
 def rounded(target, dtype):
@@ -353,32 +346,17 @@ def test_the_times_of_rounding(target, rows):
     """Nanoseconds per number, or per weight of a step, against theirs; to be as fast is a goal."""
     if "torchao" in rows.__name__:
         pytest.importorskip("torchao")
-
-    def measure(target):
-        count = 1 << (10 if target.small else 26 if "casts" in rows.__name__ else 24)
-        with generator_states.preserve_states():
-            random.set_random_seed(1)
-            for name, calls in rows(count, target.device).items():
-                own, other, faster = compare(calls, target)
-                target.figures[name] = f"{own / count:.4g} (theirs {other / count:.4g})"
-                target.goals[f"{name}: at least as fast ({faster:.2f}x)"] = faster >= 1
-        return {"timed": bool(target.figures)}
-
-    target.check(expected(timed=True), measure)
+    count = 1 << (10 if target.small else 26 if "casts" in rows.__name__ else 24)
+    _seeded(lambda: target.time(rows(count, target.device).items(), count))
+    assert target.figures
 
 
 @pytest.mark.limit(150)
 def test_the_time_of_a_lowered_step(target):
-    """A step with every op rounded, as a multiple of the captured one."""
-
-    def measure(target):
-        given = arguments(*((16, 8) if target.small else (512, 128)), target.device)
-        plain, own = lower(given, False), lower(given, True)
-        ours, other, faster = compare((lambda: own(*given), lambda: plain(*given)), target)
-        target.figures.update({"lowered us": ours / 1000, "captured us": other / 1000, "times": 1 / faster})
-        return {"timed": 1}
-
-    target.check(expected(timed=1), measure)
+    """A step with every op rounded takes its microseconds, against the captured one."""
+    given = arguments(*((16, 8) if target.small else (512, 128)), target.device)
+    plain, own = lower(given, False), lower(given, True)
+    target.time([("lowered, us", (lambda: own(*given), lambda: plain(*given)))], 1000, goal=False)
 
 
 # --- controls, on the CPU ---

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import formulation_check as check
 import refused_calls
 import samebits
-from agreement import equal
+from agreement import all_true, equal
 from device_faults import is_fault
 from formulation_samples import SAMPLES, Maker
 from gpu_report import COVERS, EQUAL, RATIO, VARYING
@@ -32,6 +32,7 @@ from lab.catalogue.case import (
     normal,
 )
 from lab.review.outcome import SEED, Names, disturb, with_memory
+from samebits import _digest as digest
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
@@ -39,12 +40,6 @@ from samebits.determinism._dispatcher import has_kernel
 from samebits.determinism._guards import refused_ops
 from samebits.determinism._replacement import Replacement
 from samebits.errors import UnimplementedError
-
-
-def all_true(results):
-    for name, value in results.items():
-        if value is not True:
-            yield f"{name}: {value}"
 
 
 @pytest.fixture(autouse=True)
@@ -200,19 +195,10 @@ def leaves(output):
 
 def all_bits_equal(first, other):
     """True if all bits agree, compared on the tensors' device; a NaN is a NaN, whatever its other bits."""
-    return len(first) == len(other) and all(map(_alike, first, other))
-
-
-def _alike(first, other):
-    if first.shape != other.shape or first.dtype != other.dtype:
-        return False
-    if first.is_complex():
-        first, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (first, other))
-    if not first.is_floating_point():
-        return torch.equal(first, other)
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.itemsize]
-    same = first.contiguous().view(kind) == other.contiguous().view(kind)
-    return bool((same | (first.isnan() & other.isnan()).contiguous()).all())
+    return len(first) == len(other) and all(
+        a.shape == b.shape and a.dtype == b.dtype and not digest.differing_elements(a, b).any()
+        for a, b in zip(first, other)
+    )
 
 
 def words(target, cases):
@@ -358,7 +344,7 @@ def formulated(target, sample):
     for large in (False,) if target.small else (False, True):
         for dtype in sample.dtypes:
             maker = Maker(target.device, dtype, large=large)
-            one = check.run_sample(sample, maker, FEW if target.small else RUNS)
+            one = check.run_sample(sample, maker, 5 if target.small else RUNS)
             title = f"{str(dtype).removeprefix('torch.')} {'large' if large else 'small'}"
             results["different results"][title] = one.results
             results["error over what is allowed"][title] = one.error / one.allowed

@@ -94,22 +94,27 @@ def test_training_repeats_in_another_process(target, task, dtype):
     target.check(same, trained_twice, task, dtype, example={"one process": BITS, "another": BITS})
 
 
-def ranks_killed(target, backend, ranks):
+RANKS = ("convnet", "", 1), ("transformer", "nccl", 1), ("transformer", "gloo", 2)
+"""Task, backend and number of ranks of a run; without a backend it is one process."""
+
+
+def ranks_killed(target, task, backend, ranks):
     """The bits of each rank, of an uninterrupted run and of one that is killed on all ranks and started again."""
-    job = TrainingJob(device=target.device, steps=24, small=True, backend=backend)
+    job = TrainingJob(task, target.device, steps=24, small=True, backend=backend)
     whole, resumed = run_killed_and_resumed(job, target.folder, 13, 90.0, ranks)
     results = {}
     for kind, outcome in (("uninterrupted", whole), ("killed and resumed", resumed)):
         for rank, one in enumerate(outcome):
             results[f"rank {rank}, {kind}"] = [one["model"], one["optimizer"]]
-    return results if all(one["resumed"] for one in resumed) else {**results, "resumed": ["no"]}
+    told = [one["resumed"] for one in (*whole, *resumed)]
+    return results if told == [False] * ranks + [True] * ranks else {**results, "resumed": told}
 
 
 @pytest.mark.limit(280)
-@pytest.mark.parametrize("backend, ranks", [("nccl", 1), ("gloo", 2)])
-def test_ranks_on_one_gpu_are_killed_and_resumed(target, backend, ranks):
-    """A `Run` with DistributedDataParallel ends, killed and resumed, with the bits of an uninterrupted one."""
-    target.check(same, ranks_killed, backend, ranks, example={"rank 0": BITS, "rank 0, killed": BITS})
+@pytest.mark.parametrize("task, backend, ranks", RANKS)
+def test_ranks_on_one_gpu_are_killed_and_resumed(target, task, backend, ranks):
+    """A `Run`, plain or with DistributedDataParallel, ends, killed and resumed, with the bits of an uninterrupted one."""
+    target.check(same, ranks_killed, task, backend, ranks, example={"rank 0": BITS, "rank 0, killed": BITS})
 
 
 PRECISIONS = {"float32_matmul_precision": "high", "cudnn": True, "16-bit sums": True}
@@ -230,8 +235,8 @@ def test_a_process_that_fails_is_an_error():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_are_killed_and_resumed(small, ranks):
-    """On the CPU each rank of a killed and resumed run has the bits of an uninterrupted one."""
-    results = ranks_killed(small, "gloo", ranks)
+@pytest.mark.parametrize("task, backend, ranks", [RANKS[0], RANKS[2]])
+def test_ranks_are_killed_and_resumed(small, task, backend, ranks):
+    """On the CPU each rank of a killed and resumed run has the bits of an uninterrupted one, and says that it was resumed."""
+    results = ranks_killed(small, task, backend, ranks)
     assert not list(same(results)) and len(results) == 2 * ranks

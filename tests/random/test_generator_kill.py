@@ -1,6 +1,5 @@
 """A Run whose model holds a `samebits.random.Generator` is really killed, resumed, and goes on with the same draws."""
 
-import os
 import signal
 
 import pytest
@@ -8,24 +7,10 @@ import torch
 from torch import nn
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
-from samebits._context import CheckOverrides, Observer, process
+from samebits._context import CheckOverrides, process
 from samebits.random import Generator, get_global_generator
-
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
-
-
-class Killer(Observer):
-    """Kills the process in the body of one step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Noisy(nn.Module):
@@ -48,7 +33,7 @@ def train(run_dir, *, kill_at=None, saved=True):
     samebits.set_random_seed(5)
     process.overrides = CheckOverrides(commit_steps=(3, 6))
     if kill_at is not None:
-        process.observers.append(Killer(kill_at))
+        process.observers.append(AtStep("step_begins", kill_at))
     model = Noisy(saved)
     opt = torch.optim.SGD(model.parameters(), 0.1)
     loader = samebits.data.DataLoader(torch.arange(40.0).view(10, 4), batch_size=2, shuffle=True)

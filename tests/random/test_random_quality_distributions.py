@@ -16,14 +16,8 @@ from samebits.random import _int_keys as int_keys
 PASS, FAIL = 5.0, 10.0
 """5 sigma: 6e-7 for one statistic. What is broken lies far above."""
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sorting and sums on many small tensors: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
+"""Sorting and sums on many small tensors: threads would only wait for each other."""
 
 
 def root(name):

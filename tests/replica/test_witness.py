@@ -15,10 +15,6 @@ from samebits.errors import InvalidArgumentError, ReplicaDriftError
 from samebits.replica import DataParallel, Equal, PerReplica, Witness, analyze, capture
 from samebits.rounding import optim
 
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
-
 
 def small_net(norm=False):
     torch.manual_seed(0)

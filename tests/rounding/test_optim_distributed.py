@@ -1,38 +1,28 @@
 """Two ranks on gloo: replicas that round stochastically stay bitwise equal, shards round with numbers of their own."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-
-RANK = """
-import hashlib, json, sys
-import torch, torch.distributed as dist
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
+
 import samebits
+from gloo_ranks import run_ranks
+from samebits import _digest as digest
 from samebits.rounding import optim
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-
-def digest(tensors):
-    return hashlib.sha256(b"".join(t.detach().contiguous().view(torch.uint8).numpy().tobytes() for t in tensors)).hexdigest()
 
 def model():
     torch.manual_seed(0)
     layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
     return torch.nn.Sequential(*layers).to(torch.bfloat16)
 
+
 def train(net, make, steps=20):
     optimizer = make(net.parameters())
-    data = torch.Generator().manual_seed(100 + rank)  # every rank has data of its own
+    data = torch.Generator().manual_seed(100 + dist.get_rank())  # every rank has data of its own
     for _ in range(steps):
         x = torch.randn(8, 16, generator=data).to(torch.bfloat16)
         optimizer.zero_grad()
@@ -40,13 +30,15 @@ def train(net, make, steps=20):
         optimizer.step()
     return net
 
+
 def ddp(make, seed):
     net = DDP(model())
     samebits.set_random_seed(seed)
-    return digest(train(net, make).parameters())
+    return digest.of_value([p.detach() for p in train(net, make).parameters()])
 
-def rounded_once(placements):
-    # the same exact value everywhere, half a step above a bfloat16
+
+def rounded_once(mesh, placements):
+    """The same exact value everywhere, half a step above a bfloat16, after one step."""
     samebits.set_random_seed(5)
     value = torch.full((4, 64), 1.0, dtype=torch.bfloat16)
     param = torch.nn.Parameter(distribute_tensor(value, mesh, placements))
@@ -54,49 +46,35 @@ def rounded_once(placements):
     optim.SGD([param], lr=2.0**-8, maximize=True).step()
     return param.to_local().float().flatten().tolist()
 
-adamw = lambda p: optim.AdamW(p, lr=1e-3)
-sgd = lambda p: optim.SGD(p, lr=0.02, momentum=0.9)
-out = {
-    "adamw": ddp(adamw, 7),
-    "sgd": ddp(sgd, 7),
-    "a seed for each rank": ddp(adamw, 7 + rank),
-    "sharded": rounded_once([Shard(0)]),
-    "replicated": rounded_once([Replicate()]),
-}
-net = model()
-fully_shard(net)
-samebits.set_random_seed(7)
-train(net, adamw, 5)
-out["fsdp local"] = [list(p.to_local().shape) for p in net.parameters()]
-out["fsdp"] = digest(p.full_tensor() for p in net.parameters())
-out["fsdp finite"] = all(p.full_tensor().isfinite().all().item() for p in net.parameters())
-print(json.dumps(out))
-dist.barrier()
-dist.destroy_process_group()
-"""
+
+def adamw(parameters):
+    return optim.AdamW(parameters, lr=1e-3)
+
+
+def trained_on_a_rank():
+    mesh = init_device_mesh("cpu", (2,))
+    out = {
+        "adamw": ddp(adamw, 7),
+        "sgd": ddp(lambda parameters: optim.SGD(parameters, lr=0.02, momentum=0.9), 7),
+        "a seed for each rank": ddp(adamw, 7 + dist.get_rank()),
+        "sharded": rounded_once(mesh, [Shard(0)]),
+        "replicated": rounded_once(mesh, [Replicate()]),
+    }
+    net = model()
+    fully_shard(net)
+    samebits.set_random_seed(7)
+    train(net, adamw, 5)
+    whole = [p.full_tensor().detach() for p in net.parameters()]
+    out["fsdp local"] = [list(p.to_local().shape) for p in net.parameters()]
+    return {**out, "fsdp": digest.of_value(whole), "fsdp finite": all(p.isfinite().all() for p in whole)}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What the two ranks print."""
-    folder = tmp_path_factory.mktemp("ranks")
-    script = folder / "rank.py"
-    script.write_text(RANK)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=280) for process in started]
-    for process, (_, errors) in zip(started, outputs, strict=True):
-        assert process.returncode == 0, errors[-4000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    """The results of the two ranks."""
+    values, codes = run_ranks(tmp_path_factory.mktemp("ranks") / "store", 2, trained_on_a_rank)
+    assert codes == [0, 0]
+    return values
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

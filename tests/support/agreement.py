@@ -37,6 +37,13 @@ def same(results):
     return agree({"results": results})
 
 
+def all_true(results):
+    """Yields each result that is not True."""
+    for name, value in results.items():
+        if value is not True:
+            yield f"{name}: {value}"
+
+
 def expected(**values):
     """A judge: each named result is as given, and there is no other."""
 
@@ -68,6 +75,12 @@ def _of_tensors(value, expected):
     at = int(apart.nonzero()[0])
     found, wanted = (x.reshape(-1)[at].item() for x in (value, expected))
     return f"{int(apart.sum())} of {value.numel()} elements, first [{at}]: {found!r}, not {wanted!r}"
+
+
+def codes(x):
+    """The bits of a tensor, on the CPU: payloads of NaN count."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
+    return x.detach().cpu().clone(memory_format=torch.contiguous_format).view(kind)
 
 
 def _flat_copy(x):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+from agreement import codes
 from samebits import random
 from samebits.arithmetic import product as cpu_product
 from samebits.arithmetic.elementwise_functions import FUNCTIONS
@@ -59,12 +60,6 @@ def back_end(device):
 
 def _key(seed):
     return random.key(seed, device="cpu")
-
-
-def codes(x):
-    """The bits of a tensor, on the CPU: payloads of NaN count."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
-    return x.detach().cpu().clone(memory_format=torch.contiguous_format).view(kind)
 
 
 def compared(name, target, *arguments):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agreement import codes
 from samebits._inspect.patching import replaced
 from samebits._native.torch_threads import on_single_thread
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
@@ -22,19 +23,33 @@ _ROUNDS = 3
 
 
 @contextmanager
-def install_formulations(device):
-    """Installs all formulations in front of torch's kernels on "cpu" or "cuda", verified or not, with the switch's flag on."""
-    key, overrides = device.upper(), KernelOverrides()
+def _switch_flag(on):
+    """Has torch's flag on or off, without the rest of the switch; other threads are affected too."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    for replacement in REPLACEMENTS:
-        if has_kernel(replacement.op, key):
-            overrides.put(replacement.op, key, replacement.make)
-    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    torch._C._set_deterministic_algorithms(on, warn_only=False)
     try:
         yield
     finally:
         torch._C._set_deterministic_algorithms(was, warn_only=warns)
+
+
+def disable_determinism():
+    """Runs torch's kernels as they are without the switch."""
+    return _switch_flag(False)
+
+
+@contextmanager
+def install_formulations(device):
+    """Installs all formulations in front of torch's kernels on "cpu" or "cuda", verified or not, with the switch's flag on."""
+    key, overrides = device.upper(), KernelOverrides()
+    for replacement in REPLACEMENTS:
+        if has_kernel(replacement.op, key):
+            overrides.put(replacement.op, key, replacement.make)
+    try:
+        with _switch_flag(True):
+            yield
+    finally:
         overrides.remove()
 
 
@@ -53,18 +68,6 @@ def runs_on(sample, device):
     return all(has_kernel(op, device.upper()) for op in sample.covers)
 
 
-@contextmanager
-def disable_determinism():
-    """Runs torch's kernels as they are without the switch; other threads are affected too."""
-    was = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch._C._set_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch._C._set_deterministic_algorithms(was, warn_only=warns)
-
-
 def call(name, args):
     """The tensors that an overload returns for copies of `args`; out arguments are given empty."""
     op = overload(name)
@@ -81,9 +84,7 @@ def call(name, args):
 def same_bits(first, second):
     """True if shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
     return len(first) == len(second) and all(
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(codes(a), codes(b))
         for a, b in zip(first, second, strict=True)
     )
 

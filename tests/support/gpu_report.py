@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "samebits.gpu/1"
 AGAIN, LIMIT = 70, 71
-"""Exit statuses of a part's process: another process must continue; a case ran past its limit."""
+"""How a part's process ended: another process must continue; a case ran past its limit."""
 _KEY = ("gpu", "torch", "cuda", "sources")
 """A report is continued if these are as they were."""
 

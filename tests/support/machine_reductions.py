@@ -183,10 +183,13 @@ def run(lengths, modules=MODULES):
 
 
 SHORT = (1, 2, 7, 15, 16, 17, 33, 100, 257)
-LONG = (*range(1, 101), 128, 255, 256, 257, 511, 1000, 4097)
+LONG = (*range(1, 50), 63, 64, 65, 79, 80, 81, 99, 100, 128, 255, 256, 257, 511, 1000, 4097)
+"""Three vectors of 16 lanes with each rest, and more of them with a rest of one before and after."""
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[2]))
-    json.dump(
-        run(LONG if sys.argv[1] == "long" else SHORT, () if "torch" in sys.argv else MODULES), sys.stdout
-    )
+    chosen, threads, *torchs = sys.argv[1:]
+    found = []
+    for count in threads.split(","):
+        torch.set_num_threads(int(count))
+        found.append(run(LONG if chosen == "long" else SHORT, () if torchs else MODULES))
+    json.dump(found, sys.stdout)

@@ -1,5 +1,8 @@
 """Shared by the tests of op determinism: thread counts, tensors, and replacements put in front without the rest of the switch."""
 
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from functools import partial
 
@@ -32,14 +35,25 @@ def _installed(replacement, kernel):
     return without_fill(replacement.make(kernel), refusal.otherwise(replacement.op, kernel))
 
 
-def over_threads(compute):
-    """The digests of what `compute` returns at each thread count, and its last value."""
+def over_threads(compute, counts=THREADS):
+    """The digests of what `compute` returns at each thread count, and its last value; the count is put back by conftest."""
     seen = set()
-    for count in THREADS:
+    for count in counts:
         torch.set_num_threads(count)
         value = compute()
         seen.add(of_value(value))
     return seen, value
+
+
+def printed_elsewhere(*words, **environment):
+    """The output of Python with these words, in a process of its own: its environment may play another CPU."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def close(value, expected, dtype, *, scale=1.0, torchs=None):

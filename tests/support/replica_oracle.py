@@ -1,4 +1,4 @@
-"""Random programs, and what really happens to them on simulated ranks: the oracle of the replica analysis."""
+"""Programs of ops and collectives, and the bits that torch's own `LocalTensorMode` gives each of their values on each rank."""
 
 import logging
 
@@ -10,7 +10,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from replica_lockstep import bits_of
 from samebits import replica
-from samebits.replica._analysis import fixpoint
 
 logging.getLogger("torch.__trace").propagate = False  # pytest would keep megabytes of it
 RANKS, INPUTS, SIZE = 4, 3, 8
@@ -162,28 +161,3 @@ def declarations(step, classes):
             [[r for r in range(RANKS) if one[r] == label] for label in set(one)]
         )
     return inputs | {name: replica.Equal() for name in step.kinds if name.startswith("generator")}
-
-
-def claims(step, classes):
-    """Labels of every node in the first step of a run, as the analysis has them."""
-    program = fixpoint.AnalysisContext(step)
-    found = fixpoint._round(
-        program, fixpoint._declared_partitions(step, declarations(step, classes), program), None
-    )
-    return {
-        node.name: tuple(program.partitions.labels(one).tolist())
-        for node, (one, _) in found.frame.defined.items()
-    }
-
-
-def judged(claimed, runs):
-    """(pairs of ranks claimed equal that differ, pairs equal in all runs, those of them that are claimed)."""
-    wrong, equal, found = [], 0, 0
-    for name in runs[0]:
-        for a in range(RANKS):
-            for b in range(a):
-                same = all(run[name][a] == run[name][b] for run in runs)
-                said = claimed[name][a] == claimed[name][b]
-                wrong += [name] if said and not same else []
-                equal, found = equal + same, found + (same and said)
-    return wrong, equal, found

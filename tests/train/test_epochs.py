@@ -20,7 +20,6 @@ from samebits.errors import (
 
 EPOCHS, BATCHES = 4, 5
 PLACES = ("begins", "body", "validation", "ends")
-torch.optim.SGD([torch.zeros(1)])  # imports what torch imports with its first optimizer
 
 
 def run_program(run_dir, kill=None, *, how=signal.SIGKILL, commits=None, epochs=EPOCHS, keep=True, workers=0):

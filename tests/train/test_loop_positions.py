@@ -1,32 +1,20 @@
 """Several loops in one run: one after the other, in turn, one inside the other; cut anywhere, the same bits."""
 
-import os
-import signal
-
 import pytest
 import torch
 from torch import nn
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError
 
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 pytestmark = pytest.mark.filterwarnings("ignore:resuming replays")
 
 
 class Cut(Exception):
     """Ends a run as a kill would: nothing more is committed."""
-
-
-class CutAt(Observer):
-    def __init__(self, step, act):
-        self.step, self.act = step, act
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step:
-            self.act()
 
 
 def cut():
@@ -176,7 +164,7 @@ def test_cut_at_every_step_of_every_loop(tmp_path, program):
     assert count.numbers == list(range(steps)), count.steps
     for step in range(1, steps):
         run_dir = tmp_path / str(step)
-        assert ran(program, run_dir, CutAt(step, cut), tuple(range(steps))) is None
+        assert ran(program, run_dir, AtStep("step_begins", step, cut), tuple(range(steps))) is None
         assert ran(program, run_dir) == expected, step
 
 
@@ -185,7 +173,7 @@ def test_killed_in_an_inner_loop(forked, tmp_path, program):
     """SIGKILL inside the inner loop, twice: equal bits."""
     expected = forked(ran, program, None).value
     for step in (6, 9):
-        killer = CutAt(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        killer = AtStep("step_begins", step)
         assert forked(ran, program, tmp_path / "r", killer, (4, 5, 8)).code == -9
     assert forked(ran, program, tmp_path / "r").value == expected
 
@@ -304,5 +292,5 @@ def test_a_loop_left_by_break_is_over(tmp_path, keep):
     assert {name for name, _, _ in count.steps} == {"first", "second"}
     for step in (3, 4, 7):
         program = lambda run_dir: left_by_break(run_dir, keep)  # noqa: E731
-        assert ran(program, tmp_path / str(step), CutAt(step, cut), tuple(range(10))) is None
+        assert ran(program, tmp_path / str(step), AtStep("step_begins", step, cut), tuple(range(10))) is None
         assert ran(program, tmp_path / str(step)) == expected

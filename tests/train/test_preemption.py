@@ -17,7 +17,6 @@ import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
 
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 LONG = 200
 """Seconds of what is interrupted."""
 

@@ -19,35 +19,18 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
+from at_step import AtStep, ends, sends
 from samebits import _digest as digest
 from samebits import errors
 from samebits._context import CheckOverrides, Observer, process
 from samebits.checkpoint._store import CommitStore
 from samebits.train import _rank_agreement as joined
 
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
 
-
-class Killer(Observer):
+def on_ranks(event, step, *ranks, number=signal.SIGKILL):
     """Sends a signal to this process at one event of one step, on some ranks."""
-
-    def __init__(self, event, step, *ranks, number=signal.SIGKILL):
-        self.event, self.step, self.ranks, self.number = event, step, ranks, number
-
-    def _hit(self, event, step):
-        if (event, step.step) == (self.event, self.step) and dist.get_rank() in self.ranks:
-            os.kill(os.getpid(), self.number)
-
-    def boundary(self, run, step, frame):
-        self._hit("boundary", step)
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        self._hit("step_begins", step)
-
-    def commit_writing(self, run, step):
-        self._hit("commit_writing", step)
+    send = sends(number)
+    return AtStep(event, step, lambda: dist.get_rank() in ranks and send())
 
 
 class Commits(Observer):
@@ -174,7 +157,7 @@ def test_killed_ranks_and_resumed(ranks, tmp_path, world_size, event, step, kill
     """SIGKILL of one rank, of the one that writes, or of all: the restarted job ends with equal bits on every rank."""
     expected = uninterrupted(ranks, world_size)
     commits = (4, 6)
-    killer = Killer(event, step, *killed)
+    killer = on_ranks(event, step, *killed)
     _, codes = ranks(world_size, lambda: train(tmp_path / "r", killer=killer, commits=commits), code=None)
     assert all(codes[rank] == -9 for rank in killed) and 0 not in codes
     results, _ = ranks(world_size, train, tmp_path / "r")
@@ -187,24 +170,13 @@ def test_epochs_of_several_ranks_are_killed_and_resumed(ranks, tmp_path, step):
     """A loop of run.epochs, a rank of which is killed at an epoch's end, its begin, or between: equal bits on every rank."""
     expected = uninterrupted(ranks, 3, by_epoch=True)
     assert bits(expected) != bits(uninterrupted(ranks, 3))  # (control) the draw at each epoch's end counts
-    killer = Killer("step_begins", step, 1)
+    killer = on_ranks("step_begins", step, 1)
     run = partial(train, tmp_path / "r", by_epoch=True)
     _, codes = ranks(3, lambda: run(killer=killer, commits=(step - 1, step)), code=None)
     assert codes[1] == -9 and 0 not in codes
     results, _ = ranks(3, run)
     assert [one["resumed"] for one in results] == [True] * 3
     assert bits(results) == bits(expected)
-
-
-class Cut(Observer):
-    """Ends the training of this rank by an exception, at the same step as that of the others."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step:
-            raise InterruptedError
 
 
 KINDS = {
@@ -221,7 +193,7 @@ def every_kind(folder):
     for number, (name, options) in enumerate(KINDS.items()):
         whole = train(None, **options)
         with pytest.raises(InterruptedError):
-            train(folder / str(number), killer=Cut(6), commits=(6,), **options)
+            train(folder / str(number), killer=AtStep("step_begins", 6, ends), commits=(6,), **options)
         found[name] = whole, train(folder / str(number), **options)
     return found
 
@@ -253,7 +225,9 @@ def test_buckets_that_are_rebuilt_after_a_resume_give_other_bits(ranks, tmp_path
 def test_commits_that_nobody_waits_for(ranks, tmp_path):
     """With save=2 rank 0's writer process commits every second step of all ranks; rank 0 killed, the rest resumes, equal."""
     expected = uninterrupted(ranks, 3)
-    _, codes = ranks(3, lambda: train(tmp_path / "r", killer=Killer("step_begins", 9, 0), save=2), code=None)
+    _, codes = ranks(
+        3, lambda: train(tmp_path / "r", killer=on_ranks("step_begins", 9, 0), save=2), code=None
+    )
     assert codes[0] == -9
     results, _ = ranks(3, lambda: train(tmp_path / "r", save=2))
     assert bits(results) == bits(expected) and all(one["resumed"] for one in results)
@@ -272,7 +246,7 @@ def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, sav
         commits = range(1, 13) if save == "3%" else None
         return {**train(url, killer=killer, commits=commits, save=save), "folder": (cache / "runs").exists()}
 
-    _, codes = ranks(3, lambda: on_machines("a", Killer("step_begins", 11, 0, 1, 2)), code=None)
+    _, codes = ranks(3, lambda: on_machines("a", on_ranks("step_begins", 11, 0, 1, 2)), code=None)
     assert codes == [-9] * 3
     results, _ = ranks(3, lambda: on_machines("b"))
     assert bits(results) == bits(expected) and (save == 2 or all(one["resumed"] for one in results))
@@ -284,7 +258,7 @@ def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, sav
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd, by_epoch):
     """SIGTERM to one rank: all commit the same boundary and exit with 75; started again, equal bits."""
     expected = uninterrupted(ranks, 3, epochs=30, by_epoch=by_epoch)
-    killer = Killer("step_begins", 7, 2, number=signal.SIGTERM)
+    killer = on_ranks("step_begins", 7, 2, number=signal.SIGTERM)
     run = partial(train, tmp_path / "r", epochs=30, by_epoch=by_epoch)
     ranks(3, lambda: run(killer=killer, commits=()), code=75)
     assert capfd.readouterr().err.count("committed at step") == 1  # rank 0 speaks for all

@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import samebits
+from at_step import AtStep, sends
 from samebits import _digest as digest
-from samebits._context import CheckOverrides, Observer, process
+from samebits._context import CheckOverrides, process
 from samebits.errors import UnimplementedError
-
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
 
 
 class Data(torch.utils.data.Dataset):
@@ -28,29 +25,6 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return torch.randn(6) + index / 22 + np.random.rand() + random.random(), index % 3
-
-
-class Killer(Observer):
-    """Kills the process at one event of one step."""
-
-    def __init__(self, event, step, number=signal.SIGKILL):
-        self.event, self.step, self.number = event, step, number
-
-    def _hit(self, event, step):
-        if event == self.event and step.step == self.step:
-            os.kill(os.getpid(), self.number)
-
-    def boundary(self, run, step, frame):
-        self._hit("boundary", step)
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        self._hit("step_begins", step)
-
-    def commit_writing(self, run, step):
-        self._hit("commit_writing", step)
-
-    def committed(self, run, step):
-        self._hit("committed", step)
 
 
 STEPS = 4 * 6  # epochs of ceil(22 / 4) batches
@@ -106,7 +80,7 @@ def test_killed_at_any_event_and_resumed(forked, tmp_path, event, step):
     """SIGKILL at the boundary, in the body, inside a commit and after it, at first, middle and epoch-end steps: equal."""
     commits = tuple(range(1, STEPS, 2)) if "commit" not in event else tuple(range(STEPS))
     expected = _uninterrupted(forked)
-    assert forked(lambda: train(tmp_path / "r", killer=Killer(event, step), commits=commits)).code == -9
+    assert forked(lambda: train(tmp_path / "r", killer=AtStep(event, step), commits=commits)).code == -9
     got, resumed = forked(train, tmp_path / "r").value
     assert got == expected
     first = {
@@ -133,7 +107,7 @@ def test_killed_several_times_anywhere_with_any_cadence(forked, tmp_path_factory
     run_dir = tmp_path_factory.mktemp("run") / "r"
     expected = _uninterrupted(forked)
     for step, event in cuts:
-        killer = Killer(event, step)
+        killer = AtStep(event, step)
         code = forked(lambda k=killer: train(run_dir, killer=k, commits=tuple(commits))).code
         assert code in (-9, 0)  # 0: an earlier commit lies behind the cut
     assert forked(lambda: train(run_dir, workers=workers)).value[0] == expected
@@ -144,7 +118,7 @@ def test_every_micro_step_of_an_accumulation_can_be_a_cut(forked, tmp_path):
     expected, _ = forked(lambda: train(None, accumulate=4)).value
     for cut in range(8, 13):
         run_dir = tmp_path / str(cut)
-        killer = Killer("step_begins", cut)
+        killer = AtStep("step_begins", cut)
         assert (
             forked(lambda k=killer, d=run_dir, c=cut: train(d, killer=k, commits=(c,), accumulate=4)).code
             == -9
@@ -155,7 +129,7 @@ def test_every_micro_step_of_an_accumulation_can_be_a_cut(forked, tmp_path):
 def test_a_scheduler_that_was_not_given_to_the_run_is_lost(forked, tmp_path):
     """Negative control: without the scheduler in the commit, the resumed run ends with other bits."""
     expected = _uninterrupted(forked)
-    killer = Killer("step_begins", 14)
+    killer = AtStep("step_begins", 14)
     arguments = {"keep_scheduler": False}
     assert forked(lambda: train(tmp_path / "r", killer=killer, commits=(13,), **arguments)).code == -9
     got, resumed = forked(lambda: train(tmp_path / "r", **arguments)).value
@@ -165,7 +139,7 @@ def test_a_scheduler_that_was_not_given_to_the_run_is_lost(forked, tmp_path):
 def test_sigterm_commits_the_boundary_and_exits_75(forked, tmp_path, capfd):
     """SIGTERM in the body: the iteration ends, its boundary is committed, exit code 75; the next start goes on from it."""
     expected = _uninterrupted(forked)
-    killer = Killer("step_begins", 9, signal.SIGTERM)
+    killer = AtStep("step_begins", 9, sends(signal.SIGTERM))
     assert forked(lambda: train(tmp_path / "r", killer=killer, commits=())).code == 75
     assert "committed at step 10" in capfd.readouterr().err
     assert forked(lambda: train(tmp_path / "r")).value == (expected, True)
@@ -175,11 +149,11 @@ def test_a_second_sigterm_during_the_commit_does_no_harm(forked, tmp_path):
     """SIGTERM while the commit of the first one is being written: still exit 75 and a whole commit."""
     expected = _uninterrupted(forked)
 
-    class Twice(Killer):
+    class Twice(AtStep):
         def commit_writing(self, run, step):
-            os.kill(os.getpid(), signal.SIGTERM)
+            self.act()
 
-    killer = Twice("step_begins", 9, signal.SIGTERM)
+    killer = Twice("step_begins", 9, sends(signal.SIGTERM))
     assert forked(lambda: train(tmp_path / "r", killer=killer, commits=())).code == 75
     assert forked(lambda: train(tmp_path / "r")).value == (expected, True)
 
@@ -187,13 +161,13 @@ def test_a_second_sigterm_during_the_commit_does_no_harm(forked, tmp_path):
 def test_a_finished_run_yields_nothing_and_restores_its_end(forked, tmp_path):
     """Started again after its end, a run trains no step and gives the code behind the loop the same state and draws."""
     expected, _ = forked(lambda: train(tmp_path / "r")).value
-    assert forked(lambda: train(tmp_path / "r", killer=Killer("step_begins", 0))).value == (expected, True)
+    assert forked(lambda: train(tmp_path / "r", killer=AtStep("step_begins", 0))).value == (expected, True)
 
 
 def test_stop_finishes_the_run(forked, tmp_path):
     """run.stop() ends the loop after its iteration; a restart does not train on."""
     expected, _ = forked(lambda: train(tmp_path / "r", stop_at=10)).value
-    assert forked(lambda: train(tmp_path / "r", killer=Killer("step_begins", 11))).value == (expected, True)
+    assert forked(lambda: train(tmp_path / "r", killer=AtStep("step_begins", 11))).value == (expected, True)
 
 
 def two_loops(run_dir, killer=None, commits=None):
@@ -221,7 +195,7 @@ def test_two_loops_resume_by_name(forked, tmp_path, step):
     """Pretrain, then fine-tune with a fresh head: killed in either loop or between them, the end is equal."""
     expected = forked(two_loops, None).value
     commits = (step - 1, step)
-    assert forked(lambda: two_loops(tmp_path / "r", Killer("step_begins", step), commits)).code == -9
+    assert forked(lambda: two_loops(tmp_path / "r", AtStep("step_begins", step), commits)).code == -9
     assert forked(lambda: two_loops(tmp_path / "r")).value == expected
 
 
@@ -350,7 +324,7 @@ def test_any_iterable_resumes_by_replay(forked, tmp_path, kind):
     assert [s for s in seen if s[2]] == [(epoch, per_epoch - 1, True) for epoch in range(3)]
     for cut in (2, per_epoch, per_epoch + 2):
         run_dir = tmp_path / str(cut)
-        killer = Killer("step_begins", cut)
+        killer = AtStep("step_begins", cut)
         assert forked(lambda k=killer, d=run_dir, c=cut: plain_iterables(kind, d, k, (c,))).code == -9
         got, tail = forked(plain_iterables, kind, run_dir).value
         assert got == expected and tail == seen[cut:]

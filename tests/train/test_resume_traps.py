@@ -11,21 +11,10 @@ import torch
 from torch import nn
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
-from samebits._context import CheckOverrides, Observer, process
+from samebits._context import CheckOverrides, process
 from samebits.errors import IncompleteStateError
-
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
-STEP_OF_EPOCH = 5
-
-
-class KillAt(Observer):
-    def __init__(self, step):
-        self.step = step
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -180,7 +169,7 @@ def an_iterator_by_hand_over_a_loader_of_the_run(run_dir, epochs=3):
 def ended(program, run_dir, kill=None, commits=None):
     process.overrides = CheckOverrides(commit_steps=commits)
     if kill is not None:
-        process.observers.append(KillAt(kill))
+        process.observers.append(AtStep("step_begins", kill))
     return digest.of_value(program(run_dir))
 
 

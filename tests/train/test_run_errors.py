@@ -30,8 +30,6 @@ from samebits.errors import (
     UnseededError,
 )
 
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
-
 
 def train(
     run_dir, *, hidden=4, batch_size=4, seed=1, epochs=2, body=lambda run, step: None, extra=None, **options

@@ -12,8 +12,6 @@ from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError
 
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
-
 
 class Data(torch.utils.data.Dataset):
     def __init__(self, length=12):

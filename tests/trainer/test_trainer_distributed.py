@@ -9,21 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
+from at_step import AtStep, ends
 from samebits import _digest as digest
 from samebits import callbacks
-from samebits._context import CheckOverrides, Observer, process
-
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
-
-
-class Cut(Observer):
-    """Ends the training of this rank by an exception, at the same step as that of the others."""
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == 9:
-            raise InterruptedError
+from samebits._context import CheckOverrides, process
 
 
 class NaN(callbacks.Callback):
@@ -45,7 +34,7 @@ def accuracy(output, target):
 def train(run_dir, log, *, cut=False, broken=False):
     samebits.set_random_seed(3)
     process.overrides = CheckOverrides(commit_steps=(7,) if cut else None)
-    process.observers[:] = [Cut()] if cut else []
+    process.observers[:] = [AtStep("step_begins", 9, ends)] if cut else []
     model = DDP(
         nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 3))
     )
@@ -142,22 +131,11 @@ def test_the_best_epochs_are_committed_at_their_end(ranks, tmp_path):
     assert kept == {4 * epoch + 4 for epoch in best} | {32}
 
 
-class Ending(Observer):
-    """Ends the training of this rank by an exception at a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step:
-            raise InterruptedError
-
-
 def accumulated(run_dir, cut=None):
     """Groups of three batches, five batches per epoch, a validation by the DDP model itself; what each step left behind."""
     samebits.set_random_seed(3)
     process.overrides = CheckOverrides(commit_steps=None if cut is None else (cut,))
-    process.observers[:] = [] if cut is None else [Ending(cut)]
+    process.observers[:] = [] if cut is None else [AtStep("step_begins", cut, ends)]
     model = DDP(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)))
     opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     data = samebits.data.Pipeline.from_source(range(30)).shuffle().map(example).batch(6)

@@ -1,7 +1,6 @@
 """`Trainer.fit` killed anywhere: same weights, same history."""
 
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -9,11 +8,10 @@ import torch
 from torch import nn
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
-from samebits._context import CheckOverrides, Observer, process
+from samebits._context import CheckOverrides, process
 from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
-
-torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 
 
 class Data(torch.utils.data.Dataset):
@@ -25,19 +23,6 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return self.x[index] + 0.1 * np.random.randn(), (self.x[index] > 0).long()[0]
-
-
-class Killer(Observer):
-    def __init__(self, step, *, validating=False):
-        self.step, self.validating = step, validating
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        if step.step == self.step and not self.validating:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def validation_begins(self, run, step):
-        if step.step == self.step and self.validating:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Jitter(Callback):
@@ -92,7 +77,7 @@ def fit(run_dir, killer=None, commits=None, saved=True):
 def test_killed_and_resumed_fit_is_equal(forked, tmp_path, step, validating):
     """Killed in a step or in a validation, fit ends with the weights and the complete history of an uninterrupted one."""
     expected = forked(fit, None).value
-    killer = Killer(step, validating=validating)
+    killer = AtStep("validation_begins" if validating else "step_begins", step)
     assert forked(lambda: fit(tmp_path / "r", killer, commits=(step - 2, step))).code == -9
     assert forked(lambda: fit(tmp_path / "r")).value == expected
     assert len(expected[1].history["val_accuracy"]) == len(expected[1].history["loss"]) == 5
@@ -101,14 +86,14 @@ def test_killed_and_resumed_fit_is_equal(forked, tmp_path, step, validating):
 def test_a_callback_that_saves_nothing_is_lost(forked, tmp_path):
     """Negative control: a user's callback without state makes the resumed fit end with other weights."""
     expected = forked(fit, None).value
-    assert forked(lambda: fit(tmp_path / "r", Killer(9), commits=(8,), saved=False)).code == -9
+    assert forked(lambda: fit(tmp_path / "r", AtStep("step_begins", 9), commits=(8,), saved=False)).code == -9
     assert forked(lambda: fit(tmp_path / "r", saved=False)).value != expected
 
 
 def test_a_finished_fit_returns_the_same_again(forked, tmp_path):
     """A second start after the end trains nothing and returns the same weights and history."""
     expected = forked(lambda: fit(tmp_path / "r")).value
-    assert forked(lambda: fit(tmp_path / "r", Killer(0))).value == expected
+    assert forked(lambda: fit(tmp_path / "r", AtStep("step_begins", 0))).value == expected
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(forked, tmp_path, capfd):

@@ -14,13 +14,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import samebits
+from at_step import AtStep
 from samebits import _digest as digest
-from samebits._context import CheckOverrides, Observer, process
+from samebits._context import CheckOverrides, process
 from samebits.callbacks import EarlyStopping, ReduceLROnPlateau
 
-torch.optim.SGD(
-    [torch.zeros(1)]
-)  # imports what torch imports with its first optimizer, once for all forked children
 KILLED, EPOCH, EPOCHS = 245, 45, 14
 digits = load_digits()
 IMAGES, LABELS = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
@@ -38,26 +36,6 @@ class Digits(torch.utils.data.Dataset):
         if self.augment:
             image = image + 0.1 * torch.randn(64)
         return image, LABELS[index]
-
-
-class Hit(Observer):
-    """Sends this process a signal at one event of one step."""
-
-    def __init__(self, event, step, number=signal.SIGKILL):
-        self.event, self.step, self.number = event, step, number
-
-    def _hit(self, event, step):
-        if (event, step) == (self.event, self.step):
-            os.kill(os.getpid(), self.number)
-
-    def step_begins(self, run, step, batch, *, ends_epoch):
-        self._hit("step", step.step)
-
-    def committed(self, run, step):
-        self._hit("committed", step.step)
-
-    def validation_begins(self, run, step):
-        self._hit("validation", step.step)
 
 
 def prepare(hit, commits):
@@ -143,14 +121,14 @@ def uninterrupted(forked):
 
 
 CASES = {
-    "in the middle of epoch 5, a commit at every step": (own_loop, ("step", KILLED), range(1, KILLED + 1), {}),
-    "in the middle of epoch 5, replayed from epoch 4": (own_loop, ("step", KILLED), (200,), {}),
+    "in the middle of epoch 5, a commit at every step": (own_loop, ("step_begins", KILLED), range(1, KILLED + 1), {}),
+    "in the middle of epoch 5, replayed from epoch 4": (own_loop, ("step_begins", KILLED), (200,), {}),
     "right behind the commit of an epoch's last step": (own_loop, ("committed", 5 * EPOCH), (5 * EPOCH,), {}),
-    "in the validation of an epoch's last step": (own_loop, ("validation", 5 * EPOCH - 1), (5 * EPOCH - 1,), {"phase": True}),
-    "torch's DataLoader": (own_loop, ("step", KILLED), (KILLED,), {"loader_of": torch.utils.data.DataLoader}),
-    "Trainer, in the middle of epoch 5": (trainer, ("step", KILLED), (KILLED,), {}),
+    "in the validation of an epoch's last step": (own_loop, ("validation_begins", 5 * EPOCH - 1), (5 * EPOCH - 1,), {"phase": True}),
+    "torch's DataLoader": (own_loop, ("step_begins", KILLED), (KILLED,), {"loader_of": torch.utils.data.DataLoader}),
+    "Trainer, in the middle of epoch 5": (trainer, ("step_begins", KILLED), (KILLED,), {}),
     "Trainer, right behind the commit of an epoch's last step": (trainer, ("committed", 5 * EPOCH), (5 * EPOCH,), {}),
-    "Trainer, in a validation": (trainer, ("validation", 5 * EPOCH - 1), (5 * EPOCH - 2,), {}),
+    "Trainer, in a validation": (trainer, ("validation_begins", 5 * EPOCH - 1), (5 * EPOCH - 2,), {}),
 }  # fmt: skip
 
 
@@ -160,7 +138,7 @@ CASES = {
 def test_killed_and_resumed_it_ends_with_the_same_weights(forked, uninterrupted, tmp_path, case):
     """SIGKILL where peers lose something: weights, optimizer, schedule, stopping and number of epochs are equal."""
     train, (event, step), commits, options = CASES[case]
-    hit = Hit(event, step)
+    hit = AtStep(event, step)
     assert forked(lambda: train(tmp_path / "r", hit, tuple(commits), **options)).code == -signal.SIGKILL
     end, epochs, resumed = forked(lambda: train(tmp_path / "r", **options)).value
     assert (end, epochs) == uninterrupted(train, **options)
@@ -170,7 +148,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(forked, uninterrupted,
 @pytest.mark.slow
 def test_two_workers_before_the_kill_and_one_after_it(forked, uninterrupted, tmp_path):
     """Random augmentation with 2 workers, killed; with 1 worker after the resume; with none uninterrupted: equal."""
-    killed = forked(lambda: own_loop(tmp_path / "r", Hit("step", KILLED), (KILLED - 3,), workers=2))
+    killed = forked(lambda: own_loop(tmp_path / "r", AtStep("step_begins", KILLED), (KILLED - 3,), workers=2))
     assert killed.code == -signal.SIGKILL
     assert forked(lambda: own_loop(tmp_path / "r", workers=1)).value[:2] == uninterrupted(own_loop)
 
@@ -201,5 +179,8 @@ def test_the_wrong_ways_do_end_elsewhere(forked, uninterrupted, tmp_path):
         finally:
             torch.optim.lr_scheduler.ReduceLROnPlateau.load_state_dict = keep
 
-    assert forked(lambda: forgets(tmp_path / "r", Hit("step", KILLED), (KILLED,))).code == -signal.SIGKILL
+    assert (
+        forked(lambda: forgets(tmp_path / "r", AtStep("step_begins", KILLED), (KILLED,))).code
+        == -signal.SIGKILL
+    )
     assert forked(lambda: forgets(tmp_path / "r")).value[0] != uninterrupted(own_loop)[0]

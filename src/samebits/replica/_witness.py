@@ -25,7 +25,7 @@ from samebits.replica._capture.lifting import LiftedArguments
 from samebits.replica._capture.per_rank import replica_groups
 from samebits.replica._report.report import Report, check_report
 
-_GIVE = "Give modules and optimizers by name, Witness({'model': model, 'optimizer': optimizer}), or a Run that has some."
+_GIVE = "Give modules and optimizers by name, Witness({'model': model, 'optimizer': sgd}), or a Run."
 
 
 class _WitnessedValue(NamedTuple):
@@ -44,17 +44,17 @@ class Witness(Observer):
 
         with samebits.Run("runs/a", model=ddp, opt=opt) as run, replica.Witness(run, every=100):
 
-    and once more at the end of the block, which all ranks must leave alike; not after an error. Without a `Run`:
-    `Witness({"model": ddp, "optimizer": optimizer})`, and `witness.check(step)` where all ranks are at the same step.
-    Every rank makes the witness (it opens a gloo group of its own). With one process there is nothing to compare.
+    and once more at the end of the block, which all ranks must leave alike; not after an error. Without a
+    `Run`: `Witness({"model": ddp, "optimizer": optimizer})`, and `witness.check(step)` where all ranks are at
+    the same step. Every rank makes the witness, which opens its own gloo group. One process compares nothing.
 
-    Claimed equal are all values, or those that `report` claims for the end of a step; of a DTensor, each shard over the
-    ranks that replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which differ between two steps of
-    DDP.
+    Claimed equal are all values, or those that `report` claims for the end of a step; of a DTensor, each
+    shard over the ranks that replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which
+    differ between two steps of DDP.
 
     Raises:
-        InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or
-            names none of the values, or an optimizer trains a parameter of no module.
+        InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number
+            of ranks, or names none of the values, or an optimizer trains a parameter of no module.
         ReplicaDriftError: by a check, on all ranks: a value that was claimed equal is not.
 
     Example:
@@ -95,12 +95,13 @@ class Witness(Observer):
         if not names:
             left = f" that ignore={list(ignore)} leaves" if ignore else ""
             raise InvalidArgumentError(
-                f"Witness: there is nothing to compare: no parameter, buffer or optimizer state{left}. {_GIVE}"
+                f"Witness: nothing to compare: no parameter, buffer or optimizer state{left}. {_GIVE}"
             )
         if self._claims is not None and not any(_unwrapped_name(name) in self._claims for name in names):
             raise InvalidArgumentError(
-                f"Witness: the report names none of the values: they are {', '.join(names[:4])}, ..., and it has "
-                f"{', '.join(list(self._claims)[:4])}, ...; call the step's arguments as the objects are called."
+                f"Witness: the report names none of the values: they are {', '.join(names[:4])}, ..., and it "
+                f"has {', '.join(list(self._claims)[:4])}, ...; call the step's arguments as the objects are "
+                "called."
             )
         self._group = dist.new_group(backend="gloo") if self._ranks > 1 else None
         self._held: int | None = None
@@ -131,8 +132,7 @@ class Witness(Observer):
                 self.check(step.step)
 
     def check(self, step: int) -> None:
-        """Compares the values now, by one all_gather of 32 bytes per rank, or two where not all claims are over all
-        ranks.
+        """Compares the values now, by one all_gather of 32 bytes per rank; two if claims are over some ranks.
 
         Raises:
             ReplicaDriftError: with the first value that differs, the ranks, and the step; on all ranks.
@@ -177,9 +177,10 @@ class Witness(Observer):
             values = len({name for name, _ in wrong})
             before = "at the first check" if self._held is None else f"it was equal at step {self._held}"
             raise ReplicaDriftError(
-                f"step {step}: {name} is not the same on all replicas: {apart}; rank {', '.join(map(str, most[1]))} "
-                f"holds {_hex(most[0])} ({before}; {values} of {len(seen)} values differ). samebits.replica.analyze finds "
-                "the reason, if a graph shows it; else check how it is loaded, and which numbers each rank draws."
+                f"step {step}: {name} is not the same on all replicas: {apart}; rank "
+                f"{', '.join(map(str, most[1]))} holds {_hex(most[0])} ({before}; {values} of {len(seen)} "
+                "values differ). samebits.replica.analyze finds the reason, if a graph shows it; else check "
+                "how it is loaded, and which numbers each rank draws."
             )
 
     def _values(self) -> Iterator[_WitnessedValue]:

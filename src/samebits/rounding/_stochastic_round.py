@@ -1,7 +1,8 @@
-"""`stochastic_round`: a float32 becomes one of its two neighbours, the nearer one more often, the mean being exact.
+"""`stochastic_round`: a float32 becomes one of its neighbours, the nearer one more often; the mean is exact.
 
-Where rounding to nearest loses all that is below half a step, each time, stochastic rounding keeps it on average:
-x between the neighbours a < x < b becomes b with probability (x - a) / (b - a), so that the mean of the result is x.
+Where rounding to nearest loses all that is below half a step, each time, stochastic rounding keeps it on
+average: x between the neighbours a < x < b becomes b with probability (x - a) / (b - a), so that the mean of
+the result is x.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _CPU: Any = rounding_kernels
 def kernels(caller: str, key: torch.Tensor) -> Any:
     """Returns the module whose `stochastic_round` rounds tensors on the key's device.
 
-    Raises `UnimplementedError`, naming samebits.rounding.`caller`, for a device without kernels of the same bits, and for
-    CUDA without Triton, which is imported here for the first time.
+    Raises `UnimplementedError`, naming samebits.rounding.`caller`, for a device without kernels of the same
+    bits, and for CUDA without Triton, which is imported here for the first time.
     """
     if key.is_cpu:
         return _CPU
@@ -40,7 +41,8 @@ def kernels(caller: str, key: torch.Tensor) -> Any:
     )
     if not key.is_cuda:
         raise UnimplementedError(
-            f"samebits.rounding.{caller} has no kernel for {key.device} that gives the bits of the CPU; {cure}"
+            f"samebits.rounding.{caller} has no kernel for {key.device} that gives the bits of the CPU; "
+            f"{cure}"
         )
     try:
         return import_module("samebits.rounding._triton")
@@ -48,7 +50,8 @@ def kernels(caller: str, key: torch.Tensor) -> Any:
         if missing.name != "triton":
             raise
         raise UnimplementedError(
-            f"samebits.rounding.{caller} on CUDA needs Triton, which is not installed: pip install triton, or {cure}"
+            f"samebits.rounding.{caller} on CUDA needs Triton, which is not installed: pip install triton, "
+            f"or {cure}"
         ) from None
 
 
@@ -60,19 +63,20 @@ def stochastic_round(
 ) -> torch.Tensor:
     """Rounds `x` stochastically to `dtype`; element i, in row-major order, by number i of the key's stream.
 
-    Numbers of the stream are the 16-bit ones of `samebits.random.bits` for bfloat16, which drops 16 bits, and the
-    32-bit ones for the other dtypes. The bits are the same on CPU and CUDA, for any layout and number of threads.
+    Numbers of the stream are the 16-bit ones of `samebits.random.bits` for bfloat16, which drops 16 bits, and
+    the 32-bit ones for the other dtypes. CPU and CUDA give the same bits, for any layout or threads.
 
-    - The mean over all random numbers is x exactly wherever no more bits are dropped than the number has: for bfloat16
-      always, else for |x| from 2**-33 (float16), 2**-18 (float8_e4m3fn), 2**-25 (float8_e5m2) on, and for some smaller
-      ones. There the probability is rounded down to a multiple of 2**-32, of a step that is the least subnormal number.
+    - The mean over all random numbers is x exactly wherever no more bits are dropped than the number has: for
+      bfloat16 always, else for |x| from 2**-33 (float16), 2**-18 (float8_e4m3fn), 2**-25 (float8_e5m2) on,
+      and for some smaller ones. There the probability is rounded down to a multiple of 2**-32, of a step that
+      is the least subnormal number.
     - Values that `dtype` represents are kept: zeros with their sign, subnormal numbers, infinities.
-    - Beyond the largest finite number, the step to the next number that an unbounded exponent would give counts like any
-      other; results there, and numbers beyond it, are infinite. float8_e4m3fn has no infinity: all beyond 448 becomes 448,
-      infinities too, as in torch's cast.
+    - Beyond the largest finite number, the step to the next number that an unbounded exponent would give
+      counts like any other; results there, and numbers beyond it, are infinite. float8_e4m3fn has no
+      infinity: all beyond 448 becomes 448, infinities too, as in torch's cast.
     - A NaN stays one, quiet, with its sign and the upper bits of its payload.
-    - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype; in forward mode and under
-      torch.func, too.
+    - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's
+      dtype; in forward mode and under torch.func, too.
 
     Under `torch.vmap` each slice needs its own key; one for all is refused unless `randomness="same"`.
 
@@ -82,8 +86,8 @@ def stochastic_round(
         key: uint64 of shape (2,), on the device of `x`.
         out: written and returned, of the shape of `x` and of `dtype`, any layout.
 
-    Raises `InvalidArgumentError` for other dtypes, shapes, devices or keys, for `out` in the memory of `x`, and for
-    `out` where a gradient is needed; `UnimplementedError` for devices other than CPU and CUDA.
+    Raises `InvalidArgumentError` for other dtypes, shapes, devices or keys, for `out` in the memory of `x`,
+    and for `out` where a gradient is needed; `UnimplementedError` for devices other than CPU and CUDA.
 
     Example:
         >>> x = torch.full((6,), 1 + 2**-9)
@@ -131,8 +135,8 @@ def _check(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> None:
     check_key("stochastic_round", key)
     if key.dim() != 1:
         raise InvalidArgumentError(
-            f"stochastic_round takes one key, of shape (2,); got a batch of shape {tuple(key.shape)}. For a key per slice: "
-            "torch.vmap(lambda x, key: stochastic_round(x, dtype, key))(x, keys)"
+            f"stochastic_round takes one key, of shape (2,); got a batch of shape {tuple(key.shape)}. For a "
+            "key per slice: torch.vmap(lambda x, key: stochastic_round(x, dtype, key))(x, keys)"
         )
     if dtype not in FORMATS:
         names = ", ".join(form.name for form in FORMATS.values())
@@ -143,12 +147,13 @@ def _check(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> None:
         raise InvalidArgumentError(f"stochastic_round: x must be a float32 tensor, got {kind}{more}")
     if x.layout is not torch.strided:
         raise InvalidArgumentError(
-            f"stochastic_round: x is {x.layout}; round its values, which are dense: stochastic_round(x.values(), ...)"
+            f"stochastic_round: x is {x.layout}; round its values, which are dense: "
+            "stochastic_round(x.values(), ...)"
         )
     if x.device != key.device:
         raise InvalidArgumentError(
-            f"stochastic_round: x and key must be on one device, got x on {x.device} and a key on {key.device}; "
-            f"move the key: key.to({str(x.device)!r})"
+            f"stochastic_round: x and key must be on one device, got x on {x.device} and a key on "
+            f"{key.device}; move the key: key.to({str(x.device)!r})"
         )
 
 
@@ -159,8 +164,8 @@ def _check_out(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
         )
     if (x.requires_grad or out.requires_grad) and torch.is_grad_enabled():
         raise InvalidArgumentError(
-            "stochastic_round: out= has no gradient, and x or out requires grad; leave it out, or call it under "
-            "torch.no_grad()"
+            "stochastic_round: out= has no gradient, and x or out requires grad; leave it out, or call it "
+            "under torch.no_grad()"
         )
 
 
@@ -181,7 +186,7 @@ def _fake(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tenso
 
 
 class _StraightThrough(_SingleLevelFunction):
-    """The op for autograd, at one level: torch.func adds the levels, and refuses functions that add their own."""
+    """The op for autograd, at one level: torch.func adds levels, and refuses functions that add theirs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
@@ -201,7 +206,7 @@ class _StraightThrough(_SingleLevelFunction):
 
 @contextmanager
 def _levels_around() -> Iterator[None]:
-    """Disables differentiation inside a function of autograd, at all levels; the outer levels see its result."""
+    """Disables differentiation inside a function of autograd, at all levels; outer ones see its result."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         yield
 
@@ -221,12 +226,13 @@ def _differentiable(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> t
 def _vmap_rule(
     info: Any, in_dims: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Rounds slice by slice, each as if alone. One key for all slices gives them the same numbers, so it must be requested."""
+    """Rounds each slice as if alone. One key for all must be requested: they get the same numbers."""
     if in_dims[2] is None and info.randomness != "same":
         raise InvalidArgumentError(
-            "stochastic_round under torch.vmap has one key, so all slices would be rounded by the same numbers. Give each a "
-            "key: torch.vmap(f)(x, samebits.random.split(key, len(x))), where f(x, key) rounds; or round the whole "
-            'batch outside of vmap. If they are to share them: torch.vmap(..., randomness="same").'
+            "stochastic_round under torch.vmap has one key, so all slices would be rounded by the same "
+            "numbers. Give each a key: torch.vmap(f)(x, samebits.random.split(key, len(x))), where f(x, key) "
+            "rounds; or round the whole batch outside of vmap. If they are to share them: "
+            'torch.vmap(..., randomness="same").'
         )
     return one_by_one(torch.ops.samebits.stochastic_round)(info, in_dims, x, dtype, key)
 

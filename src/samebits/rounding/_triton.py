@@ -1,6 +1,6 @@
-"""Stochastic rounding on CUDA, with the bits of the CPU kernels: `samebits.rounding._cpu.number_formats` states the rule.
+"""Stochastic rounding on CUDA, with the bits of the CPU kernels, by the rule of `_cpu.number_formats`.
 
-Integers only: there is nothing to fuse or to flush to zero. `_stochastic_round` imports this module, and so Triton, when it is needed.
+Integers only: nothing is fused or flushed to zero. `_stochastic_round` imports this (and Triton) when needed.
 """
 
 import torch

@@ -1,15 +1,13 @@
 """Kernels of torch's that stay: the same bits with AVX2 and AVX-512, at every length and layout."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import exact_calls
 from exact_elementwise import EXACT_ELEMENTWISE
+from op_testing import printed_elsewhere
 from samebits.determinism._dispatcher import overload
 from samebits.determinism._ops.replacements import ELEMENTWISE
 
@@ -23,10 +21,8 @@ def played():
     """The digests of all calls, for each vector width that this CPU can play."""
     found = []
     for capability in CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), ()):
-        command = [sys.executable, exact_calls.__file__]
-        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.append(json.loads(run.stdout))
+        printed = printed_elsewhere(exact_calls.__file__, ATEN_CPU_CAPABILITY=capability)
+        found.append(json.loads(printed))
     if len(found) < 2:
         pytest.skip("this CPU has one vector width")
     return found

@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -17,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from op_testing import close, laid_out, layouts, numbers, over_threads
+from op_testing import close, laid_out, layouts, numbers, over_threads, printed_elsewhere
 from product_reference import bits, fma32, fma64, fma_exact, reference
 from samebits.arithmetic.product import product
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
@@ -219,6 +216,7 @@ FORMS = {
     "addmm_": lambda a, b, c, i: c.clone().addmm_(a, b, beta=0.5),
     "addmm out": lambda a, b, c, i: torch.addmm(c, a, b, out=c.clone()),
     "relu": lambda a, b, c, i: torch._addmm_activation(c[0], a, b),
+    "gelu": lambda a, b, c, i: torch._addmm_activation(c[0], a, b, beta=0.5, use_gelu=True),
     "bmm": lambda a, b, c, i: torch.bmm(i(a), i(b)),
     "bmm out": lambda a, b, c, i: torch.bmm(i(a), i(b), out=torch.empty(0, dtype=a.dtype)),
     "baddbmm": lambda a, b, c, i: torch.baddbmm(c, i(a), i(b), alpha=2),
@@ -346,13 +344,7 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
 
 
 def sweep(which="ours", most=101, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", SWEEP, which, str(most)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return printed_elsewhere("-c", SWEEP, which, most, **environment)
 
 
 @pytest.mark.slow
@@ -370,11 +362,7 @@ def test_pairs_have_the_same_bits_with_one_instruction_and_with_two():
     seen = {}
     for cpu in ("znver4", "sapphirerapids"):
         played = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": own}
-        command = [sys.executable, "-c", ask]
-        asked = subprocess.run(
-            command, env={**os.environ, **played}, capture_output=True, text=True, check=True
-        )
-        seen[asked.stdout.strip()] = sweep(**played)
+        seen[printed_elsewhere("-c", ask, **played).strip()] = sweep(**played)
     assert set(seen) == {"True", "False"}
     assert seen["True"] == seen["False"]
 

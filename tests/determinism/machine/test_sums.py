@@ -83,17 +83,13 @@ def test_a_dot_product_is_a_sum_by_fma(dtype):
 
 def test_a_long_row_is_the_sum_of_its_parts():
     """Rows of more than 65,536 numbers, one or several, of more than 256 such parts too: S of the parts' sums, at any thread count."""
-    before = torch.get_num_threads()
-    try:
-        for rows, parts in ((1, 3), (2, 3), (1, 256), (1, 257)):
-            x = numbers((rows, parts * 65536), torch.float32, parts)
-            expected = bits(x.view(rows, parts, 65536).sum(2).sum(1))
-            for threads in (1, 2, 3, 7):
-                torch.set_num_threads(threads)
-                assert bits(x.sum(1)) == expected, (rows, parts, threads)
-            assert bits(x.sum(1)) != bits(x.flip(1).sum(1))  # control: another order has other bits
-    finally:
-        torch.set_num_threads(before)
+    for rows, parts in ((1, 3), (2, 3), (1, 256), (1, 257)):
+        x = numbers((rows, parts * 65536), torch.float32, parts)
+        expected = bits(x.view(rows, parts, 65536).sum(2).sum(1))
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            assert bits(x.sum(1)) == expected, (rows, parts, threads)
+        assert bits(x.sum(1)) != bits(x.flip(1).sum(1))  # control: another order has other bits
 
 
 @pytest.mark.parametrize("dims", ((0, 2), (1, 3), (0, 2, 3), (0, 1), (2,), (3, 1)))

@@ -1,1 +1,1 @@
-"""The analysis of a captured step: the ranks on which each value holds the same bits, at every step of a run."""
+"""The analysis of a captured step: the ranks that hold equal bits of each value, in every step of a run."""

@@ -19,14 +19,14 @@ class AnalysisFinding:
     """A finding of the analysis besides the values that vary."""
 
     kind: str
-    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known; `call sites`: calls of
-    one body with values that are not equal on the same ranks."""
+    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known;
+    `call sites`: calls of one body with values that are not equal on the same ranks."""
     node: Node
     text: str
 
 
 class AnalysisContext:
-    """The state that all passes share: the graphs with their layouts and plans, and the bodies that were run before."""
+    """The state of all passes: the graphs with their layouts and plans, and the bodies run before."""
 
     def __init__(self, step: CapturedStep) -> None:
         self.step = step

@@ -1,7 +1,7 @@
 """Collectives: the ranks whose bits each member gets.
 
-Assumed of a backend: the result of a reduction has equal bits on all members of its group, and equal inputs in equal
-order give equal bits in two groups of one size. Order counts: (a + b) + c is not (b + c) + a.
+Assumed of a backend: the result of a reduction has equal bits on all members of its group, and equal inputs
+in equal order give equal bits in two groups of one size. Order counts: (a + b) + c is not (b + c) + a.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOGETHER, PARTS, FROM_ROOT, AT_ROOT = "together", "parts", "from root", "at root
 
 @dataclass(frozen=True)
 class Collective:
-    """One op: the result of its members, the names of the arguments that are read and written (functional: none written)."""
+    """One op: its members' result, the arguments that it reads and writes (functional: none written)."""
 
     move: str
     reads: str
@@ -78,8 +78,9 @@ def result_partition(
     by_rank: Sequence[Node] | None,
     known: Partitions,
 ) -> int:
-    """Returns the partition of a result from that of the inputs [groups: every rank is in one]. `by_rank`: the splits
-    of each rank.
+    """Returns the partition of a result from that of the inputs [groups: every rank is in one].
+
+    `by_rank`: the splits of each rank.
     """
     splits = _splits(node, by_rank, known.ranks)
     if collective.move == PARTS and by_rank is not None and splits is None:
@@ -120,7 +121,7 @@ def _received_parts(
 
 
 def _splits(node: Node, by_rank: Sequence[Any] | None, ranks: int) -> Any:
-    """Returns the sizes of the parts that each rank sends; None where all ranks have the same or the lengths are not known."""
+    """Returns the sizes that each rank sends; None if all ranks have the same, or lengths are not known."""
     own = argument(node, "input_split_sizes") or ()
     if not own or by_rank is None or not all(isinstance(size, int) for size in own):
         return None

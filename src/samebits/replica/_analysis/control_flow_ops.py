@@ -1,8 +1,8 @@
-"""Higher-order ops: branches, loops, scans and calls. The value that decides which branch a rank takes decides what it
-holds.
+"""Higher-order ops: branches, loops, scans and calls.
 
-Where PopART's If reads only the branches and its Loop runs its body once, here outputs meet the partition of the
-predicate (of every trip), and the carry of a loop is refined until nothing changes.
+The value that decides which branch a rank takes decides what it holds.
+Where PopART's If reads only the branches and its Loop runs its body once, here outputs meet the partition of
+the predicate (of every trip), and the carry of a loop is refined until nothing changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fixpoint of a captured step: which values hold the same bits on which ranks, at every step of a run.
 
-Variables start as declared and are refined by the values after a step, until nothing changes: the greatest fixpoint.
-Every round refines some variable or is the last, and costs time linear in the graph.
+Variables start as declared and are refined by the values after a step, until nothing changes: the greatest
+fixpoint. Every round refines some variable or is the last, and costs time linear in the graph.
 """
 
 from __future__ import annotations
@@ -110,17 +110,17 @@ def analyze(
 ) -> Report:
     """Determines, for every value of a step, the ranks on which it has equal bits.
 
-    `inputs` declares inputs by name or pattern (`model.*`), later ones over earlier ones: `Equal()`, `PerReplica()` or
-    `Partition(groups)`. By default what is written or is a parameter is equal, other tensors and generators are per
-    replica. `feedback` names outputs that are an input of the next step (`{"params.w": "output.w"}`); what is written
-    in place needs none. `on_progress(done, total)` is called every 1,000 nodes of a pass; there is one pass per
-    refinement.
+    `inputs` declares inputs by name or pattern (`model.*`), later ones over earlier ones: `Equal()`,
+    `PerReplica()` or `Partition(groups)`. By default what is written or is a parameter is equal, other
+    tensors and generators are per replica. `feedback` names outputs that are an input of the next step
+    (`{"params.w": "output.w"}`); what is written in place needs none. `on_progress(done, total)` is called
+    every 1,000 nodes of a pass; there is one pass per refinement.
 
-    Assumed: op determinism on, one kind of processor and one number of threads on all ranks (the op table knows the
-    ops that vary even so), and collectives as in `samebits.replica._analysis.collectives`.
+    Assumed: op determinism on, one kind of processor and one number of threads on all ranks (the op table
+    knows the ops that vary even so), and collectives as in `samebits.replica._analysis.collectives`.
 
     Raises:
-        InvalidArgumentError: `step` is no captured step, no input or output has such a name, or groups overlap.
+        InvalidArgumentError: `step` is no captured step, no input or output has such a name; groups overlap.
 
     Example:
         >>> args = torch.ones(3), torch.ones(4)
@@ -173,7 +173,8 @@ def _declared_partitions(
         names = [name for name in step.kinds if name == pattern or fnmatchcase(name, str(pattern))]
         if not names:
             raise InvalidArgumentError(
-                f"analyze(inputs={{{pattern!r}: ...}}): no input has this name; there are {', '.join(step.kinds)}."
+                f"analyze(inputs={{{pattern!r}: ...}}): no input has this name; there are "
+                f"{', '.join(step.kinds)}."
             )
         declarations.update(dict.fromkeys(names, declaration))
     start = {name: partition_number(one, program.partitions) for name, one in declarations.items()}
@@ -187,7 +188,8 @@ def _declared_partitions(
 def _check_feedback(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(feedback, Mapping):
         raise InvalidArgumentError(
-            f'analyze: feedback names the output that an input takes, {{"params.w": "output.w"}}, not {feedback!r}.'
+            'analyze: feedback names the output that an input takes, {"params.w": "output.w"}, not '
+            f"{feedback!r}."
         )
     for name, output in feedback.items():
         if name not in step.kinds or output not in step.output_names:

@@ -49,7 +49,7 @@ class Events:
         return len(self.log) - 1
 
     def path(self, event: int, over: int) -> list[Event]:
-        """Returns the shortest path from a first source that differs within `over` to an event, both included."""
+        """Returns the shortest path from a first source that differs within `over` to an event, inclusive."""
         came: dict[int, int] = {event: event}
         front = [event]
         while front:
@@ -90,16 +90,16 @@ class Interpreter:
         self.memory = Memory(self.known)
         self.numbers: dict[Node, tuple[int, int]] = {}
         self.skew: dict[Node, tuple[int, int]] = {}
-        """Views that read other bytes on other ranks: the partition of their offsets, and the event that gives the reason."""
+        """Views that read other bytes on other ranks: the partition of their offsets, and the event why."""
         self.site: Node | None = None
         """The higher-order op whose body this is."""
         self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
         self.computed: dict[Node, tuple[int, ...]] = {}
-        """The result of each op, wherever it is stored: one partition, or one for each tensor of an op over lists."""
+        """The result of each op, wherever it is stored: a partition, one per tensor of an op over lists."""
         self.consumed: dict[Node, dict[Node, int]] = {}
         """The partition of each operand of each op when the op read it."""
         self.bodies: dict[Node, dict[Node, Interpreter]] = {}
-        """The last run, which is the finest, of each body of each higher-order op, by the node that names the body."""
+        """The last (finest) run of each body of each higher-order op, by the node that names the body."""
         self.calling: Node | None = None
         self.generators: dict[str, tuple[int, int]] = {}
         self.drawn: set[str] = set()
@@ -131,7 +131,7 @@ class Interpreter:
                 self._constant(node)
             elif node.op not in {"placeholder", "output"}:
                 raise InvalidArgumentError(
-                    f"analyze: {node.format_node()} is no op of a captured graph; use samebits.replica.capture."
+                    f"analyze: {node.format_node()} is no op of a graph by samebits.replica.capture."
                 )
             if node.op != "output":
                 self.defined[node] = self.read(node)
@@ -220,7 +220,7 @@ class Interpreter:
                 self._write(node, place, partition, parents, reason)
 
     def _literal(self, node: Node, plan: OpEffects) -> int:
-        """Returns the partition of the arguments that the Python code made of the rank: other literals on other ranks."""
+        """Returns the partition of the literals in the arguments that Python code made of the rank."""
         if (
             plan.collective is not None
             and plan.collective.move == PARTS
@@ -245,7 +245,7 @@ class Interpreter:
         return own, parents
 
     def _draw(self, node: Node, plan: OpEffects, literal: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the state that an op draws from; afterwards it is equal where the number of draws is decided equally."""
+        """Returns the state that an op draws from; then it is equal where the number of draws is."""
         name = str(plan.generator.storage)  # type: ignore[union-attr]
         state, event = self.generators[name]
         if name == SEED:
@@ -298,7 +298,7 @@ class Interpreter:
         labels = self.known.labels(self.control)
         for group in self.program.step.groups[node]:
             if len({int(labels[rank]) for rank in group}) > 1:
-                text = f"{node.target} over ranks {list(group)} is in a branch that not all of them take: it hangs"
+                text = f"{node.target} over ranks {list(group)} is in a branch that not all take: it hangs"
                 self.program.add_finding("hang", node, text, self.site)
                 return
 

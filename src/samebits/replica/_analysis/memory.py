@@ -1,7 +1,7 @@
 """The bits of each storage at one time of the program: a partition per range of bytes.
 
-A tensor is a view of a storage; two tensors that share bytes change together. So a value is known by its storage and
-the time of the last write, never by the name of the tensor that it was written through.
+A tensor is a view of a storage; two tensors that share bytes change together. So a value is known by its
+storage and the time of the last write, never by the name of the tensor that it was written through.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ByteRange(NamedTuple):
     """True if it covers every byte from `low` to `high`, once."""
 
     def anywhere(self) -> ByteRange:
-        """Returns the whole storage, not dense: the place of a view whose offsets differ from rank to rank."""
+        """Returns the whole storage, not dense: the place of a view whose offsets depend on the rank."""
         return ByteRange(self.storage, dense=False)
 
 
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 class Memory:
     """Storages and the partitions of their bytes. Bytes that were never written differ on every rank.
 
-    The cells of a storage are sorted and do not overlap, so that a view of a large buffer costs no walk over all of it.
+    The cells of a storage are sorted and do not overlap: a view of a large buffer costs no walk over it.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -67,8 +67,9 @@ class Memory:
         return place.storage in self._cells
 
     def write(self, place: ByteRange, partition: int, event: int) -> None:
-        """Makes the bytes from `low` to `high` hold `partition`. Where a place has gaps, the caller mixes in the value
-        before.
+        """Makes the bytes from `low` to `high` hold `partition`.
+
+        Where a place has gaps, the caller mixes in the value before.
         """
         cells = self._cells.setdefault(place.storage, [])
         if place.low == place.high:
@@ -96,9 +97,7 @@ def _span(cells: Sequence[Cell], place: ByteRange) -> tuple[int, int]:
 
 
 def _join_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Joins adjacent cells that one event wrote: bytes that are equal everywhere stay one cell, however often they are
-    written.
-    """
+    """Joins adjacent cells of one event: equal bytes stay one cell, however often they are written."""
     joined = [cells[0]]
     for cell in cells[1:]:
         last = joined[-1]

@@ -1,6 +1,4 @@
-"""The rules of each op: its reads, writes and draws, from its schema, its tags, the op table and the few exceptions
-listed here.
-"""
+"""Reads, writes and draws of each op, from its schema, its tags, the op table and a few exceptions here."""
 
 from __future__ import annotations
 
@@ -25,18 +23,19 @@ from samebits.replica._analysis.op_schemas import Signature, argument, signature
 from samebits.replica._analysis.storage_layout import StorageLayout, is_sparse, tensors
 
 _SHAPE_ONLY = frozenset(
-    """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
-    new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ copy_
-    _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
+    """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones
+    new_full new_empty new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_
+    geometric_ cauchy_ log_normal_ copy_ _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
 )
 """Ops that need only the shape of their first argument: where they write it, nothing of its value remains."""
 _COUNTED = frozenset(
-    """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli bernoulli_ random_
-    exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout multinomial""".split()  # noqa: SIM905
+    """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli
+    bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout
+    multinomial""".split()  # noqa: SIM905
 )
 """Random ops that take as many words from the generator as the shapes say, whatever the data."""
 SEED = "generator:samebits"
-"""The seed of the process, or key of the run, by which `samebits.rounding.optim` rounds. It has no position that a draw moves."""
+"""The seed of the process, or key of the run, for `samebits.rounding.optim`. No draw moves it."""
 _SILENT_WRITES = {
     f"aten::{name}": ("running_mean", "running_var")
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
@@ -117,8 +116,9 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
 
 
 def _storages(operands: tuple[Node, ...], layout: StorageLayout) -> AbstractSet[Hashable]:
-    """Returns the memory of the operands. That of one operand is not copied: each item of a list needs that of the
-    whole list.
+    """Returns the memory of the operands.
+
+    That of one operand is not copied: each item of a list needs that of the whole list.
     """
     if len(operands) == 1:
         return layout.storages(operands[0])
@@ -286,7 +286,7 @@ def generator_names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def written_inputs(module: torch.fx.GraphModule) -> set[int]:
-    """Returns the indices of the placeholders that an op writes to, in the graph or in a body that it calls."""
+    """Returns the indices of the placeholders that the graph, or a body that it calls, writes to."""
     layout = StorageLayout(module)
     inputs = [node for node in layout.nodes if node.op == "placeholder"]
     written = written_storages(layout)

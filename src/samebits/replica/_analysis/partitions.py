@@ -1,7 +1,8 @@
-"""The domain: the ranks that hold the same bits, as one label per rank. Interned: a partition is a small integer.
+"""The domain: the ranks that hold the same bits, as one label per rank.
 
-Ranks r and s are in one class where the analysis claims that they hold equal bits. Finer says less, so `meet` (the
-coarsest partition finer than both) is what an op does with its inputs, and values only ever go down.
+Interned: a partition is a small integer.
+Ranks r and s are in one class where the analysis claims that they hold equal bits. Finer says less, so `meet`
+(the coarsest partition finer than both) is what an op does with its inputs, and values only ever go down.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Partitions:
         return self.from_symbols(symbols)
 
     def labels(self, number: int) -> NDArray[np.int32]:
-        """Returns one class label per rank [ranks], classes numbered by their lowest rank. Not to be written to."""
+        """Returns a class label per rank [ranks], classes numbered by their lowest rank. Read-only."""
         return self._labels[number]
 
     def classes(self, number: int) -> Groups:

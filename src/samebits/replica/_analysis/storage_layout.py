@@ -1,8 +1,8 @@
 """The storages of a graph: the bytes of every tensor, as tracing with fake tensors found them.
 
-The fake tensors of a captured graph share storages as the real ones will, through views, `.data`, `detach`, and
-reshapes that copy or do not; so aliases need no rules of their own. Two things tracing does not show are added: an
-in-place op on a captured constant or a view of one, and `wait_tensor`, whose result is the tensor that was waited for.
+The fake tensors of a captured graph share storages as the real ones will, through views, `.data`, `detach`,
+and reshapes that copy or do not; so aliases need no rules of their own. Two things tracing does not show are
+added: an in-place op on a captured constant or a view of one, and `wait_tensor`, which returns its tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StorageLayout:
         return attrgetter(str(node.target))(self.module)
 
     def storages(self, node: Node) -> AbstractSet[Hashable]:
-        """Returns the memory of a node. That of a list is cached, as every tensor that is taken out of the list needs it."""
+        """Returns the memory of a node. That of a list is cached: each tensor taken out of it needs it."""
         places = self.places[node]
         if len(places) < 2:
             return {place.storage for place in places}
@@ -93,7 +93,7 @@ class StorageLayout:
 
 
 def constant_place(value: torch.Tensor) -> ByteRange:
-    """Returns the bytes of a tensor that the code closes over: by its real storage, which other constants may share."""
+    """Returns the bytes of a closed-over tensor, by its real storage, which other constants may share."""
     return place_of(value, ("constant", _key(value)))
 
 

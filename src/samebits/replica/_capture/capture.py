@@ -1,4 +1,4 @@
-"""One graph of a whole training step, without a second process: forward, backward, collectives, optimizer update."""
+"""One graph of a whole training step, in one process: forward, backward, collectives, optimizer update."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ from samebits.replica._capture.undeclared_state import (
 )
 
 ALL_RANKS = 64
-"""The most ranks that the code is run as, each of them; beyond, it is run as the corners of the mesh and a sample."""
+"""Up to this number of ranks all are run; beyond, the corners of the mesh and a sample."""
 _SAMPLED = 16
 MOST_RANKS = 16_384
-"""A group of all ranks is stored rank by rank. So many took 1.3 s to capture and analyze, four times as many more than
-a minute."""
+"""A group of all ranks is stored rank by rank: this many took 1.3 s, four times as many over a minute."""
 
 
 def capture(
@@ -73,24 +72,23 @@ def capture(
     mesh: Mapping[str, int] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CapturedStep:
-    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`); at most 16,384
-    ranks.
+    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`).
 
-    `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so the caller's
-    objects stay as they are. The objects that the step closes over are restored: gradients, modes, optimizers,
-    schedulers, generators, counters; not the position of an iterator, nor NumPy arrays. A step with an argument `mesh`
-    gets the `DeviceMesh`. Names of the inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for
-    `params["w"]`. `on_progress(done, total)` is called after each rank as which the code was run.
+    `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so
+    the caller's objects stay as they are. The objects that the step closes over are restored: gradients,
+    modes, optimizers, schedulers, generators, counters; not the position of an iterator, nor NumPy arrays. A
+    step with an argument `mesh` gets the `DeviceMesh`. Names of the inputs: `model.fc.weight`,
+    `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `on_progress(done, total)` is called
+    after each rank as which the code was run. At most 16,384 ranks are followed.
 
-    `DistributedDataParallel` reduces in C++, which no graph shows: wrap the module in `samebits.replica.DataParallel`.
+    `DistributedDataParallel` reduces in C++, which no graph shows: use `samebits.replica.DataParallel`.
 
     Raises:
         RankDependentError: the code does other things on other ranks.
         ConflictError: a process group exists already.
-        UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the code reads
-            the value of a tensor.
-        InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer
-            without its module.
+        UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the
+            code reads the value of a tensor.
+        InvalidArgumentError: not one of `world_size` and `mesh`, too many ranks, an optimizer without module.
 
     Example:
         >>> def step(model, x):
@@ -108,7 +106,7 @@ def capture(
         )
     if dist.is_initialized():
         raise ConflictError(
-            "capture: this process has a process group; capture before init_process_group, or in a process of its own."
+            "capture: this process has a process group; capture before init_process_group, or elsewhere."
         )
     axes = dict(mesh or {})
     sizes: list[Any] = [world_size] if mesh is None else [*axes.values()]
@@ -119,13 +117,14 @@ def capture(
     ranks = math.prod(sizes)
     if ranks > MOST_RANKS:
         raise InvalidArgumentError(
-            f"capture: {ranks} ranks, and at most {MOST_RANKS} are followed. Capture a smaller world of the same shape, "
-            "mesh={'dp': 8, 'tp': 4} for {'dp': 8192, 'tp': 4}: code that does the same on all ranks gives the same answers."
+            f"capture: {ranks} ranks, and at most {MOST_RANKS} are followed. Capture a smaller world of the "
+            "same shape, mesh={'dp': 8, 'tp': 4} for {'dp': 8192, 'tp': 4}: code that does the same on all "
+            "ranks gives the same answers."
         )
     names = names_of(step, len(args))
     if mesh is None and _needs_mesh(step):
         raise InvalidArgumentError(
-            f"capture: the step takes a mesh; instead of world_size={world_size}, give mesh={{'dp': {world_size}}}."
+            f"capture: the step takes a mesh; for world_size={world_size}, give mesh={{'dp': {world_size}}}."
         )
     check_makers(args)
     lifted = LiftedArguments(names, args)
@@ -199,7 +198,7 @@ def _assemble(
 
 def _names(outputs: pytree.TreeSpec) -> list[str]:
     paths = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * outputs.num_leaves, outputs))[0]
-    return ["output" + ("." + dotted_path(path) if path else "") for path, _ in paths]
+    return [dotted_path(("output", *path)) for path, _ in paths]
 
 
 class _RankRun(NamedTuple):
@@ -236,9 +235,8 @@ def _trace_as_rank(
         left |= zero_leftovers(name, before[name], one) if before else {}
 
     def step_on_rank(*args: Any, **kwargs: Any) -> Any:
-        return step(
-            *(made.get(name, given) for name, given in zip(lifted.names, args, strict=True)), **kwargs
-        )
+        given = (made.get(name, one) for name, one in zip(lifted.names, args, strict=True))
+        return step(*given, **kwargs)
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         leaves, outputs = pytree.tree_flatten(lifted.call(step_on_rank, list(tensors), **extra))
@@ -248,7 +246,7 @@ def _trace_as_rank(
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with (
         replaced(PythonKeyTracer, "_filter_traceback_frames", _select_user_frames),
-        # torch.cond and while_loop compile: after other shapes they would take sizes for symbols, in one trace and not in another
+        # torch.cond and while_loop compile: after other shapes, one trace would take sizes for symbols
         torch._dynamo.config.patch(automatic_dynamic_shapes=False),
         preserve_compile_regions(),
         disable_constant_folding(),
@@ -281,7 +279,7 @@ def _fake_world(rank: int, ranks: int) -> Iterator[None]:
 
 
 def _select_user_frames(tracer: PythonKeyTracer, frames: Any) -> Any:
-    """Replaces the tracer's own filter of stack frames, which keeps only the lines of functions named `forward`."""
+    """Replaces the tracer's filter of stack frames, which keeps only lines of functions named `forward`."""
     return type(frames).from_list(user_frames(frames)[-4:])
 
 
@@ -295,9 +293,7 @@ def _ranks_to_run(ranks: int, axes: Mapping[str, int]) -> list[int]:
 
 
 def _constants(module: GraphModule) -> list[str]:
-    """Returns the names of the constants, one for each that is read through several tensors of the same bytes (FSDP2's
-    flat shards).
-    """
+    """Returns the names of the constants, one for those that share their bytes (FSDP2's flat shards)."""
     names: dict[ByteRange | str, str] = {}
     for node in module.graph.nodes:
         if (held := constant_of(node, module)) is not None:

@@ -1,4 +1,4 @@
-"""A captured training step: one graph, its named inputs and outputs, and the values that differ from rank to rank."""
+"""A captured training step: one graph, its named inputs and outputs, the values that depend on the rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.partitions import Groups
 
 STATE, BATCH, GENERATOR, CONSTANT = "state", "batch", "generator", "constant"
-"""Parameters, buffers and optimizer state; other tensors; a generator of the process; a tensor that the code closes over."""
+"""Parameters, buffers, optimizer state; other tensors; a generator of the process; a closed-over tensor."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CapturedStep:
     groups: dict[Node, Groups] = field(default_factory=dict)
     """All groups of each collective, over all ranks."""
     by_rank: dict[Node, tuple[Any, ...] | None] = field(default_factory=dict)
-    """Arguments [ranks] of the nodes that have other ones on other ranks; None where the code was not run as all ranks."""
+    """Arguments [ranks] of the nodes where they depend on the rank; None if not all ranks were run."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     """Axes and their sizes, first axis slowest."""
     captured: tuple[int, ...] = (0,)
@@ -78,15 +78,16 @@ class CapturedStep:
 
 
 def check_step(caller: str, step: Any) -> None:
-    """Raises `InvalidArgumentError`, with the name of the function `caller`, unless `step` is a captured step."""
+    """Raises `InvalidArgumentError`, naming the function `caller`, unless `step` is a captured step."""
     if not isinstance(step, CapturedStep):
         raise InvalidArgumentError(
-            f"{caller} takes a captured step, the result of samebits.replica.capture(...), not {describe(step)}."
+            f"{caller} takes a captured step, the result of samebits.replica.capture(...), not "
+            f"{describe(step)}."
         )
 
 
 def describe(value: Any) -> str:
-    """Returns the name of a wrong argument for a message: of a class or a function its name, of any other object its class."""
+    """Returns words for a wrong argument: the name of a class or function, else the object's class."""
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else f"{type(value).__name__}"
 
@@ -96,10 +97,11 @@ def describe(value: Any) -> str:
 
 
 class DataParallel(nn.Module):
-    """Stands for `DistributedDataParallel(module)` in a step that is captured; elsewhere it is the module alone.
+    """Stands for `DistributedDataParallel(module)` in a captured step; elsewhere it is the module alone.
 
-    Gradients are averaged over all ranks as soon as `backward` has them, as there; `torch.autograd.grad` gives them
-    unreduced, as there. Buffers get the bits of rank 0 before a forward in training mode, if `broadcast_buffers`.
+    Gradients are averaged over all ranks as soon as `backward` has them, as there; `torch.autograd.grad`
+    gives them unreduced, as there. With `broadcast_buffers`, buffers get the bits of rank 0 before a
+    forward in training mode.
 
     Example:
         >>> def step(model, optimizer, x):

@@ -1,6 +1,4 @@
-"""The objects that a step reaches without an argument, by the names in its code: the constants of its graph are called
-by these.
-"""
+"""The objects that a step reaches without an argument, by the names in its code: names of its constants."""
 
 from __future__ import annotations
 
@@ -22,13 +20,14 @@ from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place
 
 _MAX_OBJECTS = 20_000
-"""Objects that are visited, nearest first: the tensors of a computation are near, a list of a million samples is not read."""
+"""Most objects to visit, nearest first: a step's tensors are near, a million samples are not read."""
+_WITHOUT_TENSORS = (type, ModuleType, str, bytes, int, float, complex, type(None))
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 """A key that can be a part of a path."""
 
 
 class Closure:
-    """The tensors and generators that a step and its arguments reach, each by the shortest path: `model.fc.weight`, `self.scales.0`."""
+    """Tensors and generators that a step reaches, by shortest path: `model.fc.weight`, `self.scales.0`."""
 
     def __init__(self, step: Any, arguments: Mapping[str, Any]) -> None:
         self._names: dict[int, str] = {}
@@ -40,9 +39,8 @@ class Closure:
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         start = [*_variables(step), *arguments.items()]
         for name, one in _walk(start, self._seen):
-            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
-                self._note(name, one)
-            elif isinstance(one, torch.Generator):
+            self._note(name, one)
+            if isinstance(one, torch.Generator):
                 self._generators.setdefault(one._cdata, name)  # type: ignore[attr-defined]
             elif isinstance(one, torch.optim.Optimizer):
                 self.optimizers.append((name, one))
@@ -51,22 +49,24 @@ class Closure:
             for index, (parameter, state) in enumerate(optimizer.state.items()):
                 own = self._names.get(id(parameter), str(index))
                 for key, one in state.items():
-                    if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
-                        self._note(f"{name}.{own}.{key}", one)
+                    self._note(f"{name}.{own}.{key}", one)
 
     def objects(self) -> Iterator[Any]:
         """Yields all objects that the step reaches, each once."""
         yield from self._seen.values()
 
     def name_of(self, held: Any) -> str | None:
-        """Returns the path of a generator, of a tensor, or of another tensor of the same bytes; None if the step does
-        not reach it.
+        """Returns the path of a generator, of a tensor, or of another tensor of the same bytes.
+
+        None if the step does not reach it.
         """
         if isinstance(held, torch.Generator):
             return self._generators.get(held._cdata)  # type: ignore[attr-defined]
         return self._names.get(id(held)) or self._places.get(constant_place(held))
 
-    def _note(self, name: str, tensor: torch.Tensor) -> None:
+    def _note(self, name: str, tensor: Any) -> None:
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            return
         self._names.setdefault(id(tensor), name)
         if tensor.layout is torch.strided and not tensor.is_nested:
             self._places.setdefault(constant_place(tensor), name)
@@ -77,9 +77,7 @@ def _walk(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[
     waiting = deque(start)
     while waiting and len(seen) < _MAX_OBJECTS:
         name, one = waiting.popleft()
-        if id(one) in seen or isinstance(
-            one, (type, ModuleType, str, bytes, int, float, complex, type(None))
-        ):
+        if id(one) in seen or isinstance(one, _WITHOUT_TENSORS):
             continue
         seen[id(one)] = one
         yield name, one
@@ -107,9 +105,7 @@ def _children(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that a function finds by name besides its arguments: free variables, globals, defaults;
-    `self`; the arguments that a partial has bound.
-    """
+    """Yields what a function finds by name: free variables, globals, defaults, `self`, bound arguments."""
     if isinstance(function, functools.partial):
         bound = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
         yield from bound.arguments.items()
@@ -140,5 +136,5 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_followed(value: Any) -> bool:
-    """Returns True for a function or a class that may reach objects of the user's: those of torch, NumPy and samebits do not."""
+    """Returns True for a function or class that may reach the user's objects: none of torch, NumPy, ours."""
     return owner_of_module(str(getattr(value, "__module__", ""))) not in ("samebits", "framework")

@@ -1,4 +1,4 @@
-"""Keeps the calls of `torch.compiler.nested_compile_region`, which a trace of eager code runs as plain functions."""
+"""Keeps calls of `torch.compiler.nested_compile_region`, which an eager trace runs as plain functions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MODULE: Any = sys.modules[
 def preserve_compile_regions() -> Iterator[None]:
     """Makes a region one `invoke_subgraph` of the graph; its tensors, and its modules', are operands.
 
-    The backward of `invoke_subgraph` computes the forward again. So a region that draws random numbers or writes to its
-    operands, reads tensors that it closes over, or returns anything but new tensors, is run as a plain function, as
-    eager code runs it.
+    The backward of `invoke_subgraph` computes the forward again. So a region that draws random numbers or
+    writes to its operands, reads tensors that it closes over, or returns anything but new tensors, is run as
+    a plain function, as eager code runs it.
     """
     original, names = _MODULE.invoke_subgraph_placeholder, dict[Any, str]()
 
@@ -48,7 +48,7 @@ def preserve_compile_regions() -> Iterator[None]:
 
 @dataclass
 class _Region:
-    """One call, as a function of its tensors and those of the modules that it is given, bound to or closes over."""
+    """One call, as a function of its tensors and those of modules that it gets, belongs to or closes over."""
 
     function: Callable[..., Any]
     leaves: list[Any]
@@ -87,7 +87,7 @@ def _closed_over(function: Callable[..., Any]) -> Iterator[Any]:
 
 
 class _Probe(TorchDispatchMode):
-    """Notes whether ops draw, write to given memory, or read tensors that are no operands: those would get no gradient."""
+    """Notes draws, writes to given memory, and reads of tensors that are no operands (no gradient)."""
 
     def __init__(self, operands: list[torch.Tensor]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Turns modules and optimizers among the arguments of a step into named tensors, and back inside of the trace.
+"""Turns modules and optimizers among a step's arguments into named tensors, and back inside the trace.
 
-A trace takes only arguments as inputs. So parameters, buffers and optimizer state are taken out of (copies of) the
-objects, and during the trace the objects hold the traced tensors instead.
+A trace takes only arguments as inputs. So parameters, buffers and optimizer state are taken out of (copies
+of) the objects, and during the trace the objects hold the traced tensors instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAIN = (bool, int, float, str, tuple)
 
 
 class LiftedArguments:
-    """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: then only read them."""
+    """The tensors of a step's arguments, by name. Objects are copies; without `copied`, read-only."""
 
     def __init__(self, names: Sequence[str], args: tuple[Any, ...], *, copied: bool = True) -> None:
         copies: dict[int, Any] = {}
@@ -51,15 +51,11 @@ class LiftedArguments:
         self._tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
         self.left: dict[str, torch.Tensor] = {}
         """Gradients that the last call left to the next one, by the names of their parameters."""
-        self._modules = {n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, nn.Module)}
-        self._optimizers = {
-            n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, torch.optim.Optimizer)
-        }
-        self._plain = {
-            n: a
-            for n, a in zip(names, self._args, strict=True)
-            if n not in self._modules and n not in self._optimizers
-        }
+        given = dict(zip(names, self._args, strict=True))
+        self._modules = {n: a for n, a in given.items() if isinstance(a, nn.Module)}
+        self._optimizers = {n: a for n, a in given.items() if isinstance(a, torch.optim.Optimizer)}
+        objects = self._modules.keys() | self._optimizers.keys()
+        self._plain = {n: a for n, a in given.items() if n not in objects}
         self.names = names
         self._known = {
             id(p): f"{n}.{k}" for n, module in self._modules.items() for k, p in module.named_parameters()
@@ -72,7 +68,7 @@ class LiftedArguments:
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
 
     def numbers(self) -> dict[str, Any]:
-        """Returns the numbers among the arguments that a captured graph holds, by path: learning rates, modes, flags."""
+        """Returns the numbers of the arguments that a captured graph holds: learning rates, modes, flags."""
         found = {
             f"{name}.{path}.training".replace("..", "."): child.training
             for name, module in self._modules.items()
@@ -86,13 +82,9 @@ class LiftedArguments:
         return found | {dotted_path(path): leaf for path, leaf in leaves if isinstance(leaf, _PLAIN)}
 
     def copy_objects(self) -> LiftedArguments:
-        """Returns the same tensors in new objects: a counter of one rank's run, of a scheduler say, is not seen by
-        other ranks.
-        """
-        return copy.deepcopy(
-            self,
-            {id(kept): kept for kept in (self._spec, *self._tensors, *(slot.tensor for slot in self.slots))},
-        )
+        """Returns the same tensors in new objects: other ranks do not see, say, a scheduler's counter."""
+        kept = (self._spec, *self._tensors, *(slot.tensor for slot in self.slots))
+        return copy.deepcopy(self, {id(one): one for one in kept})
 
     def call(self, step: Callable[..., Any], tensors: list[torch.Tensor], **extra: Any) -> Any:
         """Calls a step with `tensors`, in the order of the slots, in place of what the objects hold."""
@@ -120,9 +112,7 @@ class LiftedArguments:
         return found
 
     def zero_leftovers(self) -> dict[str, torch.Tensor]:
-        """Puts zeros in place of the tensors that the last trace left in `.grad` and in attributes of modules; returns
-        names and zeros.
-        """
+        """Zeroes tensors that a trace left in `.grad` and modules' attributes; returns names and zeros."""
         self.left = {name: _zeros(one) for name, one in self.left.items()}
         found = {f"{name}.grad": one for name, one in self.left.items()}
         for name, module in self._modules.items():
@@ -207,8 +197,8 @@ def names_of(step: Callable[..., Any], count: int) -> list[str]:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # a function written in C, or no function
         raise InvalidArgumentError(
-            f"capture: {step} does not say what its arguments are called; capture a Python function that calls it: "
-            "capture(lambda a, b: torch.mm(a, b), a, b, world_size=8)."
+            f"capture: {step} does not say what its arguments are called; capture a Python function that "
+            "calls it: capture(lambda a, b: torch.mm(a, b), a, b, world_size=8)."
         ) from None
     for one in parameters:
         if one.kind is one.VAR_POSITIONAL:
@@ -243,19 +233,20 @@ def _added_tensors(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dic
 def _check_copies(args: tuple[Any, ...]) -> None:
     if any(leaf.is_nested for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)):
         raise UnimplementedError(
-            "capture: an argument is a nested tensor, which a capture does not follow; give the step its values and offsets, "
-            "n.values() and n.offsets(), or padded tensors with a mask."
+            "capture: an argument is a nested tensor, which a capture does not follow; give the step its "
+            "values and offsets, n.values() and n.offsets(), or padded tensors with a mask."
         )
     for one in args:
         if isinstance(one, nn.Module) and any(hasattr(part, "_orig_mod") for part in one.modules()):
             raise UnimplementedError(
-                "capture: a module that torch.compile made is a graph already, and hides its collectives; pass the module "
-                "that was compiled (compiled._orig_mod)."
+                "capture: a module that torch.compile made is a graph already, and hides its collectives; "
+                "pass the module that was compiled (compiled._orig_mod)."
             )
         if isinstance(one, nn.Module) and any(isinstance(part, FSDPModule) for part in one.modules()):
             raise UnimplementedError(
-                "capture: a module that fully_shard was applied to holds the shards of one rank, and cannot be copied for "
-                "the others. Pass what makes it: capture(step, PerRank(lambda mesh: make(mesh)), ..., mesh={'dp': 4})."
+                "capture: a module that fully_shard was applied to holds the shards of one rank, and cannot "
+                "be copied for the others. Pass what makes it: capture(step, PerRank(lambda mesh: "
+                "make(mesh)), ..., mesh={'dp': 4})."
             )
 
 
@@ -271,8 +262,8 @@ def _check_hooks(names: Sequence[str], args: tuple[Any, ...]) -> None:
             where = f"optimizer {name} has"
         if where:
             raise UnimplementedError(
-                f"capture: {where} a hook, which a copy does not have; do what it does in the step, or register it "
-                "there, or in forward."
+                f"capture: {where} a hook, which a copy does not have; do what it does in the step, or "
+                "register it there, or in forward."
             )
 
 
@@ -282,8 +273,9 @@ def _check_same_names(
     for key, one in after.items():
         if one is not before.get(key):
             raise UnimplementedError(
-                f"capture: the step puts a new tensor into {where}.{key}, with which the next step begins; a step that is "
-                f"captured changes its state in place ({key}.copy_(...)), or takes it as an argument and returns it."
+                f"capture: the step puts a new tensor into {where}.{key}, with which the next step begins; a "
+                f"step that is captured changes its state in place ({key}.copy_(...)), or takes it as an "
+                "argument and returns it."
             )
 
 
@@ -303,18 +295,17 @@ def create_state(optimizer: torch.optim.Optimizer) -> None:
         step(optimizer)
     except Exception as error:
         raise UnimplementedError(
-            f"capture: {type(optimizer).__name__} makes its state in its first step, which was called with gradients of zero and "
-            f"no closure, and raised {type(error).__name__}: {error}. A step that needs a closure (LBFGS) computes the loss as "
-            "often as its values say, which no graph shows: take an optimizer without one, or write the update in the step."
+            f"capture: {type(optimizer).__name__} makes its state in its first step, which was called with "
+            f"gradients of zero and no closure, and raised {type(error).__name__}: {error}. A step that "
+            "needs a closure (LBFGS) computes the loss as often as its values say, which no graph shows: "
+            "take an optimizer without one, or write the update in the step."
         ) from error
     for parameter in parameters:
         parameter.grad = None
 
 
 def zeros_in_attributes(name: str, traced: nn.Module, other: nn.Module) -> dict[str, torch.Tensor]:
-    """Puts zeros into the attributes of `other` in which a trace has left tensors in those of `traced`; returns names
-    and zeros.
-    """
+    """Zeroes attributes of `other` where a trace left tensors in `traced`'s; returns names and zeros."""
     found: dict[str, torch.Tensor] = {}
     parts = zip(traced.named_modules(prefix=name), other.modules(), strict=True)
     for (path, part), same in parts:

@@ -27,14 +27,13 @@ _STAR = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 @dataclass(frozen=True)
 class PerRank:
-    """Objects that `make()`, or `make(mesh)`, makes on each rank: modules wrapped by `fully_shard`, and their
-    optimizers.
+    """Objects that `make()`, or `make(mesh)`, makes on each rank: modules of `fully_shard`, optimizers.
 
     capture(step, PerRank(lambda mesh: sharded_model_and_optimizer(mesh)), x, mesh={"dp": 4})
 
-    Every rank makes them in a process group of its own, from the same generator states, and the step gets them: new
-    objects, not those of the rank before. Their tensors are constants of the captured step: shards of a DTensor start
-    equal on the ranks that replicate them, if they were made so.
+    Every rank makes them in a process group of its own, from the same generator states, and the step gets
+    them: new objects, not those of the rank before. Their tensors are constants of the captured step: shards
+    of a DTensor start equal on the ranks that replicate them, if they were made so.
 
     Example:
         >>> from torch.distributed.fsdp import fully_shard
@@ -52,25 +51,27 @@ class PerRank:
     def __post_init__(self) -> None:
         if not callable(self.make) or isinstance(self.make, nn.Module):
             raise InvalidArgumentError(
-                f"PerRank: give the function that makes it on each rank, PerRank(lambda mesh: make(mesh)), not a {type(self.make).__name__}."
+                "PerRank: give the function that makes it on each rank, PerRank(lambda mesh: make(mesh)), "
+                f"not a {type(self.make).__name__}."
             )
 
 
 def check_makers(args: tuple[Any, ...]) -> None:
-    """Raises `InvalidArgumentError` for a `PerRank` inside of an argument: its function would not be called."""
+    """Raises `InvalidArgumentError` for a `PerRank` inside an argument: nothing would call its function."""
     for one in args:
         if not isinstance(one, PerRank) and any(
             isinstance(leaf, PerRank) for leaf in pytree.tree_leaves(one)
         ):
             raise InvalidArgumentError(
-                "capture: a PerRank is inside of a list or a dict; it must be an argument of the step itself, and may make "
-                "a tuple: PerRank(lambda mesh: (model, optimizer))."
+                "capture: a PerRank is inside of a list or a dict; it must be an argument of the step "
+                "itself, and may make a tuple: PerRank(lambda mesh: (model, optimizer))."
             )
 
 
 def make_argument(argument: Any, extra: dict[str, Any]) -> Any:
-    """Returns the argument of a step on the current rank. Raises `InvalidArgumentError` if its function needs another
-    argument.
+    """Returns the argument of a step on the current rank.
+
+    Raises `InvalidArgumentError` if its function needs another argument.
     """
     if not isinstance(argument, PerRank):
         return argument
@@ -78,8 +79,8 @@ def make_argument(argument: Any, extra: dict[str, Any]) -> Any:
     required = [name for name, one in takes.items() if one.default is one.empty and one.kind not in _STAR]
     if missing := [name for name in required if name not in extra]:
         raise InvalidArgumentError(
-            f"capture: PerRank's function takes {', '.join(missing)}; it may take `mesh` only, by this name, and gets one "
-            "where the capture has one (mesh={'dp': 4})."
+            f"capture: PerRank's function takes {', '.join(missing)}; it may take `mesh` only, by this name, "
+            "and gets one where the capture has one (mesh={'dp': 4})."
         )
     return argument.make(**{name: value for name, value in extra.items() if name in takes})
 
@@ -94,17 +95,17 @@ def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
     """Adds the objects that a rank has made to those `seen` before, and has its optimizers make their state.
 
     Raises:
-        InvalidArgumentError: an object existed before: it has what the step did to it as another rank, or as the same in
-            a trace before.
+        InvalidArgumentError: an object existed before: it has what the step did to it in a trace before.
     """
     for path, leaf in pytree.tree_flatten_with_path(made)[0]:
         own = [*leaf.modules(), *leaf.parameters()] if isinstance(leaf, nn.Module) else [leaf]
         for one in own if hasattr(leaf, "state_dict") else ():
             if id(one) in seen and seen[id(one)]() is one:
-                name = ".".join(filter(None, (argument, dotted_path(path))))
+                name = dotted_path((argument, *path))
                 raise InvalidArgumentError(
-                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, which existed before, "
-                    "so it would have what the step did to it as another rank. Make it inside of the function: PerRank(lambda mesh: make(mesh))."
+                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, "
+                    "which existed before, so it would have what the step did to it as another rank. Make it "
+                    "inside of the function: PerRank(lambda mesh: make(mesh))."
                 )
             seen[id(one)] = ref(one)
     for leaf in pytree.tree_leaves(made):
@@ -113,27 +114,25 @@ def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
 
 
 def zero_leftovers(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
-    """Puts zeros into the objects that were `made`, where a step has left tensors in those made `before`; returns names
-    and zeros.
+    """Puts zeros into the objects that were `made`, where a step has left tensors in those made `before`;
+    returns names and zeros.
     """
     found: dict[str, torch.Tensor] = {}
     pairs = zip(pytree.tree_flatten_with_path(before)[0], pytree.tree_leaves(made), strict=True)
     for (path, old), new in pairs:
         if not isinstance(old, nn.Module):
             continue
-        name = ".".join(filter(None, (argument, dotted_path(path))))
+        name = dotted_path((argument, *path))
         for (key, was), now in zip(old.named_parameters(), new.parameters(), strict=True):
             if was.grad is not None:
-                now.grad = torch.zeros_like(now)
-                found[f"{name}.{key}.grad"] = (
-                    now.grad.to_local() if isinstance(now.grad, DTensor) else now.grad
-                )
+                zeros = now.grad = torch.zeros_like(now)
+                found[f"{name}.{key}.grad"] = zeros.to_local() if isinstance(zeros, DTensor) else zeros
         found |= zeros_in_attributes(name, old, new)
     return found
 
 
 def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) -> dict[str, Groups]:
-    """Gives the constants and generators of a graph the names of the objects that were `made`, or of the `closure`.
+    """Names the constants and generators of a graph after the objects that were `made`, or the `closure`.
 
     Returns the ranks that hold the same shard, for each constant of a DTensor.
     """
@@ -145,10 +144,7 @@ def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) 
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if isinstance(tensor, DTensor):
                     shards[local.untyped_storage()._cdata] = replica_groups(tensor)
-                names.setdefault(
-                    local.untyped_storage()._cdata,
-                    ".".join(filter(None, (argument, dotted_path(path), name))),
-                )
+                names.setdefault(local.untyped_storage()._cdata, dotted_path((argument, *path, name)))
     renamed: dict[str, str] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr" and str(node.target) in renamed:
@@ -169,8 +165,9 @@ def _is_dense(held: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _register(module: nn.Module, name: str, held: torch.Tensor | torch.Generator) -> str:
-    """Makes a tensor or generator the attribute `a.b.c` of a module; returns the name, numbered where several have the
-    same memory.
+    """Makes a tensor or generator the attribute `a.b.c` of a module.
+
+    Returns the name, numbered where several have the same memory.
     """
     *path, last = name.split(".")
     taken = []
@@ -186,7 +183,7 @@ def _register(module: nn.Module, name: str, held: torch.Tensor | torch.Generator
 
 
 def _free_name(module: nn.Module, part: str) -> str:
-    """Returns a name for an object that holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
+    """Returns a name that the module has no attribute of: not `graph`, but `graph_`."""
     while hasattr(module, part) and not isinstance(getattr(module, part), nn.Module):
         part += "_"
     return part
@@ -202,13 +199,13 @@ def replica_groups(tensor: DTensor) -> Groups:
 
 
 def _tensors(leaf: Any, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields names and tensors of one leaf; the state of an optimizer by the names of the parameters in the same tree."""
+    """Yields names and tensors of one leaf; optimizer state by the names of the tree's parameters."""
     if isinstance(leaf, nn.Module):
         yield from leaf.named_parameters()
         yield from leaf.named_buffers()
     elif isinstance(leaf, torch.optim.Optimizer):
         modules = (one for one in pytree.tree_leaves(tree) if isinstance(one, nn.Module))
-        names: dict[torch.Tensor, str] = {
+        names: dict[Any, str] = {
             parameter: name for one in modules for name, parameter in one.named_parameters()
         }
         for index, (parameter, state) in enumerate(leaf.state.items()):

@@ -1,4 +1,4 @@
-"""One capture per rank, compared: values that the Python code computes from the rank are found here, and nowhere else."""
+"""Captures of all ranks, compared: only this finds values that the Python code computes from the rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def trace_of(rank: int, module: GraphModule) -> RankTrace:
 
 
 def compare_ranks(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[Any, ...] | None]:
-    """Returns the nodes (of the first trace) whose arguments depend on the rank, each with the arguments [ranks].
+    """Returns the nodes (of the first trace) whose arguments depend on the rank, with these [ranks].
 
     Raises:
         RankDependentError: the ranks do not run the same ops; the message has both lines.
@@ -86,7 +86,7 @@ def groups_of(traces: list[RankTrace], world_size: int, mesh: dict[str, int]) ->
 
 
 def _check_groups(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
-    """Returns the groups of all ranks, each once. Many ranks share one object for their group: it is read once."""
+    """Returns the groups of all ranks, each once. An object that many ranks share is read once."""
     callers: dict[int, list[int]] = {}
     for rank, group in seen.items():
         callers.setdefault(id(group), []).append(rank)
@@ -96,8 +96,9 @@ def _check_groups(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups
     for group, ranks in by_group.items():
         if sorted(group) != sorted(ranks):
             raise RankDependentError(
-                f"capture: {node.target} at {line_of_node(node)}: rank {ranks[0]} calls it with the group {group or None}, which "
-                "is not the group of all its members; they would wait for each other for ever."
+                f"capture: {node.target} at {line_of_node(node)}: rank {ranks[0]} calls it with the group "
+                f"{group or None}, which is not the group of all its members; they would wait for each other "
+                "for ever."
             )
     return tuple(sorted(by_group))
 
@@ -118,21 +119,23 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     found = {rank: row for row in map(tuple, rows.tolist()) for rank in row}
     if any(found.get(rank) != group for rank, group in seen.items()):
         raise RankDependentError(
-            f"capture: {node.target} at {line_of_node(node)}: the group {example} is along no axes of the mesh {mesh}, so "
-            f"the groups of {world_size - len(seen)} ranks that were not captured are not known; capture all ranks."
+            f"capture: {node.target} at {line_of_node(node)}: the group {example} is along no axes of the "
+            f"mesh {mesh}, so the groups of {world_size - len(seen)} ranks that were not captured are not "
+            "known; capture all ranks."
         )
     return found
 
 
 def check_same_over_steps(first: RankTrace, module: GraphModule) -> None:
-    """Raises `UnimplementedError`, with the line, if the graph of a rank's second step does not run the ops of the first."""
+    """Raises `UnimplementedError`, with the line, if a rank's second step runs other ops than its first."""
     second = trace_of(first.rank, module)
     for index, one in enumerate(second.shape):
         before = first.shape[index] if index < len(first.shape) else "nothing"
         if one != before:
             raise UnimplementedError(
                 f"capture: the Python code does other things in the second step than in the first: {one} "
-                f"[{line_of_node(second.nodes[index])}], where {before} was. Capture a function that does the same in every step."
+                f"[{line_of_node(second.nodes[index])}], where {before} was. Capture a function that does "
+                "the same in every step."
             )
 
 
@@ -142,8 +145,9 @@ def _check_same_shape(first: RankTrace, other: RankTrace) -> None:
         if one != two:
             lines = [line_of_node(t.nodes[min(index, len(t.nodes) - 1)]) for t in (first, other)]
             raise RankDependentError(
-                f"capture: the Python code does other things on rank {other.rank} than on rank {first.rank}. Rank "
-                f"{first.rank}: {one} [{lines[0]}]. Rank {other.rank}: {two} [{lines[1]}]. Run the same ops on all ranks."
+                f"capture: the Python code does other things on rank {other.rank} than on rank {first.rank}. "
+                f"Rank {first.rank}: {one} [{lines[0]}]. Rank {other.rank}: {two} [{lines[1]}]. Run the same "
+                "ops on all ranks."
             )
 
 

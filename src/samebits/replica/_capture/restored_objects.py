@@ -1,4 +1,4 @@
-"""Restores the objects that a step closes over: a capture runs the step to read it, and must leave no trace."""
+"""Restores the objects that a step closes over: a capture runs the step, and must leave no trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samebits.replica._capture.closures import is_followed
 def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
     """Restores the generators of the process and those among `objects`.
 
-    Once, at the end: they advance between the runs as other ranks, so that a draw of Python's is not taken for equal.
+    Once, at the end: they advance between the runs as other ranks, so that Python's draws are not equal.
     """
     states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
     with generator_states.preserve_states():
@@ -36,7 +36,7 @@ def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def restore_objects(objects: Iterable[Any]) -> Iterator[None]:
-    """Restores the contents of `objects`: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
+    """Restores `objects`: `.grad`, modes, attributes, optimizer state, counters, functions' variables."""
     with ExitStack() as stack:
         seen: set[int] = set()
         for one in objects:
@@ -48,9 +48,7 @@ def restore_objects(objects: Iterable[Any]) -> Iterator[None]:
 
 
 def _parts(owner: Any) -> Iterator[Any]:
-    """Yields an object and the parts that belong to it alone: the tables of a module, the states of an optimizer, cells
-    and globals.
-    """
+    """Yields an object and its own parts: a module's tables, an optimizer's states, cells and globals."""
     if isinstance(owner, MethodType):
         owner = owner.__func__
     yield owner

@@ -26,7 +26,7 @@ from samebits.errors import ConflictError, InvalidArgumentError, SamebitsError, 
 def disable_constant_folding() -> Iterator[None]:
     """Makes `.item()` of a `torch.tensor(3)` a value of the graph, as of any other tensor.
 
-    Tracing would keep the number, and misses that collectives, ops over lists and writes through views change it.
+    Tracing would keep the number, and misses changes by collectives, ops over lists and writes through views.
     """
     with (
         replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", -1),
@@ -37,7 +37,7 @@ def disable_constant_folding() -> Iterator[None]:
 
 @contextlib.contextmanager
 def trace_writes_to_constants() -> Iterator[None]:
-    """Has `counter.add_(1)` of a tensor that the step closes over traced; fake tensors would run it on the tensor."""
+    """Has `counter.add_(1)` of a closed-over tensor traced; fake tensors would run it on the tensor."""
     original = fake_tensor.should_allow_numbers_as_tensors
     with replaced(
         fake_tensor,
@@ -70,8 +70,9 @@ def forbid_seeding() -> Iterator[None]:
 
 def _seeded(where: str) -> UnimplementedError:
     return UnimplementedError(
-        f"capture: the step sets the state of the generator of the process (found {where}); the analysis does not follow "
-        "torch.manual_seed and set_rng_state. Seed before the step, or draw from a torch.Generator of its own."
+        f"capture: the step sets the state of the generator of the process (found {where}); the analysis "
+        "does not follow torch.manual_seed and set_rng_state. Seed before the step, or draw from a "
+        "torch.Generator of its own."
     )
 
 
@@ -81,8 +82,8 @@ def forbid_data_assignment() -> Iterator[None]:
 
     def swap(tensor: torch.Tensor, value: torch.Tensor) -> None:
         raise UnimplementedError(
-            f"capture: the step sets x.data of a tensor of shape {tuple(tensor.shape)}, which a trace does not show; "
-            "write x.data.copy_(y)."
+            f"capture: the step sets x.data of a tensor of shape {tuple(tensor.shape)}, which a trace does "
+            "not show; write x.data.copy_(y)."
         )
 
     refusing = property(torch._C.TensorBase.data.__get__, swap)  # type: ignore[attr-defined]
@@ -110,38 +111,41 @@ def torchrun_environment(rank: int, ranks: int) -> Iterator[None]:
 
 
 _UNREAD = (
-    "the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the tensor and read it "
-    "outside of the step (float(loss), print); choose by torch.where or torch.cond instead of an if; leave GradScaler out, "
-    "its scale changes no equality."
+    "the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the tensor "
+    "and read it outside of the step (float(loss), print); choose by torch.where or torch.cond instead of an "
+    "if; leave GradScaler out, its scale changes no equality."
 )
 _OBJECTS = (
-    "an object collective pickles what it sends, and a capture computes no bytes [{line}]. Call it before the step, and give "
-    "the step what came out; or send tensors: all_gather_into_tensor, broadcast."
+    "an object collective pickles what it sends, and a capture computes no bytes [{line}]. Call it before "
+    "the step, and give the step what came out; or send tensors: all_gather_into_tensor, broadcast."
 )
 _COALESCED = (
-    "the result of {op}, which coalesced collectives become, is not known [{line}]. Call them one after the other: "
-    "which ranks are equal does not depend on it."
+    "the result of {op}, which coalesced collectives become, is not known [{line}]. Call them one after the "
+    "other: which ranks are equal does not depend on it."
 )
 _NESTED = (
-    "a capture does not follow nested tensors [{line}]. Give the step their values and offsets, n.values() and n.offsets(), "
-    "or padded tensors with a mask."
+    "a capture does not follow nested tensors [{line}]. Give the step their values and offsets, n.values() "
+    "and n.offsets(), or padded tensors with a mask."
 )
 _COMPILED = (
-    "the step calls what torch.compile made, which a trace does not enter [{line}]. Call the function or the module that was "
-    "compiled; that changes no equality."
+    "the step calls what torch.compile made, which a trace does not enter [{line}]. Call the function or the "
+    "module that was compiled; that changes no equality."
 )
 _WRAPPED = (
     "DistributedDataParallel reduces in C++, which no graph shows [{line}]. Wrap the module in "
     "samebits.replica.DataParallel(module), outside of the step."
 )
 _GROUP = (
-    "the step makes the process group [{line}], and a capture runs it in one of its own. Call init_process_group outside of "
-    "the step, after the capture."
+    "the step makes the process group [{line}], and a capture runs it in one of its own. Call "
+    "init_process_group outside of the step, after the capture."
 )
-_AXES = "the step or its PerRank uses an axis that the mesh does not have [{line}]: {error}. The mesh is that of capture(..., mesh=...)."
+_AXES = (
+    "the step or its PerRank uses an axis that the mesh does not have [{line}]: {error}. The mesh is that of "
+    "capture(..., mesh=...)."
+)
 _UNKNOWN = (
-    "torch does not know the shape of what {op} gives [{line}]. An op of your own: torch.library.register_fake; else compute "
-    "it before the step, and give the step what came out."
+    "torch does not know the shape of what {op} gives [{line}]. An op of your own: "
+    "torch.library.register_fake; else compute it before the step, and give the step what came out."
 )
 
 
@@ -150,7 +154,7 @@ def translate_tracing_errors() -> Iterator[None]:
     """Refuses steps that a trace cannot follow; exceptions of the user's own code pass unchanged.
 
     Raises:
-        UnimplementedError, InvalidArgumentError, ConflictError: instead of torch's, with the line in the step.
+        UnimplementedError, InvalidArgumentError, ConflictError: instead of torch's, with the step's line.
     """
     try:
         yield
@@ -166,9 +170,7 @@ def translate_tracing_errors() -> Iterator[None]:
 
 
 def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[SamebitsError], str] | None:
-    """Returns the class and the text for an exception of torch's, by its kind and by the functions of torch's in its
-    traceback.
-    """
+    """Returns class and text for an exception, by its kind and torch's functions in its traceback."""
     torchs = [frame for frame in frames if owner_of_file(frame.filename) == "framework"]
     through = {(Path(frame.filename).name, frame.name) for frame in torchs}
     files = {file for file, _ in through}

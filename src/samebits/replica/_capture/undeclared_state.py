@@ -1,4 +1,4 @@
-"""The inputs of a step besides its arguments: state in objects, tensors that it closes over or that a batch hides."""
+"""A step's inputs besides its arguments: state in objects, tensors it closes over or a batch hides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samebits.replica._capture.rank_differences import RankTrace, check_same_ove
 
 
 def check_second_step(first: RankTrace, module: GraphModule, zeros: Mapping[str, torch.Tensor]) -> None:
-    """Checks that the second step, `module`, does not read what the `first` left in objects; `zeros` replace it.
+    """Checks that the second step, `module`, reads nothing that the `first` left in objects but `zeros`.
 
     Raises:
         UnimplementedError: the second step reads it, or runs other ops than the first.
@@ -36,28 +36,27 @@ def check_second_step(first: RankTrace, module: GraphModule, zeros: Mapping[str,
                 cleared.add(name)
             elif name is not None and name not in cleared:
                 raise UnimplementedError(
-                    f"capture: the step reads what the step before left in {name} ({line_of_node(node)}); what a step starts "
-                    "with must be an argument, a parameter, a buffer or optimizer state. Of gradients: "
-                    "optimizer.zero_grad() at the end of the step, or at its start."
+                    f"capture: the step reads what the step before left in {name} ({line_of_node(node)}); "
+                    "what a step starts with must be an argument, a parameter, a buffer or optimizer state. "
+                    "Of gradients: optimizer.zero_grad() at the end of the step, or at its start."
                 )
     if not cleared:
         check_same_over_steps(first, module)
 
 
 def check_optimizers(closure: Closure) -> None:
-    """Raises `UnimplementedError` for an optimizer that the step closes over, and that has made its state in a trace."""
+    """Raises `UnimplementedError` for a closed-over optimizer that has made its state in a trace."""
     for name, optimizer in closure.optimizers:
         if any(isinstance(one, FakeTensor) for state in optimizer.state.values() for one in state.values()):
             raise UnimplementedError(
-                f"capture: the step closes over {name}, and {type(optimizer).__name__} makes its state in its first step. Give "
-                "it and its module to the step as arguments, capture(step, model, optimizer, ...), or train a step before."
+                f"capture: the step closes over {name}, and {type(optimizer).__name__} makes its state in "
+                "its first step. Give it and its module to the step as arguments, capture(step, model, "
+                "optimizer, ...), or train a step before."
             )
 
 
 def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:
-    """Raises `InvalidArgumentError` for a step that closes over a tensor of its arguments: it would train the caller's,
-    not the copy.
-    """
+    """Raises `InvalidArgumentError` for a closed-over tensor of an argument: it would be trained."""
     given = {_memory(one) for one in pytree.tree_leaves(args) if isinstance(one, torch.Tensor)}
     for one in args:
         if isinstance(one, nn.Module):
@@ -67,15 +66,13 @@ def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:
         if held is not None and _memory(held) in given:
             user = next(iter(node.users), node)
             raise InvalidArgumentError(
-                f"capture: the step closes over a tensor of one of its arguments ({line_of_node(user)}); use the argument that "
-                "the step is called with, as that is what is followed."
+                f"capture: the step closes over a tensor of one of its arguments ({line_of_node(user)}); use "
+                "the argument that the step is called with, as that is what is followed."
             )
 
 
 def unwritten_batch_tensors(module: GraphModule, tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Returns the constants that are tensors of a batch with its own class and that nothing writes to: they are not
-    assumed equal.
-    """
+    """Returns constants that are tensors of a batch of a class of its own, unwritten: not assumed equal."""
     hidden = {_memory(one) for one in tensors}
     layout = StorageLayout(module)
     written = written_storages(layout) if hidden else set()

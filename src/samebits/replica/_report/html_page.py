@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page: the explanations, the step op by op, what varies in red, and the values."""
+"""A report as one self-contained HTML page: explanations, the step op by op, what varies in red, values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ _EXPLAINED = 20
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem; color: #1f2933; background: #fff }
 pre { background: #f4f5f7; padding: .8rem; white-space: pre-wrap; border-left: 3px solid #c62828 }
-table { border-collapse: collapse } td, th { text-align: left; vertical-align: top; padding: .1rem .9rem .1rem .5rem }
-details { margin: .3rem 0; border-left: 5px solid #7d97b5 } summary { background: #eef4fb; cursor: pointer; padding: .1rem .5rem }
-details.varying { border-color: #c62828 } .varying > summary { background: #fdeaea } summary span { float: right }
+table { border-collapse: collapse }
+td, th { text-align: left; vertical-align: top; padding: .1rem .9rem .1rem .5rem }
+details { margin: .3rem 0; border-left: 5px solid #7d97b5 }
+summary { background: #eef4fb; cursor: pointer; padding: .1rem .5rem }
+details.varying { border-color: #c62828 } .varying > summary { background: #fdeaea }
+summary span { float: right }
 .step { font: 12px/1.5 ui-monospace, monospace } .step table { table-layout: fixed; width: 100% }
 .step td { width: 20%; overflow-wrap: anywhere; white-space: pre-wrap } .step td:nth-child(3) { width: 40% }
 a { color: inherit } .good { color: #1b7f3b } .bad, a.varying, tr.varying td:last-child { color: #c62828 }
@@ -36,7 +39,7 @@ tr.way td:nth-child(3) a:not(.way) { font-weight: normal } :target td { backgrou
 
 
 def write_html(report: Report, file: str | os.PathLike[str]) -> None:
-    """Writes a report as a page: verdict, explanations, every op of the step under its source line, and the values.
+    """Writes a report as a page: verdict, explanations, every op under its source line, and the values.
 
     Raises:
         InvalidArgumentError: `report` is no report.
@@ -86,8 +89,8 @@ class _Page:
         for one in report.findings:
             yield f"<pre>{escape(f'{one.kind}: {one.text}')}</pre>"
         yield (
-            "<h2>The step, line by line</h2><p>Red varies over ranks; bold is on the shortest way to what drifts. A click on an "
-            "operand, or on an end, leads to what made it.</p><div class=step>"
+            "<h2>The step, line by line</h2><p>Red varies over ranks; bold is on the shortest way to what "
+            "drifts. A click on an operand, or on an end, leads to what made it.</p><div class=step>"
         )
         yield from step
         yield "</div><h2>Values</h2><table><tr><th>value<th>kind<th>start<th>end</tr>"
@@ -98,8 +101,9 @@ class _Page:
         report = self.report
         for number, (name, kind) in enumerate(report.step.kinds.items()):
             classes = " ".join(["bad"] * (name in self.drifting) + ["way"] * (name in self.way))
-            start, end = report.starts[name].partition, report.ends[name].partition
-            cells = f"<td>{escape(name)}<td>{kind}<td>{self._time(start)}<td>{self._time(end, self.nodes.get(name))}"
+            start = self._time(report.starts[name].partition)
+            end = self._time(report.ends[name].partition, self.nodes.get(name))
+            cells = f"<td>{escape(name)}<td>{kind}<td>{start}<td>{end}"
             yield f'<tr id=input{number} class="{classes}">{cells}</tr>'
         leaves = tree_leaves(report.frame.layout.nodes[-1].args[0])
         for name, leaf in zip(report.step.output_names, leaves, strict=True):
@@ -119,7 +123,8 @@ class _Page:
             partition = self.report.frame.meet(*(op.partition for op in ops))
             opened = " open" * (on_way or len(self.ops) <= _OPEN)
             yield f'<details class="{self._classes(partition, on_way)}"{opened}><summary>{escape(line)}'
-            yield f"<span>{sum(op.operands is not None for op in ops)} op(s): {self.text(partition)}</span></summary><table>"
+            number = sum(op.operands is not None for op in ops)
+            yield f"<span>{number} op(s): {self.text(partition)}</span></summary><table>"
             yield from rows
             yield "</table></details>"
 
@@ -147,10 +152,10 @@ class _Page:
 
 
 def dot_graph(report: Report) -> str:
-    r"""Returns the shortest ways from first varying sources to all that drifts as one graph in the DOT language.
+    r"""Returns the shortest ways from first varying sources to all that drifts, as one graph in DOT.
 
-    Graphviz makes a picture of it: `dot -Tsvg step.dot > step.svg`, or in Python, with no installation of Graphviz beside
-    the package, `pygraphviz.AGraph("step.dot").draw("step.svg", prog="dot")`.
+    Graphviz makes a picture of it: `dot -Tsvg step.dot > step.svg`, or in Python, with no installation of
+    Graphviz beside the package, `pygraphviz.AGraph("step.dot").draw("step.svg", prog="dot")`.
 
     Example:
         >>> args = torch.ones(3), torch.ones(4)

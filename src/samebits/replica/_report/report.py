@@ -59,7 +59,7 @@ class Report:
     """The last pass, with the result of every op of the step and of its bodies."""
 
     def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
-        """Returns the classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
+        """Returns the classes of ranks with equal bits: an input's at start or end, an output's, a node's."""
         return self.partitions.classes(self._value(name, when).partition)
 
     def is_replica_equal(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> bool:
@@ -67,13 +67,13 @@ class Report:
         return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
 
     def way(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> list[Event]:
-        """Returns the writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
+        """Returns the writes on the shortest path from the first varying source; none if equal."""
         value, within = self._value(name, when), self._over(over)
         paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
         return min(paths, key=len, default=[])
 
     def explain(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> str:
-        """Returns the shortest path from the first varying source to a value, with source lines, and the cure."""
+        """Returns the shortest path from the first varying source to it, with source lines and the cure."""
         value, within = self._value(name, when), self._over(over)
         if self.partitions.holds_over(value.partition, within):
             return f"{name} is replica-equal{_over_text(over)}."
@@ -99,7 +99,8 @@ class Report:
         return [
             f"code run as {len(self.step.captured)} of {self.step.world_size} ranks",
             *(
-                f"{name} is written by the step, so it counts as state, equal at the start; a batch is PerReplica()"
+                f"{name} is written by the step, so it counts as state, equal at the start; a batch is "
+                "PerReplica()"
                 for name in taken
             ),
         ]
@@ -122,7 +123,7 @@ class Report:
             raise AssertionError("\n".join(wrong))
 
     def expect_varying(self, *names: str, over: Over = None) -> None:
-        """Raises an AssertionError if a value is equal within any pair of ranks of `over`: too equal is a bug too."""
+        """Raises AssertionError if any two ranks of `over` hold equal bits: too equal is a bug too."""
         _check_names("expect_varying", names)
         within = self._over(over)
         for name in names:
@@ -130,7 +131,8 @@ class Report:
             if not self.partitions.apart_over(partition, within):
                 classes = self.partitions.text(partition)
                 raise AssertionError(
-                    f"{name} was expected to vary{_over_text(over)}, and ranks hold equal bits of it: {classes}"
+                    f"{name} was expected to vary{_over_text(over)}, and ranks hold equal bits of it: "
+                    f"{classes}"
                 )
 
     def __str__(self) -> str:
@@ -150,8 +152,9 @@ class Report:
     def _value(self, name: str, when: str) -> Value:
         if not isinstance(name, str) or when not in {"start", "end"}:
             raise InvalidArgumentError(
-                f"report: {describe(name) if not isinstance(name, str) else name!r}, when={when!r}: give names of values, one "
-                "by one, expect_equal('model.weight', 'model.bias'); when is 'start' or 'end'."
+                f"report: {describe(name) if not isinstance(name, str) else name!r}, when={when!r}: give "
+                "names of values, one by one, expect_equal('model.weight', 'model.bias'); when is 'start' or "
+                "'end'."
             )
         inputs = self.starts if when == "start" else self.ends
         found = inputs.get(name) or (None if when == "start" else self.values.get(name))
@@ -175,7 +178,8 @@ class Report:
         }
         if kinds not in ({str}, {Iterable}):
             raise InvalidArgumentError(
-                f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, over=[[0, 1], [2, 3]]."
+                f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, "
+                "over=[[0, 1], [2, 3]]."
             )
         if kinds == {Iterable}:
             return self.partitions.from_groups(names)
@@ -210,18 +214,22 @@ class Report:
             )
         reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
         if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
-            return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it before it is read"
+            return (
+                f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or "
+                "broadcast it before it is read"
+            )
         if self.step.kinds.get(name) in {STATE, CONSTANT} and not reduced:
             kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
             if kind in {BATCH, GENERATOR}:
                 return (
-                    f"what is written to {name} is reduced nowhere on its way from {source.what}: average its gradient "
-                    f"with all_reduce ({group}) before it is used (DDP does that for the module it wraps)"
+                    f"what is written to {name} is reduced nowhere on its way from {source.what}: average "
+                    f"its gradient with all_reduce ({group}) before it is used (DDP does that for the module "
+                    "it wraps)"
                 )
         if isinstance(source.what, str):
             return (
-                f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}, or "
-                "Partition([[0, 1], [2, 3]]) if it is within groups of them"
+                f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: "
+                "Equal()}, or Partition([[0, 1], [2, 3]]) if it is within groups of them"
             )
         if "generator" in source.reason or "draws" in source.reason:
             return "draw from a key that is the same on these ranks, or broadcast what was drawn"

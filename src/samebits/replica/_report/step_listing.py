@@ -1,4 +1,4 @@
-"""A step as text: every op in the order of time, with the ranks on which its operands and results hold the same bits."""
+"""A step as text: each op in order, with the ranks on which its operands and results hold the same bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ListedOp(NamedTuple):
 
 
 class Makers:
-    """The node that made the value of each node of a graph: itself, or the last op so far that wrote to its memory."""
+    """The node that made each node's value: itself, or the last op so far that wrote to its memory."""
 
     def __init__(self, frame: Interpreter) -> None:
         self._frame = frame
@@ -57,13 +57,13 @@ class Makers:
 
 
 def listing(report: Report) -> str:
-    """Returns one line per input, `w (state): equal`, then one per op, in the order in which they run, bodies indented.
+    """Returns a line per input, `w (state): equal`, then one per op in running order, bodies indented.
 
         all_reduce = _c10d_functional.all_reduce.default(mm_1: all differ) -> equal
 
-    An operand is shown with its value when the op read it, a view with the value of its bytes; an operand of which the
-    op reads only the shape is not shown. A body is listed once for each of its call sites, with what is true on every
-    trip.
+    An operand is shown with its value when the op read it, a view with the value of its bytes; an operand of
+    which the op reads only the shape is not shown. A body is listed once for each of its call sites, with
+    what is true on every trip.
 
     Example:
         >>> args = torch.ones(3), torch.ones(4)

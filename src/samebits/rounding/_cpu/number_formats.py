@@ -1,9 +1,9 @@
 """float32 rounded in kernels by random bits: the rule, in integers, of the next number down or up.
 
-A float32 is m 2**(e - 23) with an integer m < 2**24, a number of the smaller format n 2**(E - digits) with E = max(e, least).
-So n is m shifted to the right by s = 23 - digits + E - e bits. The dropped bits are a fraction f of the step, and n goes up by one
-where f + u >= 1, u being uniform in [0, 1): with probability f. As consecutive numbers have consecutive codes, n + 1 is
-right at a power of two, and where the subnormal numbers end, too.
+A float32 is m 2**(e - 23) with an integer m < 2**24, a number of the smaller format n 2**(E - digits) with E
+= max(e, least). So n is m shifted to the right by s = 23 - digits + E - e bits. The dropped bits are a
+fraction f of the step, and n goes up by one where f + u >= 1, u being uniform in [0, 1): with probability f.
+As consecutive numbers have consecutive codes, n + 1 is right at a power of two and where subnormals end.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _32, _LONGEST = np.uint64(32), np.uint32(63)
 # In this file, with the kernels, since the digest of the kernels' sources names their cache.
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format with a sign bit, exponents from `least`, and `digits` digits after the point."""
+    """A floating-point format: a sign bit, exponents from `least`, `digits` digits after the point."""
 
     name: str
     digits: int
     least: int
     overflow: int
-    """The largest code of a magnitude, used for all above it: infinity, or the largest number if there is none."""
+    """The largest code of a magnitude, for all above it: infinity, or the largest number without one."""
     nan: int
     """Bits of a NaN, besides its sign and as many upper bits of its payload as fit."""
     width: int
@@ -53,7 +53,7 @@ FORMATS = {
 
 @inlined
 def bfloat16_by(x: Any, half: Any) -> Any:
-    """Returns the code of a bfloat16 next to the float32 x: the sum with 16 random bits carries into the upper half, or not."""
+    """Returns a bfloat16 next to the float32 x: adding 16 random bits carries into the upper half or not."""
     b = np.uint32(bits_32(x))
     rounded = np.uint32(b + np.uint32(half)) >> np.uint32(16)
     quiet = (b >> np.uint32(16)) | np.uint32(0x40)

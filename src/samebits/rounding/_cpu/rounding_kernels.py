@@ -19,6 +19,7 @@ from samebits._native.kernel_threads import (
     uint16_at,
     uint64_at,
 )
+from samebits._native.vectors import stack
 from samebits.random._cpu.philox import MULTIPLIERS, WEYL
 from samebits.random._cpu.tiles import address
 from samebits.rounding._cpu.number_formats import FORMATS, Format, rounding_to
@@ -37,7 +38,7 @@ _BLOCKS, _PER_BLOCK = 8, 8
 _TOGETHER = _BLOCKS * _PER_BLOCK
 _READ, _WRITTEN = 4 * _TOGETHER, 2 * _TOGETHER
 _AHEAD = 4096
-"""Bytes between the current and the prefetched address: a page, since the CPU itself prefetches no further."""
+"""Bytes between the current and the prefetched address: a page, as the CPU prefetches no further."""
 
 
 def _vector(bits: int, lanes: int) -> Any:
@@ -62,21 +63,15 @@ def _spread(builder: Any, scalar: Any) -> Any:
 
 
 def _random_halves(builder: Any, seed: Any, offset: Any) -> Any:
-    """Returns the 16-bit numbers of the blocks (seed, offset), (seed, offset + 1), ..., as 32-bit ones; see `philox4x32`."""
+    """Returns 16-bit numbers of blocks (seed, offset), (seed, offset + 1), ..., as 32-bit (`philox4x32`)."""
     low, shift = _in_all_lanes(0xFFFFFFFF), _in_all_lanes(32)
     counters = builder.add(_spread(builder, offset), _constant(64, range(_BLOCKS)))
-    c0, c1, c2, c3 = (
-        builder.and_(counters, low),
-        builder.lshr(counters, shift),
-        _in_all_lanes(0),
-        _in_all_lanes(0),
-    )
-    k0, k1 = (_spread(builder, seed), builder.lshr(_spread(builder, seed), shift))
+    c0, c1 = builder.and_(counters, low), builder.lshr(counters, shift)
+    c2 = c3 = _in_all_lanes(0)
+    k0, k1 = _spread(builder, seed), builder.lshr(_spread(builder, seed), shift)
     for _ in range(10):
-        product_0, product_1 = (
-            builder.mul(_in_all_lanes(MULTIPLIERS[0]), c0),
-            builder.mul(_in_all_lanes(MULTIPLIERS[1]), c2),
-        )
+        product_0 = builder.mul(_in_all_lanes(MULTIPLIERS[0]), c0)
+        product_1 = builder.mul(_in_all_lanes(MULTIPLIERS[1]), c2)
         c0, c2 = (
             builder.and_(builder.xor(builder.xor(builder.lshr(product, shift), c), k), low)
             for product, c, k in ((product_1, c1, k0), (product_0, c3, k1))
@@ -101,7 +96,7 @@ def _interleave_words(builder: Any, *quarters: Any) -> Any:
 
 @instruction
 def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> Any:
-    """Rounds the floats at the address `_given` as `bfloat16_by`, by the blocks from the key (seed, offset) on."""
+    """Rounds the floats at the address `_given` as `bfloat16_by`, by blocks from (seed, offset) on."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         seed, offset, given, out = arguments
@@ -121,18 +116,8 @@ def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> A
     ), build
 
 
-@instruction
-def _allocate(_context: Any) -> Any:
-    """Returns an address on the stack, with room for the inputs of `_round` and then for its outputs."""
-
-    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = native.cgutils.alloca_once(
-            builder, native.ir.ArrayType(native.ir.IntType(8), _READ + _WRITTEN)
-        )
-        place.align = LINE_BYTES
-        return builder.ptrtoint(place, native.ir.IntType(64))
-
-    return native.types.int64(), build
+_allocate = stack(_READ + _WRITTEN)
+"""The expression for the address of room for the inputs of `_round` and then for its outputs."""
 
 
 def _piece(chunk: int, args: Any) -> None:

@@ -1,8 +1,9 @@
 """Passes over tensors in which each stored number is rounded by the words of its own key.
 
-A tile of every stream is written to the stack, then a second loop consumes it while it is in the first-level cache. Both
-loops are simple enough to be vectorised. The input of the second one is fetched from memory while the first one
-computes. The size of chunks does not depend on the number of threads. Many small tensors are the rows of one call.
+A tile of every stream is written to the stack, then a second loop consumes it while it is in the first-level
+cache. Both loops are simple enough to be vectorised. The input of the second one is fetched from memory while
+the first one computes. The size of chunks does not depend on the number of threads. Many small tensors are
+the rows of one call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from samebits.random._cpu.philox import block
 _TILE = 512
 """Elements of a tile."""
 _PIECE, _LARGE_PIECE, _LARGE = 1 << 16, 1 << 20, 1 << 23
-"""Elements of a chunk, and of one of a large tensor: two threads that fill one fresh huge page wait for each other."""
+"""Elements of a chunk, of a large tensor's chunk: threads that fill one fresh huge page would wait."""
 _STREAMS = 3
 _BLOCK_BYTES = 16
 LINE_BYTES = 64
@@ -30,7 +31,7 @@ LINE_BYTES = 64
 
 @instruction
 def _tile(_context: Any) -> Any:
-    """Returns the words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
+    """Returns the words of a tile on the stack, for the most streams (32 bits an element) of a kernel."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         place = native.cgutils.alloca_once(
@@ -44,7 +45,7 @@ def _tile(_context: Any) -> Any:
 
 @instruction
 def _as_halves(_context: Any, words: Any) -> Any:
-    """Returns words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
+    """Returns words on the stack as pairs of 16 bits, lower half first (on a little-endian CPU)."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
@@ -80,10 +81,13 @@ def random_word(words: Any, stream: Any, j: Any) -> Any:
 
 
 def tile_kernel(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
-    """Returns a kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
+    """Returns a kernel for `run` and `run_rows`.
 
-    `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
-    `words`. `row[2]` and so on are the `args` of `run`. `reads` has (k, bytes of an element) for each input at `row[k]`.
+    `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
+
+    `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word`
+    read out of `words`. `row[2]` and so on are the `args` of `run`. `reads` has (k, bytes of an element) for
+    each input at `row[k]`.
     """
 
     def piece(chunk: int, args: Any) -> None:
@@ -116,7 +120,7 @@ def tile_kernel(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int
 
 
 def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
-    """Runs a kernel of `tile_kernel` over `elements` elements; `keys` is the address of two uint64 for each stream."""
+    """Runs a kernel of `tile_kernel` over `elements`; `keys` is the address of two uint64 per stream."""
     if elements:
         size = _LARGE_PIECE if elements >= _LARGE else _PIECE
         row = array("q", (keys, elements, *args))
@@ -124,7 +128,7 @@ def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
 
 
 def run_rows(kernel: OnTeam, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> None:
-    """Runs each row of (the uint64 of its keys, elements, args). Rows of one chunk at most take one call, on one thread."""
+    """Runs rows of (the uint64 of its keys, elements, args). Rows up to a chunk: one call, one thread."""
     keys = array("Q", chain.from_iterable(own for own, _, _ in rows))
     place, table, small = keys.buffer_info()[0], array("q"), 0
     for own, elements, args in rows:

@@ -1,4 +1,4 @@
-"""Stochastic rounding of a whole captured step: the functions `assign_methods` and `lower` of `samebits.rounding`.
+"""Stochastic rounding of a captured step: the functions `assign_methods` and `lower` of `samebits.rounding`.
 
 methods = samebits.rounding.assign_methods(step, samebits.replica.analyze(step))
 lowered = samebits.rounding.lower(step, seed=1)

@@ -1,4 +1,4 @@
-"""The rewriting of a captured graph: ops round, collectives find their groups, each call of a body has its own stream."""
+"""Rewrites a captured graph: ops round, collectives find their groups, each call of a body has its stream."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Body:
         return GraphModule(self.root, self.to)
 
     def _position(self, node: Node) -> str:
-        """Returns the name of an op in its graph: the user's line, op, and its number among equal ones. Other lines may change."""
+        """Returns an op's name: the user's line, op, number among equal ones. Other lines may change."""
         where = f"{text_of_node(node)}|{node.target}"
         self.seen[where] += 1
         return f"{where}|{self.seen[where]}"
@@ -137,7 +137,8 @@ class _Body:
             is_narrow(one) for one in (node, *(one for body in inside for one in body.graph.nodes))
         ):
             raise UnimplementedError(
-                f"lower: no rule says how to round inside of {node.target} ({node.name}; {line_of_node(node)})."
+                f"lower: no rule says how to round inside of {node.target} ({node.name}; "
+                f"{line_of_node(node)})."
             )
         for graph, body in zip(graphs, inside, strict=True):
             self.now[graph] = self._attribute(str(graph.target), body)
@@ -145,7 +146,7 @@ class _Body:
 
 
 class HigherOrderCalls(nn.Module):
-    """A higher-order op; trip t through its body rounds by the stream `fold_in(the graph's stream, op, body, t)`."""
+    """A higher-order op; trip t through its body rounds by `fold_in(the graph's stream, op, body, t)`."""
 
     def __init__(self, node: Node, position: str, bodies: Mapping[int, GraphModule]) -> None:
         super().__init__()

@@ -21,25 +21,26 @@ from samebits.replica._analysis.storage_layout import StorageLayout, tensors
 
 Rule = Literal["as it is", "float32"]
 AS_IS, FLOAT32 = "as it is", "float32"
-"""The rules: run as captured, since it moves or draws values of its dtype; or run on float32 copies and round results."""
+"""The rules: run as captured (it moves or draws values of its dtype), or on float32 copies, rounded."""
 
 HALVES = (torch.bfloat16, torch.float16)
 _MOVES = frozenset(
-    """clone copy copy_ _to_copy cat stack index index_select gather slice_scatter select_scatter flip roll repeat where
-    constant_pad_nd lift_fresh_copy embedding sort topk relu relu_ threshold_backward neg neg_ abs abs_ sign max min amax
-    amin maximum minimum tril triu max_pool2d_with_indices""".split()  # noqa: SIM905
+    """clone copy copy_ _to_copy cat stack index index_select gather slice_scatter select_scatter flip roll
+    repeat where constant_pad_nd lift_fresh_copy embedding sort topk relu relu_ threshold_backward neg neg_
+    abs abs_ sign max min amax amin maximum minimum tril triu max_pool2d_with_indices""".split()  # noqa: SIM905
 )
 """They return their input, or its negative: nothing to round, if all inputs have the dtype of the result."""
 _MAKES = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided empty_permuted zeros zeros_like new_zeros zero_ ones
-    ones_like new_ones rand rand_like randn randn_like randint randint_like uniform_ normal_ random_ exponential_
-    geometric_ cauchy_ log_normal_ bernoulli bernoulli_ nextafter nextafter_ set_ set_data resize_ resize_as_""".split()  # noqa: SIM905
+    """empty empty_like empty_strided new_empty new_empty_strided empty_permuted zeros zeros_like new_zeros
+    zero_ ones ones_like new_ones rand rand_like randn randn_like randint randint_like uniform_ normal_
+    random_ exponential_ geometric_ cauchy_ log_normal_ bernoulli bernoulli_ nextafter nextafter_ set_
+    set_data resize_ resize_as_""".split()  # noqa: SIM905
 )
 """Zeros, ones, memory, and draws, which are made in their dtype; functions defined by the dtype's steps."""
 _REDUCE = frozenset(
-    """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ reduce_scatter_tensor reduce_scatter_tensor_out
-    reduce_scatter_tensor_coalesced allreduce_ allreduce_coalesced_ _reduce_scatter_base_ reduce_scatter_
-    reduce_scatter_tensor_coalesced_ reduce_""".split()  # noqa: SIM905
+    """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ reduce_scatter_tensor
+    reduce_scatter_tensor_out reduce_scatter_tensor_coalesced allreduce_ allreduce_coalesced_
+    _reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_ reduce_""".split()  # noqa: SIM905
 )
 """The collectives that compute; the others move."""
 _OURS = frozenset({"samebits::dropout"})
@@ -82,7 +83,7 @@ def check_rules(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mappin
     """Checks and returns the rules that a user gives for the ops of a graph and of its bodies.
 
     Raises:
-        InvalidArgumentError: a rule is none, or the graph has no op of its name: an unused rule is a typing error.
+        InvalidArgumentError: a rule is none, or the graph has no op of its name (a typing error).
     """
     if not isinstance(rules, Mapping | None):
         raise InvalidArgumentError(
@@ -104,7 +105,7 @@ def check_rules(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mappin
 
 
 def _op_names(module: GraphModule) -> list[str]:
-    """Returns the names by which a rule may be given: with the overload, and without it, for all overloads."""
+    """Returns the names for a rule: with the overload, and without it, for all overloads."""
     graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
     targets = [node.target for graph in graphs for node in graph.nodes]
     ops = [one for one in targets if isinstance(one, torch._ops.OpOverload)]
@@ -134,19 +135,19 @@ def _same_dtype(node: Node) -> bool:
 
 
 def _check_no_shared_writes(node: Node, layout: StorageLayout, program: AnalysisContext) -> None:
-    """Raises if tensors in written lists share memory: an op over lists works on copies, which would diverge."""
+    """Raises if tensors in written lists share memory: an op over lists works on copies, which diverge."""
     over_lists = signature(node.target).packet.startswith(("_foreach_", "_fused_"))  # type: ignore[arg-type]
     several = any(place for _, place in written_tensors(node))
     if over_lists and several and len(program.plan(node, layout).flows) == 1:
         raise UnimplementedError(
-            f"lower: {node.target} ({node.name}; {line_of_node(node)}) writes to tensors in its lists that share memory; "
-            "call it for each in turn."
+            f"lower: {node.target} ({node.name}; {line_of_node(node)}) writes to tensors in its lists that "
+            "share memory; call it for each in turn."
         )
 
 
 def _no_rule_error(node: Node, name: str) -> UnimplementedError:
     return UnimplementedError(
-        f"lower: no rule says how to round {name} ({node.name}; {line_of_node(node)}), which returns bfloat16 or float16. If "
-        f"it computes in float32 on float32 inputs: lower(step, rules={{{name!r}: {FLOAT32!r}}}); if it computes "
-        f"nothing: {AS_IS!r}."
+        f"lower: no rule says how to round {name} ({node.name}; {line_of_node(node)}), which returns "
+        f"bfloat16 or float16. If it computes in float32 on float32 inputs: lower(step, rules={{{name!r}: "
+        f"{FLOAT32!r}}}); if it computes nothing: {AS_IS!r}."
     )

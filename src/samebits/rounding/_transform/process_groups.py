@@ -1,4 +1,4 @@
-"""The parts of a captured graph that belong to one rank: its process groups, and the arguments that depend on the rank."""
+"""The parts of a captured graph that belong to one rank: process groups, arguments that depend on it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def rank_of(step: CapturedStep, rank: int | None) -> int:
     size = dist.get_world_size() if dist.is_initialized() else 1
     if size != step.world_size:
         raise ConflictError(
-            f"lower: the step was captured for {step.world_size} ranks, and this process group has {size}; lower it after "
-            "init_process_group, with as many ranks, or say as which one: lower(step, rank=0)."
+            f"lower: the step was captured for {step.world_size} ranks, and this process group has {size}; "
+            "lower it after init_process_group, with as many ranks, or say as which one: lower(step, rank=0)."
         )
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
-    """Returns the process group of a collective, found by its ranks: names and objects are those of the capture.
+    """Returns the process group of a collective, found by its ranks: names are those of the capture.
 
     Raises:
         ConflictError: this process has no group of these ranks.
@@ -45,8 +45,9 @@ def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
         if tuple(dist.get_process_group_ranks(known)) == ranks:
             return known
     raise ConflictError(
-        f"lower: {node.target} ({line_of_node(node)}) runs over ranks {list(ranks)}, and no process group has them; make it "
-        "before, as the captured code did: init_process_group, then init_device_mesh or new_group."
+        f"lower: {node.target} ({line_of_node(node)}) runs over ranks {list(ranks)}, and no process group "
+        "has them; make it before, as the captured code did: init_process_group, then init_device_mesh or "
+        "new_group."
     )
 
 
@@ -61,8 +62,8 @@ def arguments_of(node: Node, step: CapturedStep, rank: int) -> tuple[tuple[Any, 
     values = step.by_rank[node]
     if values is None or node.op == "get_attr" or _objects_differ(node, values):
         raise UnimplementedError(
-            f"lower: {node.format_node()} is not the same on all ranks, and those of rank {rank} are not in the capture; "
-            "make it an input of the step."
+            f"lower: {node.format_node()} is not the same on all ranks, and those of rank {rank} are not in "
+            "the capture; make it an input of the step."
         )
     own = values[rank]
     kept = dict(zip(node.kwargs, own[len(node.args) :], strict=True))

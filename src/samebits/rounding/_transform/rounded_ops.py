@@ -1,8 +1,8 @@
 """One op of a lowered graph: its functional form in float32, its results rounded, its writes copied back.
 
-16-bit inputs are widened, which is exact. Writes go to a float32 copy, which is rounded into the memory of the original,
-whether or not that is a view. So nothing is lost on the way back, and all tensors that share that memory see the
-update.
+16-bit inputs are widened, which is exact. Writes go to a float32 copy, which is rounded into the memory of
+the original, whether or not that is a view. So nothing is lost on the way back, and all tensors that share
+that memory see the update.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _ResultForm:
 
 
 class Rounded(nn.Module):
-    """Computes an op in float32 and rounds by the stream `fold_in(the graph's stream, op, class of this rank)`."""
+    """Computes an op in float32 and rounds by `fold_in(the graph's stream, op, class of this rank)`."""
 
     def __init__(self, node: Node, position: str, classes: Mapping[Place, int]) -> None:
         super().__init__()
@@ -95,8 +95,9 @@ class Rounded(nn.Module):
             return found
         if found.dtype in HALVES:
             raise UnimplementedError(
-                f"samebits.rounding.lower: {self.what} returns {found.dtype} for float32 inputs, so nothing can be "
-                f"rounded; if it computes nothing: lower(step, rules={{{signature(self.target).name!r}: 'as it is'}})."
+                f"samebits.rounding.lower: {self.what} returns {found.dtype} for float32 inputs, so nothing "
+                "can be rounded; if it computes nothing: lower(step, "
+                f"rules={{{signature(self.target).name!r}: 'as it is'}})."
             )
         narrow = round_to_new(found.float(), result.dtype, self._key(stream, (number, 0), found))
         if result.strides is None or narrow.stride() == result.strides:

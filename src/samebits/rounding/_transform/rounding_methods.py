@@ -1,7 +1,7 @@
 """The choice of random numbers for each op of a captured step: the same on all ranks, or not.
 
-An op whose results are replica-equal must round alike everywhere, or the replicas diverge; one whose results vary must
-not, or the errors of the shards add up. The report of the analysis decides, call site by call site.
+An op whose results are replica-equal must round alike everywhere, or the replicas diverge; one whose results
+vary must not, or the errors of the shards add up. The report of the analysis decides, call site by call site.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from samebits.replica._report.report import Report, check_report
 
 
 def digest_of(step: CapturedStep) -> str:
-    """Returns the digest of the ops, their arguments, the bodies, constants, memory, names, groups and ranks of a step."""
+    """Returns the digest of a step's ops, arguments, bodies, constants, memory, names, groups and ranks."""
     parts = [f"{step.world_size} {step.kinds} {step.output_names} {dict(step.mesh)}"]
     modules = [part for part in step.module.modules() if isinstance(part, GraphModule)]
     numbers = {id(module): number for number, module in enumerate(modules)}
@@ -103,11 +103,11 @@ class Assignment:
 
 
 def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
-    """Gives every op of a captured step its method, by its path, and stores the graph's digest: the last transform.
+    """Gives every op of a captured step its method, by its path, and stores the graph's digest: do it last.
 
-    An op has IDENTICAL_SEEDS if all its results and writes are replica-equal by `report` (also if it has none),
-    else DIFFERING_SEEDS. Paths are names of nodes; in the body of a higher-order op, `cond/true_graph_0/mul`: a body
-    that is called twice has methods for each of its call sites.
+    An op has IDENTICAL_SEEDS if all its results and writes are replica-equal by `report` (also if it has
+    none), else DIFFERING_SEEDS. Paths are names of nodes; in the body of a higher-order op,
+    `cond/true_graph_0/mul`: a body that is called twice has methods for each of its call sites.
 
     Raises:
         InvalidArgumentError: these are no step and its report, or the report is of another step.
@@ -150,8 +150,8 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
     """Checks that every op has a method if `rounding`, and none has one if not.
 
     Raises:
-        RoundingMethodError: names the first op without a method, or with one that it must not have; or the graph was
-            edited since the methods were assigned.
+        RoundingMethodError: names the first op without a method, or with one that it must not have; or the
+            graph was edited since the methods were assigned.
 
     Example:
         >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
@@ -174,8 +174,8 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
     for path in _paths(step.module):
         if path not in methods:
             raise RoundingMethodError(
-                f"lower: op {path!r} has no stochastic rounding method; call assign_methods(step, report) last, after "
-                "every other transform."
+                f"lower: op {path!r} has no stochastic rounding method; call assign_methods(step, report) "
+                "last, after every other transform."
             )
     if found and found.digest != digest_of(step):
         raise RoundingMethodError(

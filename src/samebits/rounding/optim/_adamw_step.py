@@ -1,14 +1,14 @@
-"""The step of AdamW (Loshchilov and Hutter 2019; AMSGrad: Reddi, Kale, Kumar 2018), in float32, as torch writes it.
+"""The step of AdamW (Loshchilov and Hutter 2019; AMSGrad: Reddi, Kale, Kumar 2018), float32, as torch's.
 
-Two forms with the same bits: a kernel that passes once over weight, gradient and state, and tensor ops for other devices,
-layouts and dtypes.
+Two forms with the same bits: a kernel that passes once over weight, gradient and state, and tensor ops for
+other devices, layouts and dtypes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu.tiles import float_of
 from samebits.rounding._cpu.tile_passes import tile_kernel
-from samebits.rounding.optim._stored import STORED, name_of, pack, store
+from samebits.rounding.optim._stored import STORED, Factors, name_of, store
 
 
 @dataclass(frozen=True)
-class AdamWFactors:
-    """The factors of a step; each is rounded to float32 where it is used."""
+class AdamWFactors(Factors):
+    """The factors of a step."""
 
     sign: float
     keep: float
@@ -39,11 +39,6 @@ class AdamWFactors:
     eps: float
     size: float
     """lr / (1 - beta1**step)"""
-
-    @cached_property
-    def pack(self) -> tuple[int, ...]:
-        """Returns the factors in the order of the kernel's arguments."""
-        return pack(astuple(self))
 
 
 @lru_cache(maxsize=64)
@@ -72,10 +67,10 @@ def arguments(
 
 
 def kernel_of(tensors: list[torch.Tensor], by: AdamWFactors) -> OnTeam:
-    """Returns the kernel for weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
+    """Returns the kernel for weight, gradient, exp_avg, exp_avg_sq, any maximum: contiguous, on the CPU.
 
-    Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. There is a key for the weight, and, if the
-    state is bfloat16, one for each of the first two tensors of it.
+    Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. There is a key for the weight,
+    and, if the state is bfloat16, one for each of the first two tensors of it.
     """
     return _kernel(tensors[0].dtype, tensors[2].dtype, len(tensors) == 5)
 
@@ -116,7 +111,7 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: AdamWFactors) -> None:
-    """Runs the step of `kernel_of` with tensor ops: any device and layout, float32 weights, gradients of any dtype.
+    """Runs the step of `kernel_of` with tensor ops: any device, layout and gradient dtype, float32 weights.
 
     A scalar never multiplies inside of a sum (`alpha=`), which some CPUs would round once and others twice.
     """

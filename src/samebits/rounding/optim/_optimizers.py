@@ -1,4 +1,4 @@
-"""`AdamW` and `SGD` for weights of 16 bits: the walk over parameters, their random numbers, and state of a separate dtype."""
+"""`AdamW` and `SGD` for weights of 16 bits: the walk over parameters, random numbers, dtypes of state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
         for name in ("capturable", "differentiable"):
             if given.pop(name, False):
                 raise UnimplementedError(
-                    f"{self._what}({name}=True): steps are counted on the host, for the stream of random numbers, and "
-                    "kernels are not recorded by autograd; leave it out"
+                    f"{self._what}({name}=True): steps are counted on the host, for the stream of random "
+                    "numbers, and kernels are not recorded by autograd; leave it out"
                 )
         _check_numbers(self._what, given)
         self._state_dtype = STATE_DTYPES[state_dtype]
@@ -41,7 +41,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
         return f"samebits.rounding.optim.{type(self).__name__}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group as torch does. Raises `InvalidArgumentError` unless parameters are bfloat16, float16 or float32."""
+        """Adds a group as torch does. `InvalidArgumentError` unless all are bfloat16, float16 or float32."""
         _check_numbers(self._what, param_group)
         param_group.setdefault("state_dtype", getattr(self, "_state_dtype", "float32"))
         super().add_param_group(param_group)
@@ -50,8 +50,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
         if twice := [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []:
             self.param_groups.pop()
             raise InvalidArgumentError(
-                f"{self._what}: two parameters are named {twice[0]!r}, so they would be rounded by the same random numbers; "
-                "name each, as model.named_parameters() does"
+                f"{self._what}: two parameters are named {twice[0]!r}, so they would be rounded by the same "
+                "random numbers; name each, as model.named_parameters() does"
             )
         for param in group["params"]:
             if param.dtype not in (*HALVES, torch.float32):
@@ -69,7 +69,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
             self._state_dtype = self.param_groups[0]["state_dtype"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads as torch does, but state keeps the dtype that it was saved with; torch casts it to the parameter's."""
+        """Loads as torch does, but state keeps its saved dtype; torch casts it to the parameter's."""
         super().load_state_dict(dict(state_dict))
         parameters = [p for group in self.param_groups for p in group["params"]]
         numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -84,8 +84,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Runs one step of all parameters that have a gradient; returns the loss, if `closure` computes it.
 
-        Raises, before anything is changed, `UnseededError` without a seed (bfloat16 and float16 parameters round by
-        it) and `UnimplementedError` for sparse gradients.
+        Raises, before anything is changed, `UnseededError` without a seed (bfloat16 and float16 parameters
+        round by it) and `UnimplementedError` for sparse gradients.
         """
         loss = None
         if closure is not None:
@@ -109,7 +109,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
         return loss
 
     def _with_gradient(self) -> Iterator[tuple[dict[str, Any], int | str, torch.Tensor]]:
-        """Yields (group, name or else number, parameter); the number counts over all groups, as in a state_dict."""
+        """Yields (group, name or number, parameter); numbers count over all groups, as in a state_dict."""
         number = 0
         for group in self.param_groups:
             names = group.get("param_names") or range(number, number + len(group["params"]))
@@ -119,7 +119,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
                     continue
                 if param.grad.is_sparse:
                     raise UnimplementedError(
-                        f"{self._what}: parameter {name!r} has a sparse gradient; build its layer with sparse=False"
+                        f"{self._what}: parameter {name!r} has a sparse gradient; build its layer with "
+                        "sparse=False"
                     )
                 yield group, name, param
 
@@ -140,16 +141,17 @@ def _check_numbers(caller: str, given: Mapping[str, Any]) -> None:
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, torch.Tensor):
                 raise InvalidArgumentError(
-                    f"{caller}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
+                    f"{caller}: {name} must be a number, got a tensor; give float({name}), and let a "
+                    "scheduler change it"
                 )
 
 
 class AdamW(RoundingOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
 
-    On average no update is lost, however small it is beside its weight. Replicas stay bitwise equal (the random numbers
-    depend on seed, step and parameter; one seed on all ranks), shards of a DTensor round with separate numbers, and a run
-    resumed from `state_dict` continues with the same bits. float32 weights are not rounded.
+    On average no update is lost, however small it is beside its weight. Replicas stay bitwise equal (the
+    random numbers depend on seed, step and parameter; one seed on all ranks), shards of a DTensor round with
+    separate numbers, and a run resumed from `state_dict` keeps the bits. float32 weights are not rounded.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch's; all numbers, no tensors.
@@ -213,7 +215,7 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
     As for `AdamW`; the state counts the steps, which torch's does not.
 
     Args:
-        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's; all numbers, no tensors.
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's, numbers.
         foreach, fused: accepted and ignored: one kernel passes over a parameter, or over all small ones.
         differentiable: refused if true.
         state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.

@@ -1,9 +1,9 @@
-"""The step of SGD with momentum (Sutskever et al. 2013), in float32, as torch writes it; two forms as for AdamW."""
+"""The step of SGD with momentum (Sutskever et al. 2013), float32, as torch writes it; forms as of AdamW."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,26 +14,21 @@ from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu.tiles import float_of
 from samebits.rounding._cpu.tile_passes import tile_kernel
-from samebits.rounding.optim._stored import STORED, name_of, pack, store
+from samebits.rounding.optim._stored import STORED, Factors, name_of, store
 
 
 @dataclass(frozen=True)
-class SGDFactors:
-    """The factors of a step; each is rounded to float32 where it is used."""
+class SGDFactors(Factors):
+    """The factors of a step."""
 
     sign: float
     decay: float
     momentum: float
     old: float
-    """Factor of the momentum buffer: `momentum`, or 0 at the first step, which torch begins with the gradient."""
+    """Factor of the momentum buffer: `momentum`, or 0 at the first step, which begins with the gradient."""
     new: float
     """Factor of the gradient in the buffer: 1 - dampening, or 1 at the first step."""
     lr: float
-
-    @cached_property
-    def pack(self) -> tuple[int, ...]:
-        """Returns the factors in the order of the kernel's arguments."""
-        return pack(astuple(self))
 
 
 @lru_cache(maxsize=64)
@@ -52,13 +47,16 @@ def factors(
 
 
 def arguments(step: int, begins: float, *numbers: float) -> tuple[SGDFactors, bool]:
-    """Returns the arguments of `kernel_of` and `plain` besides tensors and keys; the last is True for Nesterov's momentum."""
+    """Returns the arguments of `kernel_of` and `plain` after tensors and keys.
+
+    The last: Nesterov's or not.
+    """
     *known, maximize, nesterov = numbers
     return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
 
 
 def kernel_of(tensors: list[torch.Tensor], by: SGDFactors, nesterov: bool) -> OnTeam:
-    """Returns the kernel for weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as for AdamW."""
+    """Returns the kernel for weight, gradient, any momentum: contiguous, on the CPU, dtypes as AdamW's."""
     return _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
 
 

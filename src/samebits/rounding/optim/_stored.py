@@ -1,9 +1,9 @@
-"""The reading of weights and state, as float32, and their writing, rounded by a stream's words; in kernels and tensor ops."""
+"""Weights and state are read as float32, and written rounded by a stream's words; kernels and tensor ops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ def store(out: torch.Tensor, x: torch.Tensor, key: Words) -> None:
         round_into(out, x, int_keys.to_tensor(key, out.device))
 
 
-def pack(numbers: Sequence[float]) -> tuple[int, ...]:
-    """Returns factors as arguments of a kernel."""
-    return tuple(map(as_argument, numbers))
+@dataclass(frozen=True)
+class Factors:
+    """The factors of a step; each is rounded to float32 where it is used."""
+
+    @cached_property
+    def pack(self) -> tuple[int, ...]:
+        """Returns the factors as the kernel's arguments, in their order."""
+        return tuple(map(as_argument, astuple(self)))

@@ -1,8 +1,9 @@
-"""The random numbers that round a parameter: a function of the seed, its step, its name, and the shard of the rank.
+"""The random numbers that round a parameter: a function of the seed, its step, name, and the rank's shard.
 
-Ranks with the same values share them: nothing that distinguishes replicas is folded in. Ranks with different shards of
-one DTensor must not share, or the errors of the shards add up (variance of the sum over 8 shards: 4 times as much): the
-rank's coordinate is folded in along the dimensions of the mesh over which the parameter is not replicated.
+Ranks with the same values share them: nothing that distinguishes replicas is folded in. Ranks with different
+shards of one DTensor must not share, or the errors of the shards add up (variance of the sum over 8 shards: 4
+times as much): the rank's coordinate is folded in along the dimensions of the mesh over which the parameter
+is not replicated.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
 def process_key(caller: str) -> Words:
-    """Returns the key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
+    """Returns the key for all parameters: the run's, else the process seed's. Else raises `UnseededError`."""
     if process.run_key is not None:
         return int_keys.fold(process.run_key, _STREAM)
     seed = seeds.root_seed()
@@ -39,16 +40,15 @@ def process_key(caller: str) -> Words:
 
 
 def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:
-    """Returns keys of `number` (at most 3) tensors of one parameter, first its own, then those of its state, as uint64s."""
+    """Returns keys of `number` (at most 3) tensors of a parameter, its own, then its state's, as uint64s."""
     *before, last = name, *shard
-    return _tensor_keys(*int_keys.fold(_step_key(base, step), *before), int_keys.as_uint64(last))[
-        : 2 * number
-    ]
+    words = _tensor_keys(*int_keys.fold(_step_key(base, step), *before), int_keys.as_uint64(last))
+    return words[: 2 * number]
 
 
 @kernel("UniTuple(uint64, 6)(uint64, uint64, uint64)")
 def _tensor_keys(seed: Any, offset: Any, last: Any) -> Any:
-    """Folds 0, 1 and 2 into the key with `last` folded in: one call, as a call costs more than the arithmetic."""
+    """Folds 0, 1 and 2 into the key with `last` folded in. Calls cost more than arithmetic, so it is one."""
     a, b, c, d = block(seed, offset + last)
     own, at = a | (b << _32), c | (d << _32)
     a, b, c, d = block(own, at)
@@ -64,7 +64,7 @@ def _step_key(base: Words, step: int) -> Words:
 
 
 def shard(param: Any) -> list[int]:
-    """Returns (dimension, coordinate) of this rank for each dimension of the mesh that a DTensor is sharded over."""
+    """Returns (dimension, coordinate) of this rank for each mesh dimension that shards a DTensor."""
     if not hasattr(param, "placements"):
         return []
     # A rank outside holds nothing.

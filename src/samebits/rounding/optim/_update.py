@@ -1,6 +1,6 @@
-"""One step of the parameters: called directly, or, in a graph, as an op each that shows its inputs, writes and stream.
+"""One step of the parameters: called directly, or in a graph as ops that show inputs, writes and stream.
 
-The op reads the step from its tensor and the seed from the process when it runs, so a graph of it trains as the optimizer.
+The op reads the step from its tensor and the seed from the process when it runs, as the optimizer does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ParameterUpdate(NamedTuple):
 
 
 def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
-    """Runs steps of `rule`, by kernels where they can read the tensors, one call for all small ones; else by tensor ops."""
+    """Runs steps of `rule` by kernels, one call for all small tensors; unreadable ones by tensor ops."""
     form = _FORMS[rule]
     rows: dict[OnTeam, list[Any]] = {}
     changed: list[torch.Tensor] = []
@@ -62,14 +62,11 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
 
 @cache
 def _kind(dtypes: tuple[torch.dtype, ...]) -> tuple[int, bool]:
-    """Returns the number of keys that round weight, gradient and state, and True if the kernels read such tensors."""
+    """Returns the number of keys for weight, gradient and state, and True if kernels read such tensors."""
     weight, gradient, *state = dtypes
     keyed = 1 + min(2, len(state)) * any(one in HALVES for one in state)
-    return keyed, weight in HALVES and gradient is weight and {*state} in (
-        {torch.float32},
-        {torch.bfloat16},
-        set(),
-    )
+    known_state = {*state} in ({torch.float32}, {torch.bfloat16}, set())
+    return keyed, weight in HALVES and gradient is weight and known_state
 
 
 def _has_kernel_layout(tensors: list[torch.Tensor]) -> bool:
@@ -78,7 +75,7 @@ def _has_kernel_layout(tensors: list[torch.Tensor]) -> bool:
 
 
 def update_in_graph(rule: str, jobs: Sequence[ParameterUpdate]) -> None:
-    """Runs `update` as ops: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
+    """Runs `update` as ops: `rounding_step_` for a rounded weight, `exact_step_` for a float32 one."""
     for (weight, gradient, *others), step, (name, shard), numbers in jobs:
         op = torch.ops.samebits.rounding_step_ if weight.dtype in HALVES else torch.ops.samebits.exact_step_
         named, number = (name, -1) if isinstance(name, str) else ("", name)
@@ -105,8 +102,8 @@ def _run(
 _LIBRARY = torch.library.Library("samebits", "FRAGMENT")
 for _name, _tags in (("rounding_step_", (torch.Tag.nondeterministic_seeded,)), ("exact_step_", ())):
     _LIBRARY.define(
-        f"{_name}(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state, Tensor step, str rule, float[] numbers, "
-        "str name, int number, int[] shard) -> ()",
+        f"{_name}(Tensor(a!) weight, Tensor gradient, Tensor(b!)[] state, Tensor step, str rule, float[] "
+        "numbers, str name, int number, int[] shard) -> ()",
         tags=_tags,
     )
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")

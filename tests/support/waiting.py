@@ -1,0 +1,11 @@
+"""Waiting for what other processes do."""
+
+import time
+
+
+def wait_until(fact, seconds=120):
+    """Waits for `fact()`; False when it does not come true."""
+    deadline = time.monotonic() + seconds
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return fact()
