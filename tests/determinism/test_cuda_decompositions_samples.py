@@ -9,7 +9,7 @@ from formulation_samples import SAMPLES, Maker
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
 from samebits.determinism._dispatcher import overload
-from samebits.determinism._kernels.put import write_in_order
+from samebits.determinism._kernels.indexed_writes import write_in_order
 
 BY_OP = {r.op: r for r in REPLACEMENTS}
 ON_CPU = [s for s in SAMPLES if runs_on(s, "cpu")]

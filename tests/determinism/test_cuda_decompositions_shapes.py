@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from formulation_check import disable_determinism
 from samebits.determinism._cuda_decompositions import counts, grids, losses, pools, resize, scans
-from samebits.determinism._kernels.max_unpool import max_unpool2d
-from samebits.determinism._kernels.put import put_
+from samebits.determinism._kernels.indexed_writes import max_unpool2d, put_
 
 F, aten = torch.nn.functional, torch.ops.aten
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
@@ -87,7 +86,7 @@ def test_channels_stay_last(shape, out):
     """Gradients of average pools and resizes keep a memory format with channels last; negative control: rows stay rows."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
     grad, x = torch.randn(out), torch.randn(shape)
-    pool = getattr(pools, f"adaptive_avg_pool{len(shape) - 2}d_backward")
+    pool = partial(pools.adaptive_avg_pool_backward, len(shape) - 2)
     last, rows = pool(grad.contiguous(memory_format=layout), x), pool(grad, x)
     assert last.is_contiguous(memory_format=layout) and torch.equal(last, rows) and rows.is_contiguous()
 
@@ -114,13 +113,11 @@ def test_adaptive_pools(data, dims, dtype, seed):
     side = st.lists(st.integers(1, 7), min_size=dims, max_size=dims)
     lead = data.draw(st.sampled_from([(2,), (1, 2)]))
     x, grad = draw((*lead, *data.draw(side)), dtype, seed), draw((*lead, *data.draw(side)), dtype, seed + 1)
-    average = getattr(pools, f"adaptive_avg_pool{dims}d_backward")
-    assert_close(average(grad, x), getattr(aten, f"_adaptive_avg_pool{dims}d_backward")(grad, x))
+    average = pools.adaptive_avg_pool_backward(dims, grad, x)
+    assert_close(average, getattr(aten, f"_adaptive_avg_pool{dims}d_backward")(grad, x))
     indices = getattr(F, f"adaptive_max_pool{dims}d")(x, grad.shape[-dims:], return_indices=True)[1]
-    maximum = getattr(pools, f"adaptive_max_pool{dims}d_backward")
-    assert_close(
-        maximum(grad, x, indices), getattr(aten, f"adaptive_max_pool{dims}d_backward")(grad, x, indices)
-    )
+    maximum = pools.adaptive_max_pool_backward(dims, grad, x, indices)
+    assert_close(maximum, getattr(aten, f"adaptive_max_pool{dims}d_backward")(grad, x, indices))
 
 
 @given(st.data(), st.sampled_from([1, 2, 3]), floats, seeds)
@@ -155,7 +152,7 @@ def test_grid_samplers(kind, padding, aligned, data, dtype, seed):
     points = data.draw(side)
     grid = draw((batch, *points, dims), dtype, seed + 1) * data.draw(st.sampled_from([0.5, 1.5, 4.0]))
     args = (draw((batch, 2, *points), dtype, seed + 2), x, grid, mode, padding, aligned, [True, True])
-    ours, theirs = (getattr(m, f"grid_sampler_{dims}d_backward") for m in (grids, aten))
+    ours, theirs = grids.grid_sampler_backward, getattr(aten, f"grid_sampler_{dims}d_backward")
     for got, expected in zip(ours(*args), theirs(*args), strict=True):
         assert_close(got, expected)
     assert ours(*args[:-1], [False, True])[0] is None

@@ -1,7 +1,8 @@
 """The random generators that belong to objects: those that can be reached from an object, whatever its class.
 
-A generator of an installed package's object counts like the user's own: `albumentations.Compose.random_generator`,
-MONAI's `Randomizable.R` (an attribute of the class), a `gymnasium` environment's `np_random`.
+A generator of an installed package's object counts like the user's own:
+`albumentations.Compose.random_generator`, MONAI's `Randomizable.R` (an attribute of the class), a `gymnasium`
+environment's `np_random`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from samebits._inspect.user_code import owner_of_module
 MOST_OBJECTS = 20_000
 """The number of objects after which a search ends."""
 _ITEMS = 256
-"""Items of a container that are searched: its first ones. A transform is among them, the samples of a dataset need not be."""
+"""A container's first items are searched: transforms are among them, samples need not be."""
 _FEW = 32
 """The items of longer containers are searched last: they are samples, and there are many."""
 _LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.CodeType)
@@ -52,9 +53,10 @@ def generators_in(
 ) -> list[FoundGenerator]:
     """Returns the generators that can be reached from the named objects, each once, the nearest first.
 
-    Followed are attributes, slots, items, the closure, defaults and global variables of functions, and class attributes.
-    Nothing of the user's is called. Left out: the process's own generators, those of torch's samplers, and what samebits'
-    objects hold. `seen`: objects that are not searched, by identity; gets those that were.
+    Followed are attributes, slots, items, the closure, defaults and global variables of functions, and class
+    attributes. Nothing of the user's is called. Left out: the process's own generators, those of torch's
+    samplers, and what samebits' objects hold. `seen`: objects that are not searched, by identity; gets those
+    that were.
 
     Example:
         >>> import random
@@ -83,7 +85,7 @@ def generators_in(
 
 
 def _source(generator: Any) -> Any:
-    """Returns the object that holds the state: the bit generator, which several NumPy generators may share."""
+    """Returns the object that holds the state: the bit generator, which NumPy generators may share."""
     if isinstance(generator, np.random.RandomState):
         return generator._bit_generator
     return generator.bit_generator if isinstance(generator, np.random.Generator) else generator

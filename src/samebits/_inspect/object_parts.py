@@ -32,7 +32,7 @@ _OPTIMIZER_OWN = frozenset(
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Attributes of an object, its slots included, as they lie: no property, `__getattr__` or `__getattribute__` runs."""
+    """Attributes and slots of an object as they lie: no property, `__getattr__`, `__getattribute__` runs."""
     try:
         found = dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
@@ -77,7 +77,7 @@ class HeldPart(NamedTuple):
     """A value inside another."""
 
     kind: str
-    """"attr", or "item" of what is changed in place; "memo" of a cache, "stream" of a file in memory, "rows" of a database."""
+    """"attr"; "item" of what changes in place; "memo" of a cache; "stream"; "rows" of a database."""
     path: str
     """The text that follows the path of the whole."""
     value: Any
@@ -135,7 +135,7 @@ def _weak_values(value: Any) -> Iterable[HeldPart]:
 
 
 def _file(value: Any) -> Iterable[HeldPart]:
-    """Lists the position of a file that is only read: one that is written is a log more often than a state."""
+    """Lists the position of a file that is only read: a written file is more often a log than a state."""
     if value.closed or not value.readable() or value.writable() or not value.seekable():
         return []
     try:

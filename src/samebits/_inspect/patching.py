@@ -1,7 +1,7 @@
 """Attributes that are replaced for a time: functions of torch, NumPy and Python, restored afterwards.
 
-Programs ask functions for more than a call: MONAI takes NumPy's global generator from `np.random.random.__self__`.
-So what replaces a function answers as the function does (`stand_in`).
+Programs ask functions for more than a call: MONAI takes NumPy's global generator from
+`np.random.random.__self__`. So what replaces a function answers as the function does (`stand_in`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Patch:
 
 
 _patches: list[_Patch] = []
-"""All current patches, in the order in which they were put: two of one attribute may be undone in any order."""
+"""All current patches, in the order in which they were put; two of one attribute are undone in any order."""
 
 
 class Patches:
@@ -94,7 +94,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _StandIn:
-    """Answers as the object that it replaces does, its class, signature, equality, copies and pickles included."""
+    """Answers as the object that it replaces: class, signature, equality, copies and pickles included."""
 
     def __init__(self, original: Any, attributes: dict[str, Any]) -> None:
         object.__setattr__(self, "_samebits", (original, attributes))
@@ -134,8 +134,8 @@ class _DescriptorStandIn(_StandIn):
 def stand_in(original: Any, call: Callable[..., Any], **attributes: Any) -> Any:
     """Returns a callable that calls `call`, and that is like `original` in all else that a program can ask.
 
-    A Python function becomes a Python function, by `functools.wraps`. Of another callable only `is` and `type` see a
-    difference; `isinstance`, `==` and `inspect` do not.
+    A Python function becomes a Python function, by `functools.wraps`. Of another callable only `is` and
+    `type` see a difference; `isinstance`, `==` and `inspect` do not.
 
     Args:
         original: the function that is replaced.
@@ -180,7 +180,8 @@ def _undo(patch: _Patch) -> None:
             above[0].before = patch.before
     elif vars(owner).get(name, _ABSENT) is not patch.stored:
         warn(
-            f"{getattr(owner, '__name__', owner)}.{name} was replaced while samebits had replaced it. It is left so."
+            f"{getattr(owner, '__name__', owner)}.{name} was replaced while samebits had replaced it. "
+            "It is left so."
         )
     elif patch.before is _ABSENT:
         delattr(owner, name)

@@ -1,4 +1,4 @@
-"""One bounded walk over a user's objects: their values become leaves with the paths that a reader would write."""
+"""One bounded walk over a user's objects: values become leaves with paths that a reader would write."""
 
 from __future__ import annotations
 
@@ -136,16 +136,16 @@ MAX_LEAVES = 300
 DEPTH = 5
 _PLAIN_SEQUENCES = (list, tuple)
 _OF_CLASSES = (
-    types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
-    functools.cached_property,
+    types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod,
+    classmethod, functools.cached_property,
 )  # fmt: skip
 
 
 class Walk(ABC):
     """One walk over objects, which reads each object once.
 
-    A subclass says what is kept of a value (`add`), what is done on the way to it (`value`, `part`), and which
-    method reads the values of a type (`action`). The methods that read are final.
+    A subclass says what is kept of a value (`add`), what is done on the way to it (`value`, `part`), and
+    which method reads the values of a type (`action`). The methods that read are final.
 
     Args:
         most: the number of leaves after which nothing more is read.
@@ -169,7 +169,7 @@ class Walk(ABC):
 
     @abstractmethod
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
-        """Walks a value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
+        """Walks a value inside another: an "attr", "item", closure's "name", "module" or its "tensor"."""
 
     @abstractmethod
     def action(self, kind: type) -> str | None:
@@ -180,7 +180,7 @@ class Walk(ABC):
         """Returns the text of a dict's key in a path; `number`: of the item, in the order of the walk."""
 
     def skip(self, objects: dict[str, Any]) -> None:
-        """Notes the objects given to `Run`, which have their own components: only what a state_dict leaves out is walked."""
+        """Notes objects given to `Run`, whose state_dict is elsewhere: only what it leaves out is walked."""
         for thing in objects.values():
             self._given.add(id(thing))
             if isinstance(thing, torch.nn.Module):
@@ -209,12 +209,12 @@ class Walk(ABC):
         self.add(path, of_array(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
+        """Adds one leaf: the state of a random generator, unless a module given to `Run` holds it."""
         if id(value) not in self._given:
             self.add(path, of_generator(value) or b"")
 
     def mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
-        """Walks a dict's keys and some items; one leaf if it is long and plain; of a very long one the length."""
+        """Walks a dict's keys and some items; one leaf if long and plain; of a very long one its length."""
         pairs = list(dict.items(value))  # not the methods of a user's subclass
         if len(pairs) > ITEMS and {type(item) for _, item in pairs} <= PLAIN:
             self.add(path, of_ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
@@ -223,19 +223,15 @@ class Walk(ABC):
             self.add(f"{path}.keys()", plain(len(pairs)))
             return
         hashed = sorted(((leaf(key), key, item) for key, item in pairs), key=operator.itemgetter(0))
-        self.add(
-            f"{path}.keys()", plain([own for own, _, _ in hashed])
-        )  # filled in another order after a resume
+        keys = [own for own, _, _ in hashed]  # sorted: filled in another order after a resume
+        self.add(f"{path}.keys()", plain(keys))
         for number, (_, key, item) in enumerate(hashed[:ITEMS]):
             self.part("item", "", f"{path}[{self.key(key, number)}]", item, depth + 1)
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf if a sequence is plain, else its length and some items."""
-        value = (
-            [*(list if isinstance(value, list) else tuple).__iter__(value)]
-            if type(value) not in _PLAIN_SEQUENCES
-            else value
-        )
+        if type(value) not in _PLAIN_SEQUENCES:  # not the methods of a user's subclass
+            value = [*(list if isinstance(value, list) else tuple).__iter__(value)]
         if set(map(type, both_ends(value))) <= PLAIN:
             self.add(path, of_ends(value))
             return
@@ -252,7 +248,7 @@ class Walk(ABC):
         self.add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
-        """Walks the closures of the user's functions: their plain cells; if `thorough`, all cells and defaults."""
+        """Walks the closures of the user's functions: plain cells; if `thorough`, all cells and defaults."""
         if is_library(value.__code__.co_filename):
             return
         if value.__closure__:
@@ -325,7 +321,7 @@ class Walk(ABC):
                 self.part("module", name, f"{path}.{name}", part, depth + 1)
 
     def stateful(self, path: str, value: Any, depth: int) -> None:
-        """Walks the state of a library's object with a state_dict (a scheduler, a scaler) that was not given to `Run`."""
+        """Walks the state_dict of a library's object (a scheduler, a scaler) not given to `Run`."""
         if id(value) in self._given:
             return
         try:
@@ -336,7 +332,7 @@ class Walk(ABC):
             self.add(name, hashed)
 
     def iterator(self, path: str, value: Any, depth: int) -> None:
-        """Adds the position of an iterator: by the items left, the items yielded, or the place in a generator."""
+        """Adds an iterator's position: by items left, items yielded, or the place in a generator."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             stands = {} if frame is None else frame.f_locals

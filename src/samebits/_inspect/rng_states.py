@@ -1,9 +1,9 @@
 """The states of random generators: read, compared, hashed and restored.
 
-Of generator objects, and of the process-wide ones, which are read at every step and element: `of_process` takes a few
-us. NumPy's and Python's own functions make objects of 624 words, which costs ten times as much, so their memory is
-copied. Its address was tested on generators of our own; where it is not as expected (another Python, another bit
-generator), the libraries' functions are called after all.
+Of generator objects, and of the process-wide ones, which are read at every step and element: `of_process`
+takes a few us. NumPy's and Python's own functions make objects of 624 words, which costs ten times as much,
+so their memory is copied. Its address was tested on generators of our own; where it is not as expected
+(another Python, another bit generator), the libraries' functions are called after all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GENERATORS = (*RESTORABLE, np.random.SeedSequence, HasRngState)
 
 
 def state_of(generator: Any) -> Any:
-    """Returns the state of one of `GENERATORS`, as its library gives it; None for `random.SystemRandom`, which has none."""
+    """Returns the state of one of `GENERATORS`, as its library gives it; None for `random.SystemRandom`."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -83,7 +83,7 @@ def of_generator(value: Any) -> bytes:
 
 
 def of_state(value: Any) -> bytes | None:
-    """Returns the hash of `of_generator` for a NumPy or Python generator whose state was taken; None for other values."""
+    """Returns `of_generator`'s hash for this state of a NumPy or Python generator; None for others."""
     if isinstance(value, dict) and "bit_generator" in value:
         return plain(digest.of_value(value))
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[1], list | tuple):
@@ -92,7 +92,7 @@ def of_state(value: Any) -> bytes | None:
 
 
 def of_loader(loader: Any) -> list[torch.Generator]:
-    """Returns the private generators of a torch loader: they advance from epoch to epoch, so they are state."""
+    """Returns a torch loader's private generators: they advance from epoch to epoch, so they are state."""
     places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     places.append(getattr(places[-1], "sampler", None))
     found = [getattr(place, "generator", None) for place in places]
@@ -104,7 +104,7 @@ def of_loader(loader: Any) -> list[torch.Generator]:
 
 
 class ProcessStates(NamedTuple):
-    """The positions in the streams of all process-wide generators. Equal positions: no draw or seed in between."""
+    """Positions in the streams of all process-wide generators; equal ones: no draw or seed in between."""
 
     torch: bytes
     numpy: Any
@@ -139,7 +139,7 @@ class ProcessStates(NamedTuple):
 
 
 def of_process() -> ProcessStates:
-    """Returns the states of all process-wide generators: torch's (and CUDA's, once it is used), NumPy's, Python's."""
+    """Returns the states of all process-wide generators: torch's (CUDA's, if used), NumPy's, Python's."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return ProcessStates(_bytes(torch.default_generator), _numpy(), _python(), tuple(map(_bytes, cuda)))
 
@@ -151,7 +151,9 @@ def generators() -> Leaves:
     names = ["torch", "numpy", "python"]
     parts = [
         leaf(torch.default_generator.get_state()),
-        xxhash.xxh3_64_digest(words) if words.size else plain(digest.of_value(_NUMPY._bit_generator.state)),  # type: ignore[arg-type]
+        xxhash.xxh3_64_digest(words)  # type: ignore[arg-type]
+        if words.size
+        else plain(digest.of_value(_NUMPY._bit_generator.state)),
         plain((version, hash(twister), kept_normal)),
     ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -162,7 +164,7 @@ def generators() -> Leaves:
 
 
 def numpy_words() -> np.ndarray:
-    """Returns NumPy's legacy generator in place: 624 words, then how many were drawn. Empty if a user installed another one."""
+    """Returns NumPy's legacy generator in place: 624 words, then the number drawn; empty if replaced."""
     bits = _NUMPY._bit_generator
     if bits in _viewed:
         return _viewed[bits]
@@ -170,9 +172,7 @@ def numpy_words() -> np.ndarray:
 
 
 def python_words() -> np.ndarray:
-    """Returns Python's `random` in place: how many words were drawn, then 624 words. A copy where CPython has them
-    elsewhere.
-    """
+    """Returns Python's `random` in place: the number drawn, then 624 words; a copy if CPython moved them."""
     if _PYTHON_WORDS is not None:
         return _PYTHON_WORDS
     *twister, position = _PYTHON.getstate()[1]

@@ -1,7 +1,8 @@
-"""The structure of modules and the settings of the process: a resumed program begins with them, no state_dict holds them.
+"""The structure of modules and the settings of the process, which a resumed program begins with.
 
-A module's structure: its class, its hooks, methods that were replaced on the instance, and of torch's own layers the
-hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are part of a commit; a resume refuses other numbers of modules.
+No state_dict holds them. A module's structure: its class, its hooks, methods that were replaced on the
+instance, and of torch's own layers the hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are
+part of a commit; a resume refuses other numbers of modules.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def of_process() -> Structure:
 
 
 def described(value: Any) -> str:
-    """A function, a class or an object, by its name and the place of its code; equal for one that was made anew."""
+    """A function, class or object, by its name and its code's place; equal for one that was made anew."""
     function = value.__func__ if isinstance(value, types.MethodType) else value
     named = function if isinstance(function, _FUNCTIONS) else type(function)
     code = getattr(function, "__code__", None)

@@ -34,14 +34,12 @@ class Leaves(NamedTuple):
 
 
 def plain(value: Any) -> bytes:
-    """Returns the hash of a plain value, or of sequences of them: by marshal's version 2, which has no back references."""
+    """Returns the hash of a plain value, or of sequences of them (marshal 2: no back references)."""
     return xxhash.xxh3_64_digest(marshal.dumps(value, 2))
 
 
 def leaf(value: Any) -> bytes:
-    """Returns the hash of one leaf. Anything but a plain value, a tensor or an array counts by its type only: never by
-    `repr`, which often holds an address.
-    """
+    """Returns the hash of a plain value, tensor or array; others count by type: `repr` may have addresses."""
     if type(value) in PLAIN:
         return plain(value)
     if isinstance(value, torch.Tensor):
@@ -52,7 +50,7 @@ def leaf(value: Any) -> bytes:
 
 
 def _tensor(value: torch.Tensor) -> bytes:
-    """Returns `digest.leaf`, with a shortcut for the usual case: dense, contiguous, on the CPU, of a type NumPy has.
+    """Returns `digest.leaf`, with a shortcut for dense, contiguous CPU tensors of a type NumPy has.
 
     A tensor on the meta device has no bytes: only type and shape count.
     """

@@ -20,7 +20,7 @@ _LONGEST = 72
 
 
 def call_of_frame(frame: FrameType) -> str:
-    """Returns the text of the call that a frame is running, in backticks and cut to 72 characters; "" without a source.
+    """Returns the text of the call that a frame is running, in backticks, cut to 72 characters, or "".
 
     What is typed at a prompt, or passed to `exec`, has none.
     """
@@ -35,14 +35,14 @@ def call_of_frame(frame: FrameType) -> str:
 
 
 def calling_op(op: str) -> str:
-    """Returns the subject of a message about an op: "`torch.stft(x, 400)` at a.py:9 calls aten::_fft_r2c, which"."""
+    """Returns the subject of a message about an op: "`torch.stft(x, 400)` at a.py:9 calls aten::_fft_r2c"."""
     frame, line = calling_frame(), calling_line()
     text = "" if owner_of_frame(frame) == "samebits" else call_of_frame(frame)
     return f"{text} at {line} calls {op}, which" if text else f"{op} at {line}"
 
 
 def calling_function() -> str | None:
-    """Returns the name of torch's function that the user's line calls: "torch.stft", "Tensor.svd"; None if it is not clear."""
+    """Returns torch's function that the user's line calls: "torch.stft", "Tensor.svd"; None if unclear."""
     frame = calling_frame()
     call = _parsed(text_of_frame(frame))
     if not isinstance(call, ast.Call):
@@ -54,7 +54,7 @@ def calling_function() -> str | None:
 
 
 def text_of_frame(frame: FrameType) -> str:
-    """Returns the source of the expression that a frame is running, else of its line; "" if there is no source."""
+    """Returns the source of the expression that a frame is running, else of its line, else ""."""
     code = frame.f_code
     position = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
     if position is None or None in position:
@@ -109,7 +109,7 @@ class WrongCall(NamedTuple):
 
 
 def explain_wrong_calls(explain: Callable[[WrongCall], str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Returns a decorator: a call that does not fit the signature raises `InvalidCallError` with the text of `explain`.
+    """Returns a decorator: calls unlike the signature raise `InvalidCallError` with `explain`'s text.
 
     `inspect.signature`, type checkers and editors see the function's own signature.
     """
@@ -134,7 +134,7 @@ def explain_wrong_calls(explain: Callable[[WrongCall], str]) -> Callable[[Callab
 
 
 def name_of_variable(value: Any) -> str | None:
-    """Returns the name of a variable that holds this very object where the user's line is; None where none does."""
+    """Returns the name of a variable that holds this object where the user's line is; None if none does."""
     frame = calling_frame()
     for variables in (frame.f_locals, frame.f_globals):
         for name, held in variables.items():

@@ -3,8 +3,9 @@
 Each file has one owner. Two questions depend on it, and the answers differ only for installed packages:
 
 - Which state is the user's, so that it counts? That of an installed package is not (`is_library`).
-- Where does a call come from? A line of an installed package counts, because the op is written there. Skipped are only
-  the frames between that line and samebits: torch, NumPy, the standard library (`calling_frame`, `user_frames`).
+- Where does a call come from? A line of an installed package counts, because the op is written there.
+  Skipped are only the frames between that line and samebits: torch, NumPy, the standard library
+  (`calling_frame`, `user_frames`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _folders(paths: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def _framework_folders() -> tuple[str, ...]:
-    """Returns the folders of frameworks, wherever they are: torch built from source is not in site-packages."""
+    """Returns the folders of frameworks, also outside site-packages: torch may be built from source."""
     found = [importlib.util.find_spec(name) for name in _FRAMEWORK]
     return _folders(folder for spec in found if spec for folder in spec.submodule_search_locations or ())
 
@@ -57,12 +58,12 @@ _FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
     ("installed", _folders(sysconfig.get_path(name) for name in ("purelib", "platlib", "scripts"))),
     ("standard", _folders([sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")])),
 )
-"""In this order: site-packages is often a folder of the standard library's. The whole prefix may hold projects, too."""
+"""In order: site-packages may be in the standard library's folder, and projects in the prefix."""
 
 
 @functools.lru_cache(maxsize=65_536)  # more than a large program imports; each miss asks the disk
 def owner_of_file(file: str) -> Owner:
-    """Returns the owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
+    """Returns the owner of a file's code: the user for an editable install, a cell, `<stdin>`, `<string>`."""
     if file.startswith("<eval_with_key>"):  # the code of torch's graphs
         return "framework"
     if file.startswith("<"):
@@ -86,10 +87,9 @@ def _real_folder(folder: str) -> str:
 
 
 def _is_in_another_site(path: str, name: str) -> bool:
-    """Returns True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in
-    PYTHONPATH.
+    """Returns True below a site-packages that Python searches: the user's, Debian's, one of PYTHONPATH.
 
-    Its contents may be links into another one. A link to the user's own folder is the user's.
+    Its contents may be links into a second one. A link to the user's own folder is the user's.
     """
     sites = [site[0] for site in (_SITE.match(path), _SITE.match(name)) if site]
     is_below_one = _SITE.match(path) is not None
@@ -138,11 +138,10 @@ def is_user_type(kind: type) -> bool:
 
 
 def calling_frame() -> FrameType:
-    """Returns the innermost frame outside of samebits, torch, NumPy and the standard library; in a backward, its
-    caller's.
+    """Returns the innermost frame outside of samebits, torch, NumPy and the standard library.
 
-    autograd runs a CUDA backward on a thread of its own, which has no frame of the user's: there it is the frame that
-    waits in another thread for this backward.
+    In a backward it is the caller's. autograd runs a CUDA backward on a thread of its own, which has no frame
+    of the user's: there it is the frame that waits in another thread for this backward.
     """
     here = sys._getframe(1)
     return _outside(here) or _waiting_for_backward() or here
@@ -188,7 +187,7 @@ def line_of_node(node: Any) -> str:
 
 
 def text_of_node(node: Any) -> str:
-    """Returns the text of the user's line that a node comes from, wherever it is; empty if it is not known."""
+    """Returns the text of the user's line that a node comes from; empty if it is not known."""
     line = line_in(node.meta.get("stack_trace") or "")
     return "" if line is None else line.text
 
@@ -210,17 +209,18 @@ def _waiting_for_backward() -> FrameType | None:
 
 
 _OUTPUT = frozenset(
-    """tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim swanlab loguru structlog matplotlib
-    seaborn plotly bokeh altair PIL imageio pandas polars pyarrow tabulate colorama click typer omegaconf hydra yacs absl
-    tokenizers sentencepiece tiktoken regex requests urllib3 fsspec huggingface_hub filelock psutil GPUtil pynvml
-    prometheus_client google IPython ipykernel pytest _pytest hypothesis sympy numba llvmlite triton cv2""".split()  # noqa: SIM905
+    """tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim swanlab loguru structlog
+    matplotlib seaborn plotly bokeh altair PIL imageio pandas polars pyarrow tabulate colorama click typer
+    omegaconf hydra yacs absl tokenizers sentencepiece tiktoken regex requests urllib3 fsspec huggingface_hub
+    filelock psutil GPUtil pynvml prometheus_client google IPython ipykernel pytest _pytest hypothesis sympy
+    numba llvmlite triton cv2""".split()  # noqa: SIM905
 )
-"""Packages that write what others compute, read files, or compile: what their objects count reaches no weight."""
+"""Packages that write others' results, read files, or compile: what they count reaches no weight."""
 
 
 @functools.lru_cache(maxsize=4096)
 def may_hold_state(kind: type) -> bool:
-    """Returns True if instances of a class are of an installed package, and may hold state that training reads.
+    """Returns True if instances are of an installed package, and may hold state that training reads.
 
     torch, NumPy, Python's library and samebits have readers of their own.
     """

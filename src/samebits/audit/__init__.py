@@ -1,4 +1,4 @@
-"""Proofs about programs: their records, the first difference between two of them, the checks of `samebits verify`."""
+"""Proofs about programs: records, the first difference of two of them, the checks of `samebits verify`."""
 
 from typing import TYPE_CHECKING
 

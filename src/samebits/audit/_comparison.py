@@ -49,7 +49,10 @@ class Comparison:
             return f"{self.difference.sentence()} [{self._compared()}]"
         ended = "; ".join(self.unfinished)
         if not self.steps:
-            return f"not compared: the two records have no step in common ({self._numbers()}{ended and f'; {ended}'})"
+            return (
+                "not compared: the two records have no step in common "
+                f"({self._numbers()}{ended and f'; {ended}'})"
+            )
         if ended:
             return f"not compared to the end: {ended}; no difference in the {self._compared()}"
         return f"equal: {self._compared()}, and the model at the end"
@@ -64,7 +67,7 @@ class Comparison:
 
 
 def compare_ranks(a: Sequence[Record], b: Sequence[Record]) -> Comparison:
-    """Compares two jobs rank by rank; returns the comparison of the rank that differs first, else of one that cannot tell.
+    """Compares two jobs rank by rank; returns the rank that differs first, else one that cannot tell.
 
     Raises `RecordError` for two jobs of different numbers of ranks.
     """
@@ -88,8 +91,8 @@ def compare_ranks(a: Sequence[Record], b: Sequence[Record]) -> Comparison:
 def compare(a: Record, b: Record) -> Comparison:
     """Compares two runs from their beginning to their end.
 
-    It is a difference if one failed and the other did not. Where both failed, or one was killed, or no step is in both,
-    different ends prove nothing.
+    It is a difference if one failed and the other did not. Where both failed, or one was killed, or no step
+    is in both, different ends prove nothing.
     """
     ends = [_end(record) for record in (a, b)]
     difference = first_difference(a, b)
@@ -98,9 +101,7 @@ def compare(a: Record, b: Record) -> Comparison:
     elif any(ends) and difference is not None and difference.place == "end":
         difference = None
     if difference is not None and difference.place == "end" and not steps_compared(a, b):
-        difference = (
-            None  # for example a run that had finished before, and now only ran the code after its loop
-        )
+        difference = None  # for example a run that had finished before: only the code after its loop ran
     level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
     return Comparison(
         steps_compared(a, b), difference, tuple(filter(None, ends)), level, (len(a.steps), len(b.steps))
@@ -134,8 +135,8 @@ def replica_difference(
 ) -> Difference | None:
     """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
 
-    Only what both have is compared. What is in `may_differ` or `ignore` (components and paths) is no difference by
-    itself; that of `may_differ` may be the cause of one.
+    Only what both have is compared. What is in `may_differ` or `ignore` (components and paths) is no
+    difference by itself; that of `may_differ` may be the cause of one.
     """
     for mine, theirs in matched_lines(first, other):
         parts = {
@@ -149,7 +150,7 @@ def replica_difference(
 
 
 def unequal_leaves(first: Record, other: Record) -> dict[str, None]:
-    """Returns the parameters and buffers that differ between two ranks after any step, in the order of the model."""
+    """Returns the parameters and buffers that differ between two ranks after any step, in model order."""
     lines = list(matched_lines(first, other))
     return {path: None for name in ("model", "buffers") for pair in lines for path in _unequal(name, *pair)}
 

@@ -24,7 +24,7 @@ class Difference:
     epoch: int = 0
     batch_index: int = 0
     place: str = "step"
-    """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
+    """"step", "start" (before the first step), "resumed" (before that of a resumed process) or "end"."""
     rank: int | None = None
     """The rank on which it is, in a job of several."""
 
@@ -82,8 +82,10 @@ def shortened(items: Sequence[str], shown: int = 2) -> str:
 
 _MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
 AFTER_A_BODY = ("generators", "data", *_MADE, "scalars", "locals", "locals_at_exit")
-"""Causal order inside a step. A line is taken after the body, so locals are mostly consequences there ("data", the
-locals inside a loader, come first: they make the batch)."""
+"""Causal order inside a step. A line is taken after the body, so locals are mostly consequences there.
+
+"data", the locals inside a loader, come first: they make the batch.
+"""
 BEFORE_A_BODY = ("generators", "data", "scalars", "locals", "state", *_MADE[:-1])
 """Causal order in the first line of a process: a local that is not restored is the cause."""
 _OBJECTS = frozenset({"data", "locals"})
@@ -93,7 +95,7 @@ _AT_EXIT = "locals_at_exit"
 """Locals that only the code after the loop reads; they count in a loop's last line."""
 _LOCALS = ("scalars", "locals", _AT_EXIT)
 _MEMORY = "memory"
-"""All values that could be read of the program (`take_memory`): they name causes, and are no difference by themselves."""
+"""All values that could be read of the program (`take_memory`): causes, no differences by themselves."""
 _EFFECTS = frozenset({"loss", "model", "output"})
 """Components that only show that something before them differs."""
 SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
@@ -101,21 +103,22 @@ SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 
 
 def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
-    """Returns the first difference of `b` from `a`, or None: over the steps that both have, their number, the final
-    digest.
-
-    Args:
-        a: a record from a run's beginning to its end.
-        b: the same; a run that was interrupted is better compared by `first_difference_of_segments`.
-        ignore: paths of locals that do not count (see `unstable`).
-    """
+    """Returns the first difference of `b`, the record of an uninterrupted run, from `a`, or None."""
     return first_difference_of_segments(a, [b], ignore=ignore)
 
 
 def first_difference_of_segments(
     baseline: Record, segments: list[Record], *, ignore: frozenset[str] = frozenset()
 ) -> Difference | None:
-    """Returns the first difference of a run's processes, killed and resumed, from an uninterrupted run."""
+    """Returns the first difference of a run's processes, killed and resumed, from a whole run, or None.
+
+    Compared are the steps that both have, their number, and the final digest.
+
+    Args:
+        baseline: a record from a run's beginning to its end.
+        segments: the records of the run's processes; of a run that was not interrupted, one.
+        ignore: paths of locals that do not count (see `unstable`).
+    """
     for segment in segments:
         found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
         if found is not None and found.component == "batch":
@@ -126,7 +129,7 @@ def first_difference_of_segments(
 
 
 def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
-    """Adds the values that differ in the memory of a resumed process when it began, and still differ one step later."""
+    """Adds the values that differ in a resumed process's memory at its begin, and also one step later."""
     for theirs in b.initial:
         mine = a.steps.get(theirs.key)
         later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
@@ -143,7 +146,7 @@ def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[s
 
 
 def _by_loader_generators(difference: Difference, a: Record, b: Record) -> Difference:
-    """Returns the generators of the script's torch loaders as the cause of another batch, if they began in other states."""
+    """Blames generators of the script's torch loaders for another batch, if they began in other states."""
     if a.end is None or b.end is None or b.resumed_from is not None:
         return difference
     mine, theirs = (end.get("loader_generators", {}) for end in (a.end, b.end))
@@ -160,7 +163,7 @@ def steps_compared(a: Record, b: Record) -> int:
 
 
 def unstable(a: Record, b: Record) -> frozenset[str]:
-    """Returns the paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
+    """Returns paths of locals that differ between two equal runs (the clock, a scratch folder's name)."""
     pairs = [*matched_lines(a, b), *zip(a.initial, b.initial, strict=False)]
     return frozenset(
         path
@@ -171,7 +174,7 @@ def unstable(a: Record, b: Record) -> frozenset[str]:
 
 
 def harmless(record: Record) -> frozenset[str]:
-    """Returns the paths of locals that the script's runs know to be printed only, or are to ignore, and those below them."""
+    """Returns the paths of locals that the script's runs only print, or ignore, and paths below them."""
     roots = [] if record.end is None else record.end.get("harmless", [])
     lines = [*record.initial, *record.steps.values()] if roots else []
     paths = {path for line in lines for name in (*_LOCALS, _MEMORY) for path in line.leaves.get(name, ())}
@@ -198,9 +201,7 @@ def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference
 
 
 def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
-    """Compares the state before the first body: with the same line, or with the line of the step before in an
-    uninterrupted run.
-    """
+    """Compares the state before the first body: with the same line, or a whole run's of the step before."""
     starts = {line.key: line for line in a.initial}
     ignore |= _unused_generators(a, b)
     for theirs in b.initial:
@@ -241,30 +242,21 @@ def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: Recor
 
 
 def _unused_generators(a: Record, b: Record) -> frozenset[str]:
-    """Returns the generators whose state in both records' last steps is that of the beginning: they are neither seeded
-    nor drawn from.
-    """
-    unused = [
-        {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
-        for record in (a, b)
-        for began in [record.start.get("generators") or {}]
-        for last in [
-            next(
-                (
-                    line.leaves.get("generators", {})
-                    for line in (*reversed(record.steps.values()), *record.initial)
-                ),
-                {},
-            )
-        ]
-    ]
-    return frozenset(unused[0] & unused[1])
+    """Returns the generators that end as they began in both records: neither seeded nor drawn from."""
+    return _unused_in(a) & _unused_in(b)
+
+
+def _unused_in(record: Record) -> frozenset[str]:
+    began = record.start.get("generators") or {}
+    lines = (*reversed(record.steps.values()), *record.initial)
+    last = next((line.leaves.get("generators", {}) for line in lines), {})
+    return frozenset(f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name))
 
 
 def _lasting(
     parts: dict[str, tuple[str, ...]], a: Record, b: Record, initial: RecordLine, ignore: frozenset[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns `parts` without the paths that are equal again one step later: the body wrote them before it read them.
+    """Returns `parts` without paths that are equal one step later: the body writes them before it reads them.
 
     A plain local is judged by liveness alone. If no body follows, no local can matter.
     """
@@ -300,7 +292,7 @@ def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
 
 
 def _starts_later(a: Record, segments: list[Record]) -> bool:
-    """Returns True if the segments begin in the middle of the run (a commit made by a process that is not among them)."""
+    """Returns True if the segments begin inside the run, at a commit of a process not among them."""
     first = segments[0].resumed_from
     keys = {key for segment in segments for key in segment.steps}
     return first is not None and keys == {key for key in a.steps if key[1] >= first}
@@ -314,8 +306,7 @@ def _parts(
     shared_only: bool = False,
     at_exit: bool = False,
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the paths that differ by component, for all components that both lines have (of evaluations: that one
-    line has).
+    """Returns the paths that differ by component, for components of both lines (of evaluations: of one).
 
     Generators count only together with something else: a draw that changes nothing is no difference.
     """
@@ -349,7 +340,7 @@ def _parts(
 def _without_ignored(
     paths: tuple[str, ...], component: str, mine: RecordLine, theirs: RecordLine, ignore: frozenset[str]
 ) -> tuple[str, ...]:
-    """Returns `paths` without those in `ignore`, and without items that one process lacks in a mapping whose keys are there."""
+    """Returns `paths` without those in `ignore`, and without one side's items of an ignored mapping."""
     prefix = "generators." if component == "generators" else ""
     a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
     return tuple(

@@ -13,9 +13,7 @@ from samebits.determinism._replacement import Replacement
 
 
 def installable(entries: Iterable[verified_on_gpu.GpuVerification] | None = None) -> tuple[Replacement, ...]:
-    """Returns the overrides that a GPU has verified (by default those of the data file); they load the rest at their
-    first call.
-    """
+    """Returns the overrides that a GPU has verified (default: the data file's); a call loads the rest."""
     ops = dict.fromkeys(entry.op for entry in (verified_on_gpu.read() if entries is None else entries))
     return tuple(
         Replacement(op, partial(_load_at_first_call, op), "", device="CUDA", verified="CUDA") for op in ops
@@ -29,9 +27,7 @@ def all_formulations() -> Mapping[str, Replacement]:
 
 
 def computes(name: str, ops: Iterable[str]) -> bool:
-    """Returns True if one of the overloads `ops` computes `name`: itself, or the out form that holds the kernel of
-    `median.dim`.
-    """
+    """Returns True if `name` is one of `ops`, or its out form is, which has the kernel of `median.dim`."""
     return not {name, f"{name}.values", f"{name}_values"}.isdisjoint(ops)
 
 

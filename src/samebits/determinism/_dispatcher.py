@@ -1,6 +1,6 @@
-"""Overrides of single kernels: other ops cost nothing, autograd and every thread see them, and they can be undone.
+"""Overrides of single kernels: other ops cost nothing, autograd and all threads see them; can be undone.
 
-`torch.library.Library("aten", "IMPL")` installs a kernel in front, `torch.library.get_kernel` keeps the original.
+`torch.library.Library("aten", "IMPL")` puts a kernel in front; `torch.library.get_kernel` has the original.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class KernelOverrides:
         self._libraries: dict[str, torch.library.Library] = {}
 
     def put(self, name: str, key: str, make: Callable[[Kernel], Kernel]) -> None:
-        """Replaces the kernel of an overload (`aten::sum.dim_IntList`) for a dispatch key ("CPU") by `make(original)`.
+        """Replaces the kernel of an overload (`aten::sum.dim_IntList`) for a dispatch key ("CPU").
 
-        Setting up costs about 25 us.
+        `make` gets the original and returns ours. Setting up costs about 25 us.
         """
         keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         original = functools.partial(torch.library.get_kernel(name, key).call_boxed, keyset)
@@ -51,12 +51,12 @@ class KernelOverrides:
 
 
 _register = torch.library.Library.impl
-"""The function at import: the switch watches the registrations of others (`_guards/custom_ops.py`), not its own."""
+"""Taken at import: the switch watches others' registrations (`_guards/custom_ops.py`), not its own."""
 
 
 @functools.cache
 def _silence_note() -> None:
-    """Makes torch give its warning now, unseen: a warnings filter per override would cost more than the override."""
+    """Makes torch give its warning now, unseen: a warnings filter per override would cost more than it."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NOTE)
@@ -69,17 +69,17 @@ def _placeholder(*_: Any) -> None:
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Returns True if this torch has the op of that full name, with a kernel for the dispatch key of that name."""
+    """Returns True if this torch has the op of that full name, with a kernel for that dispatch key."""
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def kernels(key: str) -> list[str]:
-    """Returns the full names of all overloads with a kernel for that dispatch key (1.5 ms; one query for each takes 25)."""
+    """Returns full names of all overloads with a kernel for that key (1.5 ms; a query for each takes 25)."""
     return torch._C._dispatch_get_registrations_for_dispatch_key(key)
 
 
 def overload(full: str) -> torch._ops.OpOverload:
-    """Returns the overload of a full name as `aten::sum.dim_IntList`; AttributeError where this torch has none."""
+    """Returns the overload of a full name (`aten::sum.dim_IntList`); AttributeError if torch has none."""
     namespace, _, rest = full.partition("::")
     name, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), variant or "default")
@@ -88,8 +88,8 @@ def overload(full: str) -> torch._ops.OpOverload:
 def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
     """Returns the kernel for callers that give a number where the schema says Tensor, as `x % 2.0` does.
 
-    Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as the
-    number, which its own kernel then refuses.
+    Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as
+    the number, which its own kernel then refuses.
     """
     schema = overload(name)._schema
     places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
@@ -109,7 +109,7 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
 
 
 def _as_tensor(number: complex, like: Tensor) -> Tensor:
-    """Returns a tensor of no dimensions that promotes with `like` as the number does, exact where that can be."""
+    """Returns a tensor of no dimensions that promotes with `like` as the number does, exact if possible."""
     exact = torch.tensor(number, dtype=_EXACT[type(number)])
     dtype = torch.result_type(like, number)
     return exact if torch.result_type(like, exact) == dtype else exact.to(dtype)

@@ -1,4 +1,4 @@
-"""The environment fingerprint: the inputs of the bits besides the program. Recorded, compared, never promised over."""
+"""The environment fingerprint: the inputs of the bits besides the program. Recorded and compared."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from samebits._context import VERSION, process
 from samebits._inspect import user_code
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
-"""Versions of torch that the test suite has passed with (docs/versions.md): those that the op table was reviewed with."""
+"""Versions of torch that the tests passed with and the op table was reviewed with (docs/versions.md)."""
 
 LIBRARY_VARIABLES = (
-    "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC", "OMP_THREAD_LIMIT",
-    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
-    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES",
+    "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
 )  # fmt: skip
-"""Environment variables by which libraries choose their kernels. Those of the number of threads are not here: the number is."""
+"""Variables by which libraries choose their kernels; none of thread counts: the count itself is recorded."""
 
 _PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
 
@@ -48,7 +49,7 @@ def _fixed() -> dict[str, Any]:
 
 
 def environment_fingerprint() -> dict[str, Any]:
-    """Returns plain values that name the software and hardware of this process, for a person and for comparison.
+    """Returns plain values that name the software and hardware of this process, to read and to compare.
 
     Example:
         >>> with samebits.enable_op_determinism(across="threads"):
@@ -80,30 +81,28 @@ def environment_fingerprint() -> dict[str, Any]:
 
 
 def _libraries() -> dict[str, Any]:
-    """Returns the variables that are set, under one name; nothing where none is: commits from before do not have it."""
+    """Returns the variables that are set, under one name, or nothing: older commits have no such entry."""
     found = {name: os.environ[name] for name in LIBRARY_VARIABLES if name in os.environ}
     return {"libraries": found} if found else {}
 
 
 def flushes_denormals() -> bool:
-    """Returns True if this thread takes numbers below 2**-1022 for 0 (`torch.set_flush_denormal`, gcc's -ffast-math)."""
+    """Returns True if this thread takes numbers below 2**-1022 for 0 (`set_flush_denormal`, -ffast-math)."""
     smallest = float.fromhex("0x1p-1074")
     return smallest * 1.0 == 0.0
 
 
 def _matmul_precision() -> str:
-    """Returns torch's name of the precision; where backends have their own, for which torch has no single name, those."""
+    """Returns torch's name of the precision; those of the backends where they differ."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        own = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-        return "cuda {}, mkldnn {}".format(*own)
+        backends: Any = torch.backends
+        return f"cuda {backends.cuda.matmul.fp32_precision}, mkldnn {backends.mkldnn.matmul.fp32_precision}"
 
 
 def _cuda_precisions() -> dict[str, Any]:
-    """Returns the settings with which a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums
-    in products.
-    """
+    """Returns settings for shorter sums and products on a GPU: TensorFloat-32 in cuDNN, sums of 16 bits."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     found = {"cuda_matmul_fp32_precision": getattr(matmul, "fp32_precision", None)}
     for name in ("conv", "rnn"):
@@ -121,9 +120,7 @@ def _op_determinism() -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
-    """Returns one readable line for each entry of two fingerprints that differs, as `packages.torch: 2.12.0 then,
-    2.13.0 now`.
-    """
+    """Returns a line for each entry that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
     lines = []
     for name in sorted({*then, *now}):
         before, after = then.get(name), now.get(name)
@@ -156,7 +153,7 @@ def _version(package: str) -> str | None:
 
 
 def _keep_products_from_addresses() -> None:
-    """Asks MKL for one branch of its kernels on CPUs that are not Intel's; it reads the variable at its first product.
+    """Asks MKL for one branch of its kernels on CPUs not Intel's; it reads that at its first product.
 
     Without, small products there depend on where in memory their factors begin (bench/product_addresses.py).
     """
@@ -165,7 +162,7 @@ def _keep_products_from_addresses() -> None:
 
 
 def products_follow_addresses() -> bool:
-    """Returns True if MKL computed a product, on a CPU that is not Intel's, before samebits could set its branch."""
+    """Returns True if MKL computed a product, on a CPU not Intel's, before samebits could set its branch."""
     if os.environ.get("MKL_CBWR") != "AUTO" or _cpu_model().startswith("Intel"):
         return False
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

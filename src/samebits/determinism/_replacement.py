@@ -1,4 +1,4 @@
-"""A replacement: a kernel of ours that the switch installs in front of torch's for one aten overload on one device."""
+"""A replacement: our kernel that the switch installs in front of torch's for an overload on a device."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.out_argument import into
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """One line of the switch's list; the op table takes its verdict from here, so that the two cannot differ."""
+    """One line of the switch's list; the op table takes its verdict from here: the two cannot differ."""
 
     op: str
-    """The overload's full name, as `torch._ops.OpOverload.name()` returns it: `aten::sum.dim_IntList`, `aten::mm`."""
+    """The overload's full name, as `torch._ops.OpOverload.name()`: `aten::sum.dim_IntList`, `aten::mm`."""
     make: Callable[[Kernel], Kernel]
-    """Takes torch's kernel and returns ours, with the same arguments. Torch's kernel keeps the GIL while it runs."""
+    """Takes torch's kernel and returns ours, with the same arguments. Torch's keeps the GIL while it runs."""
     reason: str
     """In one sentence: the variation without it, and the rule of our kernel."""
     device: str = "CPU"
-    """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own, and is the CPU's in inference mode."""
+    """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others.
+
+    That has a gradient of its own, and is the CPU's in inference mode.
+    """
     only_threads: bool = False
-    """Torch's kernel is equal from run to run, but not over thread counts: not installed for equal runs alone."""
+    """Torch's kernel repeats from run to run, not over thread counts: not installed for equal runs alone."""
     serial: bool = False
     """Ours runs the whole op on one thread."""
     verified: str = "CPU"
-    """The device on which it was equal: empty for a CUDA formulation that no GPU has run, which is not installed."""
+    """The device on which it was equal; empty for a CUDA formulation that no GPU ran: it is not installed."""
 
 
 def replacements(
@@ -52,8 +56,29 @@ def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
     return make
 
 
+def or_torchs(compute: Callable[..., Any], out: tuple[str, ...] = ("out",)) -> Callable[[Kernel], Kernel]:
+    """Returns a `Replacement.make`: `compute` with the op's arguments, or torch's kernel where that is None.
+
+    `compute` gets the arguments named in `out`, too, if the overload has them; its results are written there.
+    """
+
+    def make(kernel: Kernel) -> Kernel:
+        def op(*args: Any, **kwargs: Any) -> Any:
+            result = compute(*args, **kwargs)
+            if result is None:
+                return kernel(*args, **kwargs)
+            targets = [kwargs[name] for name in out if name in kwargs]
+            if not targets:
+                return result
+            return into(targets[0], result) if len(out) == 1 else tuple(map(into, targets, result))
+
+        return op
+
+    return make
+
+
 class NotCoveredError(Exception):
-    """Arguments that our kernel of an op does not take; it raises before it writes, and the mode decides what follows.
+    """Arguments that our kernel of an op does not take, raised before it writes; the mode says what follows.
 
     Attributes:
         op: the overload's full name.

@@ -1,7 +1,7 @@
 """The names and schemas of the reviewed overloads alone, read in some milliseconds.
 
-The switch reads nothing else of the table: a kernel of ours is for the schema it was written for, and the determinism
-of an overload that was not reviewed is unknown.
+The switch reads nothing else of the table: a kernel of ours is for the schema it was written for, and the
+determinism of an overload that was not reviewed is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.determinism._replacement import Replacement
 from samebits.determinism._warn_once import warn_once
 
 FILES = tuple(Path(__file__).parent / "table" / name for name in ("snapshot.csv", "versions.csv"))
-"""The table of the pinned version, and the differences of other versions; both begin their lines with name and schema."""
+"""The pinned version's table, and other versions' differences; lines begin with name and schema."""
 
 _EXPLICIT = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
@@ -32,7 +32,7 @@ def schema_digest(schema: str) -> str:
 
 @cache
 def schemas() -> Mapping[str, set[str]]:
-    """Returns the reviewed schemas (their digests) of each overload, by name without `aten::`, over all reviewed versions."""
+    """Returns the digests of each overload's reviewed schemas in all versions, by name without `aten::`."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in FILES:
         for line in file.read_text(encoding="ascii").splitlines()[2:]:  # after the version and the header
@@ -83,9 +83,10 @@ def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
     if misfits:
         text = (
             f"torch {torch.__version__} has other ops than the versions that samebits was tested with "
-            f"({', '.join(TESTED_TORCH)}), so these of its kernels are not installed: {', '.join(dict.fromkeys(misfits))}. "
-            "Bits that follow from one of these ops may vary: run `samebits verify` on your script, or install a tested "
-            "version. `samebits ops` lists what was not reviewed."
+            f"({', '.join(TESTED_TORCH)}), so these of its kernels are not installed: "
+            f"{', '.join(dict.fromkeys(misfits))}. Bits that follow from one of these ops may vary: run "
+            "`samebits verify` on your script, or install a tested version. `samebits ops` lists what was "
+            "not reviewed."
         )
         warn_once(text, text, UntestedVersionWarning)
     return found
@@ -101,7 +102,7 @@ def misfit_reason(one: Replacement) -> str:
         return _GONE
     if schema not in schemas().get(one.op.removeprefix("aten::"), ()):
         return "another schema"
-    # In front of an op that torch composes of others, it would take away that op's gradient, unless it stands before autograd.
+    # In front of an op that torch composes, ours must stand before autograd, or the gradient is lost.
     keeps_gradient = one.device.startswith("Autograd")
     known = keeps_gradient or any(has_kernel(one.op, key) for key in (one.device, *_EXPLICIT))
     return "" if known else "no kernel of its own"

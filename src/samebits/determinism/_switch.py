@@ -1,4 +1,4 @@
-"""The switch: `enable_op_determinism` sets torch's flags and our overrides, and restores exactly the state before.
+"""The switch: `enable_op_determinism` sets torch's flags and our overrides, and restores the state before.
 
 After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 """
@@ -84,7 +84,7 @@ def _explain(call: WrongCall) -> str:
 
 
 class _Switch:
-    """On with some settings, or off; a change undoes everything first, and an error on the way restores the state before."""
+    """On with some settings, or off; a change undoes everything first; an error restores the state before."""
 
     def __init__(self) -> None:
         self.guard = SeedGuard()
@@ -169,18 +169,20 @@ def enable_op_determinism(
 ) -> OpDeterminism:
     """Makes torch's ops reproducible, or raises where they cannot be; `False` restores the state before.
 
-    Takes effect at once; earlier calls are not judged. As a context manager (`with enable_op_determinism():`) it is
-    undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets: deterministic
-    algorithms (strict; memory that nobody wrote is filled, as torch does), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic mode,
-    kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a default
-    generator. Turning it off leaves no trace.
+    Takes effect at once; earlier calls are not judged. As a context manager (`with enable_op_determinism():`)
+    it is undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets:
+    deterministic algorithms (strict; memory that nobody wrote is filled, as torch does), cuDNN deterministic
+    and without benchmark, the cuBLAS workspace, Inductor's deterministic mode, kernels of our own where
+    torch's vary (`samebits ops`), and a guard in front of every op that draws from a default generator.
+    Turning it off leaves no trace.
 
-    Asynchronous training, whose updates arrive in no fixed order, raises `UnimplementedError` when it is set up:
-    `torch.distributed.rpc`, `DistributedOptimizer`, parameters in memory that processes share (Hogwild). Two threads that
-    train the same parameters are warned of. A torch loader with `in_order=False` keeps the order, with a warning.
+    Asynchronous training, whose updates arrive in no fixed order, raises `UnimplementedError` when it is set
+    up: `torch.distributed.rpc`, `DistributedOptimizer`, parameters in memory that processes share (Hogwild).
+    Two threads that train the same parameters are warned of. A torch loader with `in_order=False` keeps the
+    order, with a warning.
 
-    Seeds are not set: call `samebits.set_random_seed` as well. A draw without a seed raises `UnseededError`, from
-    torch's, NumPy's or Python's generators; earlier draws are a warning (`UnseededWarning`).
+    Seeds are not set: call `samebits.set_random_seed` as well. A draw without a seed raises `UnseededError`,
+    from torch's, NumPy's or Python's generators; earlier draws are a warning (`UnseededWarning`).
 
     Args:
         enabled: on or off.
@@ -191,7 +193,9 @@ def enable_op_determinism(
             "machines": on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch that a row
             is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile,
             TorchScript and complex numbers (docs/machine-invariance.md).
-        on_unimplemented: the effect of an op without a deterministic implementation: "raise" `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record have the setting.
+        on_unimplemented: the effect of an op without a deterministic implementation: "raise"
+            `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record
+            have the setting.
 
     Raises:
         ConflictError: environment variables contradict the switch, or the call takes back what `samebits run
@@ -228,7 +232,7 @@ def enable_op_determinism(
 
 
 class WeakerThanAskedError(ConflictError):
-    """A program takes back what the command that started it promised; `samebits run` ends with its one line."""
+    """A program takes back what the command that started it promised; `samebits run` ends with its line."""
 
 
 def _refuse_less(settings: OpDeterminismSettings | None) -> None:
@@ -282,7 +286,7 @@ def _set_flags() -> Iterator[None]:
 
 @contextmanager
 def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
-    """Installs our kernels, and in front of those that torch refuses, or that the mode does not cover, errors with the cure."""
+    """Installs our kernels, and errors with the cure for ops that torch or the mode refuses."""
     overrides = KernelOverrides()
     warn = settings.on_unimplemented == "warn"
     policy = _policy(settings)
@@ -301,7 +305,7 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
 
 
 def _policy(settings: OpDeterminismSettings) -> ModuleType | None:
-    """Returns the module that says what follows where none of our kernels computes: errors, or torch's on one thread."""
+    """Returns the module for what none of our kernels computes: errors, or torch on one thread."""
     if settings.across == "machines":
         return _ops.refusal
     return _ops.one_thread if settings.across == "threads" else None

@@ -1,4 +1,4 @@
-"""The CUDA formulations that a GPU has run, from their data file: all others are not used. Reading it loads none of them."""
+"""The CUDA formulations that a GPU has run, from their data file; others are not used. Loads no code."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def verification_text(op: str, entries: Iterable[GpuVerification]) -> str:
 def record(
     new: Iterable[GpuVerification], file: Path = FILE, *, failed: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Writes the new entries into the file, in place of older ones for the same overload and GPU; comments stay.
+    """Writes the new entries into the file, in place of older ones of the same overload and GPU.
 
-    Older entries of (overload, GPU) in `failed` are removed.
+    Comments stay. Older entries of (overload, GPU) in `failed` are removed.
     """
     entries = {(e.op, e.gpu): e for e in [*read(file), *new]}
     for key in failed:

@@ -9,7 +9,7 @@ from samebits._inspect import user_code
 
 
 def warn_once(subject: str, text: str | Callable[[], str], category: type[Warning]) -> None:
-    """Shows `text` at the first call for this subject; Python's own "once" depends on filters and call places.
+    """Shows `text` at the first call for a subject; Python's "once" depends on filters and call places.
 
     Args:
         subject: of the warning.
@@ -23,5 +23,5 @@ def warn_once(subject: str, text: str | Callable[[], str], category: type[Warnin
 
 
 def notices() -> tuple[str, ...]:
-    """Returns the warnings of op determinism in this process: the exceptions of the promise. A record shows them."""
+    """Returns this process's warnings of op determinism: exceptions of the promise, which a record shows."""
     return tuple(process.notices.values())

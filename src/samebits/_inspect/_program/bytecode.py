@@ -1,4 +1,4 @@
-"""The instructions of code objects (CPython 3.11 to 3.14), names in them, and the use of values on the stack."""
+"""The instructions of code objects (CPython 3.11 to 3.14), their names, and the use of stack values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def successors(item: dis.Instruction, position: int, number: dict[int, int]) -> 
 
 
 def handlers(code: CodeType, offset: int) -> Iterator[tuple[range, int]]:
-    """Yields the exception handlers of `code` that are not around `offset`: the offsets that each protects, and its offset."""
+    """Yields the exception handlers not around `offset`: the offsets that each protects, and its own."""
     entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     outside = {entry.target for entry in entries if entry.start <= offset < entry.end}
     return ((range(entry.start, entry.end), entry.target) for entry in entries if entry.target not in outside)
@@ -62,7 +62,7 @@ def whole(code: CodeType) -> Iterator[CodeType]:
 
 
 def names(code: CodeType) -> Iterator[str]:
-    """Yields the names of outer variables and of attributes that a function, or one inside it, may look up."""
+    """Yields names of outer variables and attributes that a function, or one inside it, may look up."""
     return (name for one in whole(code) for name in one.co_names)
 
 
@@ -88,19 +88,19 @@ def globals_written(code: CodeType) -> frozenset[str]:
 
 @functools.cache
 def end_of_for(code: CodeType, offset: int) -> int | None:
-    """Returns the offset at which the `for` statement at `offset` ends when it is exhausted; None for another instruction."""
+    """Returns the offset where the `for` statement at `offset` ends; None for another instruction."""
     return next((i.argval for i in instructions(code) if i.offset == offset and i.opname == "FOR_ITER"), None)
 
 
 def stored_in_for(code: CodeType, offset: int) -> frozenset[str]:
-    """Returns the names that the body of the `for` statement at `offset` assigns; none for another instruction."""
+    """Returns the names that the body of the `for` statement at `offset` assigns; else none."""
     end = end_of_for(code, offset)
     inside = [item for item in instructions(code) if end is not None and offset < item.offset < end]
     return frozenset(name for item in inside for name in stored_names(item))
 
 
 def expression_before(items: Sequence[dis.Instruction], at: int) -> Sequence[dis.Instruction]:
-    """Returns the instructions of the expression whose value the one at `at` takes, by their place in the source."""
+    """Returns the instructions of the expression whose value the one at `at` takes, by source place."""
     whole = _span(items[at - 1])
     begin = at
     while begin > 0 and whole is not None and _is_within(_span(items[begin - 1]), whole):
@@ -120,7 +120,7 @@ def _is_within(span: Any, whole: Any) -> bool:
 
 
 def stored_next(items: Sequence[dis.Instruction], at: int) -> tuple[str, ...]:
-    """Returns the variables to which the value of the instruction at `at` is assigned at once, unpacked or not."""
+    """Returns the variables that get the value of the instruction at `at` at once, unpacked or not."""
     if at + 1 < len(items) and items[at + 1].opname == "UNPACK_SEQUENCE":
         return sum((stored_names(item) for item in items[at + 2 : at + 2 + (items[at + 1].arg or 0)]), ())
     return stored_names(items[at + 1]) if at + 1 < len(items) else ()
@@ -143,7 +143,7 @@ _TAKEN = {
 }  # fmt: skip
 _BUILDS = ("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET", "BUILD_SLICE", "BUILD_STRING", "BUILD_CONST_KEY_MAP")
 _STARTS = {"LOAD": 0, "UNARY": 1, "STORE_FAST": 1, "STORE_NAME": 1, "STORE_GLOBAL": 1, "STORE_DEREF": 1}
-"""The number of values that an instruction takes, by the beginning of its name, unless the table above has it."""
+"""The number of values that an instruction takes, by the beginning of its name, if not in the table."""
 
 
 class Use(NamedTuple):
@@ -165,7 +165,7 @@ class Use(NamedTuple):
 
 
 def use(items: Sequence[dis.Instruction], at: int, above: int = 0) -> Use | None:
-    """Returns the use of the value that the instruction at `at` leaves below `above` others; None if it is not known.
+    """Returns the use of the value that the instruction at `at` leaves below `above` others, or None.
 
     A condition inside the expression ends the search, and so does an unknown instruction.
     """

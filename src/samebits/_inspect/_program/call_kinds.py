@@ -12,11 +12,11 @@ def _words(text: str) -> frozenset[str]:
 
 
 OUTPUT = _words(
-    """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
-    log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
-    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
-    hist imshow bar set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript
-    commit observe inc"""
+    """print pprint info debug warning error critical exception write writelines writerow writerows flush log
+    log_metrics log_metric log_scalar set_postfix set_postfix_str set_description set_description_str
+    add_scalar add_scalars add_text add_histogram add_image add_figure record_metric refresh update_progress
+    advance display echo secho rule plot scatter hist imshow bar set_title title xlabel ylabel savefig savetxt
+    to_csv to_json execute executemany executescript commit observe inc"""
 )
 """Names of functions and methods that bring a value out of the program and change nothing in it."""
 COLLECTS = _words("append appendleft extend insert add update setdefault put push count increment")
@@ -27,8 +27,8 @@ CONTAINERS = _words("list dict set deque defaultdict Counter OrderedDict")
 NUMBERS = _words("float int len str round bool item tolist format")
 """Functions and methods whose results are numbers and texts."""
 ARITHMETIC = _words(
-    """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr reversed round
-    set sorted str sum tuple type zip isinstance hasattr any all Counter deque defaultdict
+    """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr
+    reversed round set sorted str sum tuple type zip isinstance hasattr any all Counter deque defaultdict
     namedtuple DataFrame Series"""
 )
 LIBRARIES = _words(
@@ -36,15 +36,16 @@ LIBRARIES = _words(
 )
 CALCULATE = _words("sklearn scipy math statistics numpy")
 READS = _words(
-    """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy format join
-    split strip lower upper startswith endswith ljust rjust center zfill encode replace round total_seconds strftime isoformat
-    elapsed most_common index norm size numel dim argmax read getvalue rate perf_counter time monotonic now"""
+    """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy
+    format join split strip lower upper startswith endswith ljust rjust center zfill encode replace round
+    total_seconds strftime isoformat elapsed most_common index norm size numel dim argmax read getvalue rate
+    perf_counter time monotonic now"""
 )
 """Methods that return a value and change nothing."""
 QUIET = OUTPUT | READS | COLLECTS | {"reset", "clear", "super"}
 _RANDOM = _words(
-    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli multinomial
-    dropout integers standard_normal gauss rand_like randn_like randint_like"""
+    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli
+    multinomial dropout integers standard_normal gauss rand_like randn_like randint_like"""
 )
 DRAWS = _RANDOM | _words(
     """beta gamma exponential poisson seed manual_seed initial_seed save load copyto put place putmask

@@ -35,7 +35,7 @@ _Action = tuple[str, str]
 
 
 class Liveness:
-    """The variables that a loop carries: asked of an instruction that fetches a batch, for each set of inner loops that run."""
+    """The variables that a loop carries past a fetch of a batch, for each set of inner loops that run."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.code = code
@@ -45,12 +45,13 @@ class Liveness:
         self._carried: dict[frozenset[InnerLoop], _Names] = {}
 
     def carried(self, running: Collection[InnerLoop] = ()) -> _Names:
-        """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, continues with a body.
+        """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, begins a body.
 
-        Returns two groups: those that a following body may read, and those that only the code after the loop reads
-        (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
-        them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
-        computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
+        Returns two groups: those that a following body may read, and those that only the code after the loop
+        reads (which count when the loop ends: until then a body may write them again). Cells count where a
+        closure may read them: captured before the loop, or owned by an outer function. Where a call fetches
+        the batch, what the loop computes before it is computed again by a resumed program; a call in no loop
+        carries nothing but such cells.
 
         Args:
             running: the inner loops that are known to run at least once each time.
@@ -89,7 +90,7 @@ class Liveness:
 
 
 _FOUND: dict[tuple[int, int], Liveness] = {}
-"""By the identity of the code object (kept alive here): hashing it costs more than the walk over the locals."""
+"""By the identity of the code object (kept alive here): hashing it costs more than the search."""
 
 
 def liveness_at(code: CodeType, offset: int) -> Liveness:
@@ -127,11 +128,9 @@ def _following(flow: ControlFlow, running: Iterable[InnerLoop]) -> list[list[int
 
 
 def _actions(items: Sequence[dis.Instruction], code: CodeType) -> list[list[_Action]]:
-    """Returns what each instruction does to variables, from left to right; the own variables of comprehensions do nothing."""
+    """Returns what each instruction does to variables, in order, but for those of comprehensions."""
     found = [_actions_of(item) for item in items]
-    if (
-        not code.co_flags & inspect.CO_OPTIMIZED
-    ):  # in a module such instructions are those of comprehensions only
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module: such instructions are of comprehensions only
         return [[] if "_FAST" in item.opname else actions for item, actions in zip(items, found, strict=True)]
     for position, item in enumerate(items):
         names = saved_names(items, position) if item.opname == "FOR_ITER" else []
@@ -143,7 +142,7 @@ def _actions(items: Sequence[dis.Instruction], code: CodeType) -> list[list[_Act
 def _leave_out(
     found: list[list[_Action]], items: Sequence[dis.Instruction], position: int, names: list[str]
 ) -> None:
-    """Removes the actions on a comprehension's own variables, up to those that put their old values back after it."""
+    """Removes the actions on a comprehension's own variables, until their old values are put back."""
     end = next(number for number, item in enumerate(items) if item.offset == items[position].argval)
     first = max(at for at in range(position) if items[at].opname == "GET_ITER")
     for number in range(first, end):
@@ -182,20 +181,19 @@ def names_read(code: CodeType) -> frozenset[str]:
 
 
 def _fetched_before(items: Sequence[dis.Instruction], head: int, top: int) -> frozenset[str]:
-    """Returns the variables that the call at `head` assigns and that such a call before the loop assigns, too.
+    """Returns the variables that the call at `head` assigns, as such a call before the loop does.
 
-    `item = next(steps)` stands before the loop and at the end of its body: a resumed program fetches the item again.
+    `item = next(steps)` stands before the loop and at its end: a resumed program fetches the item again.
     """
     names = bytecode.stored_next(items, head)
     if not names or items[head].opname == "FOR_ITER":
         return frozenset()
     called = _loaded_for(items, head)
     before = (at for at in range(top) if items[at].opname == items[head].opname)
-    return (
-        frozenset(names)
-        if any(bytecode.stored_next(items, at) == names and _loaded_for(items, at) == called for at in before)
-        else frozenset()
+    fetched = any(
+        bytecode.stored_next(items, at) == names and _loaded_for(items, at) == called for at in before
     )
+    return frozenset(names if fetched else ())
 
 
 def _loaded_for(items: Sequence[dis.Instruction], call: int) -> list[str]:
@@ -243,8 +241,8 @@ def take(
     """Returns the components that the loop in `frame` holds. Bounded; never raises for a user's object.
 
     `scalars`: live locals that are plain values; liveness alone proves that a following body reads them.
-    `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader` (only the
-    iterator holds it, whether or not a variable still names it).
+    `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader`
+    (only the iterator holds it, whether or not a variable still names it).
     `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
     """
     carried, after_loop = ({}, {}) if frame is None else of_frames(frame)
@@ -274,7 +272,7 @@ def name_of(loader: Any, frames: list[types.FrameType]) -> str:
 
 
 def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
-    """Returns the user's frames from the one that fetches a batch up to that of the loop that repeats the fetch.
+    """Returns the user's frames from the one that fetches a batch up to that of the loop around it.
 
     A loop in a user's generator also has the frame of its consumer, which carries locals, too.
     """
@@ -292,7 +290,7 @@ def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
-    """Returns the code and the offset of the frames from the one that fetches a batch up to the innermost loop."""
+    """Returns code and offset of the frames from the one that fetches a batch to the innermost loop."""
     places = []
     for one in loop_frames(frame):
         places.append((one.f_code, one.f_lasti))
@@ -326,9 +324,9 @@ def _carried_in_frame(frame: types.FrameType) -> tuple[tuple[str, ...], tuple[st
 
 
 def carried_if_an_inner_loop_is_empty(frame: types.FrameType | None) -> frozenset[str]:
-    """Returns the names in the first group of `of_frames` that a following body reads only if a loop inside it runs no time.
+    """Returns the names of `of_frames`' first group that a body reads only if an inner loop runs no time.
 
-    For example `loss` in `for micro_step in range(n): loss = ...`, read after it, where `n` changes from step to step.
+    For example `loss` after `for micro_step in range(n): loss = ...`, where `n` changes between steps.
     """
     names: set[str] = set()
     for one in loop_frames(frame):
@@ -359,7 +357,7 @@ def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
 
 
 def release_locals(frames: list[types.FrameType]) -> None:
-    """Empties the dicts that `f_locals` left in frames of functions: before Python 3.13 they keep this step's tensors alive.
+    """Empties the dicts of frames' `f_locals`: before Python 3.13 they keep this step's tensors alive.
 
     A dict that is referenced elsewhere (`locals()`, a debugger) is not changed.
     """

@@ -16,7 +16,7 @@ UNKNOWN: Any = object()
 """Marks a value that the bytecode does not give away."""
 
 _COUNTERS = {"number", "epoch"}
-"""The attributes of a step that `run.steps` counts: they never fall, and a resumed run continues the count."""
+"""Attributes of a step that `run.steps` counts: they never fall, also over a resume."""
 
 
 def asks_for_a_kind(items: Sequence[dis.Instruction], at: int) -> bool:
@@ -25,7 +25,7 @@ def asks_for_a_kind(items: Sequence[dis.Instruction], at: int) -> bool:
 
 
 def holds_from_a_step_on(items: Sequence[dis.Instruction], at: int, steps: Collection[str]) -> bool:
-    """Returns True if the jump at `at` skips the code after it unless `step.number >= n`: `step` in `steps`, `n` a constant."""
+    """Returns True if the jump at `at` skips code unless `step.number >= n`, with a constant n."""
     if at < 4 or not (items[at].opname.startswith("POP_JUMP") and items[at].opname.endswith("IF_FALSE")):
         return False
     _, counter, bound, compared = items[at - 4 : at]
@@ -39,12 +39,12 @@ def holds_from_a_step_on(items: Sequence[dis.Instruction], at: int, steps: Colle
 
 
 def is_of_step(items: Sequence[dis.Instruction], at: int, steps: Collection[str]) -> bool:
-    """Returns True if the instruction at `at` loads an attribute of the loop's step: nobody can write those."""
+    """Returns True if the instruction at `at` loads an attribute of the loop's step, which none can write."""
     return at > 0 and items[at].opname == "LOAD_ATTR" and items[at - 1].argval in steps
 
 
 def takes_jump(items: Sequence[dis.Instruction], at: int) -> bool | None:
-    """Returns True or False if the condition of the jump at `at` is a variable that was just given a constant; else None.
+    """Returns the truth of the jump's condition if it is a variable just given a constant; else None.
 
     For example the first test of `done = False; while not done: ...`. Between the two no other code joins.
     """
@@ -67,7 +67,7 @@ def _loads_variable(item: dis.Instruction) -> bool:
 
 
 def _constant_of(items: Sequence[dis.Instruction], at: int) -> Any:
-    """Returns the constant that the variable read at `at` has by the straight line of code before; else `UNKNOWN`."""
+    """Returns the constant that the code before gave to the variable read at `at`; else `UNKNOWN`."""
     name = items[at].argval
     ends = ("RETURN", "RAISE", "RERAISE", "JUMP", "DELETE")
     if "FAST" not in items[at].opname:  # a called function may assign the variable, too
@@ -83,7 +83,7 @@ def _constant_of(items: Sequence[dis.Instruction], at: int) -> Any:
 
 
 def _stored_constant(items: Sequence[dis.Instruction], at: int, depth: int) -> Any:
-    """Returns the constant that the instruction at `at` finds below `depth` others on the stack; else `UNKNOWN`."""
+    """Returns the constant that the instruction at `at` finds below `depth` others, else `UNKNOWN`."""
     while at > 0 and not items[at].is_jump_target:
         at -= 1
         item = items[at]
@@ -104,7 +104,7 @@ def _stored_constant(items: Sequence[dis.Instruction], at: int, depth: int) -> A
 
 
 def stored_at_head(items: Sequence[dis.Instruction], head: int, names: Collection[str]) -> frozenset[str]:
-    """Returns those of the names that the head of a loop stores, as its targets, and that nothing else stores."""
+    """Returns those of the names that the head of a loop stores as its targets, and nothing else stores."""
     stores = [
         (number, name) for number, item in enumerate(items) for name in stored_names(item) if name in names
     ]
@@ -117,7 +117,7 @@ Edge = tuple[int, int]
 
 
 class Ring(NamedTuple):
-    """A loop: its first instruction, the start of its next iteration, and its exits (and those of the loops around it)."""
+    """A loop: its first instruction, its next iteration's start, its exits and those of loops around it."""
 
     top: int
     begins: int
@@ -125,7 +125,7 @@ class Ring(NamedTuple):
 
 
 class ControlFlow:
-    """The instructions of `code`, by number; `head` is the one at `offset`. Handlers around it are outside of an iteration."""
+    """The instructions of `code`, by number; `head` is that at `offset`; handlers around it are outside."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.instructions = instructions(code)
@@ -134,7 +134,7 @@ class ControlFlow:
         self.cells = frozenset(code.co_freevars)
         """Variables of an outer function."""
         self.handlers = _handlers(code, starts, offset)
-        """Instruction number to the number of its exception handler, for handlers inside one iteration only."""
+        """Instruction number to that of its exception handler, for handlers inside one iteration."""
         number = {start: position for position, start in enumerate(starts)}
         self.following = [
             _possible(self.instructions, position, successors(item, position, number))
@@ -143,9 +143,7 @@ class ControlFlow:
         self.ring = self._find_ring()
 
     def _find_ring(self) -> Ring | None:
-        """Returns the loop around the head: the `for` statement whose FOR_ITER it is, or the innermost one that returns
-        to it.
-        """
+        """Returns the loop around the head: its own FOR_ITER's, or the innermost that returns to it."""
         if self.instructions[self.head].opname == "FOR_ITER":
             exits = [(self.head, after) for after in self.following[self.head] if after != self.head + 1]
             return Ring(self.head, self.head + 1, frozenset(exits))
@@ -157,13 +155,13 @@ class ControlFlow:
         inside = self.cycle(self.head)
         exits = [(one, after) for one in inside for after in self._next(one) if after not in inside]
         top = max(after for one in inside for after in self._next(one) if self._closes(one, after))
-        # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins after it
+        # `while next(...):` has the call before the loop and at its end; there the next body begins after it
         calls = {self.head, *self.twins(self.head)}
         begins = top if top in self._reachable([0], calls) else self.head + 1
         return Ring(min(top, self.head), begins, frozenset(exits))
 
     def twins(self, position: int) -> list[int]:
-        """Returns the other copies of an instruction: the condition of a `while` stands before the loop and at its end."""
+        """Returns an instruction's copies: a `while`'s condition stands before the loop and at its end."""
         one = self.instructions[position]
         return [
             other
@@ -172,7 +170,7 @@ class ControlFlow:
         ]
 
     def cycle(self, position: int, without: Collection[int] = ()) -> set[int]:
-        """Returns the instructions of the loops around an instruction, if nothing passes those in `without`."""
+        """Returns the instructions of the loops around one, if nothing passes those in `without`."""
         ahead = self._reachable(self._next(position), without)
         if position not in ahead:
             return set()
@@ -209,8 +207,7 @@ class ControlFlow:
 
 
 def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
-    """Returns True if the program is no longer in the body of the `for` statement at `offset`, as far as it can be
-    known.
+    """Returns True if the program has left the body of the `for` statement at `offset`, as far as is known.
 
     Args:
         identity: of the frame (`id`) in which the statement was.
@@ -235,7 +232,7 @@ def _possible(items: Sequence[dis.Instruction], position: int, after: list[int])
 
 
 def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
-    """Returns True if the jump is taken only when a `with` block swallowed an exception: rare, so it is left out."""
+    """Returns True if the jump is taken only when a `with` block swallowed an exception, which is rare."""
     if "JUMP" not in items[position].opname or "IF_TRUE" not in items[position].opname:
         return False
     return any(item.opname == "WITH_EXCEPT_START" for item in items[max(0, position - 2) : position])

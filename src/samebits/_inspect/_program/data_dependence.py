@@ -1,7 +1,8 @@
-"""Values that a program makes once, from data or random numbers: `if self.mean is None: self.mean = x.mean(0)`.
+"""Values made once, from data or random numbers: `if self.mean is None: self.mean = x.mean(0)`.
 
-A resumed program makes such a value anew, from another batch. One that is made of shapes and constants alone (a mask, a
-table of positions) is the same each time. The search reads the syntax trees of the user's files, so it needs their source.
+A resumed program makes such a value anew, from another batch. One that is made of shapes and constants alone
+(a mask, a table of positions) is the same each time. The search reads the syntax trees of the user's files,
+so it needs their source.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class DataDependence:
         codes: of the user's functions.
 
     Example:
-        The mask of a transformer, `self.mask = torch.ones(x.shape[1], x.shape[1]).triu()`, does not depend on data;
-        the first batch's mean, `self.mean = x.mean(0)`, does.
+        The mask of a transformer, `self.mask = torch.ones(x.shape[1], x.shape[1]).triu()`, does not depend
+        on data; the first batch's mean, `self.mean = x.mean(0)`, does.
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
@@ -32,7 +33,7 @@ class DataDependence:
         self._known: dict[tuple[int, str], bool] = {}
 
     def attribute(self, name: str) -> bool:
-        """Returns True if an attribute of this name is set from data or random numbers, outside of `__init__`."""
+        """Returns True if such an attribute is set from data or random numbers, outside of `__init__`."""
         return any(
             isinstance(target, ast.Attribute)
             and target.attr == name

@@ -30,7 +30,7 @@ from samebits._inspect._program.control_flow import UNKNOWN, ControlFlow, Edge
 
 
 class InnerLoop(NamedTuple):
-    """A loop of a body: a `for` statement with its FOR_ITER at `at`, or a `while` statement (`at` is None)."""
+    """A loop of a body: a `for` statement with its FOR_ITER at `at`, or a `while` (`at` is None)."""
 
     at: int | None
     skips: frozenset[Edge]
@@ -40,7 +40,7 @@ class InnerLoop(NamedTuple):
 
 
 def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
-    """Returns the loops that the flow's head is not in. Comprehensions that are part of the code (3.12) are no loops here."""
+    """Returns the loops that the flow's head is not in; no comprehensions inside the code (3.12)."""
     found = []
     for at, item in enumerate(flow.instructions):
         if item.opname == "FOR_ITER" and at != flow.head and not saved_names(flow.instructions, at):
@@ -57,7 +57,7 @@ def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
 
 
 def _while_loops(flow: ControlFlow) -> list[InnerLoop]:
-    """Returns one entry for each condition of a `while` statement, which stands twice: before the loop, and at its end."""
+    """Returns one entry per condition of a `while`, which stands before the loop and at its end."""
     conditions = [at for at, item in enumerate(flow.instructions) if "_IF_" in item.opname]
     entries = {at: twin for at in conditions for twin in flow.twins(at)[-1:] if twin > at}
     outside = {flow.head, *entries}
@@ -72,7 +72,7 @@ def _while_loops(flow: ControlFlow) -> list[InnerLoop]:
 
 
 def saved_names(items: Sequence[dis.Instruction], at: int) -> list[str]:
-    """Returns the variables of the comprehension with its FOR_ITER at `at`, compiled into the function (Python 3.12).
+    """Returns the variables of the comprehension with its FOR_ITER at `at`, if it is in the function (3.12).
 
     Their old values are put back after it. Empty for a `for` statement.
     """
@@ -224,7 +224,7 @@ def _keywords(expression: Sequence[dis.Instruction], call: dis.Instruction) -> t
 
 
 def _writes(items: Sequence[dis.Instruction], code: CodeType) -> tuple[frozenset[str], bool]:
-    """Returns the attributes that a loop, or a function inside of `code`, sets; True if it may take items out of a container."""
+    """Returns attributes that a loop, or a function in `code`, sets; True if it may remove items."""
     parts = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
     everything = [*items, *(item for one in parts for item in bytecode.instructions(one))]
     deletes = any(item.opname in {"DELETE_SUBSCR", "STORE_SLICE"} for item in everything)

@@ -1,9 +1,9 @@
 """Values that flow only into output: a print, a log, a file of figures, a progress bar.
 
-A resumed program prints other figures then, and ends with the same weights. The search reads the syntax trees of the
-user's files, so it needs their source, and follows names: from a variable to each expression that reads it, to the
-variables that get the result, and so on. What it does not know counts as training: a condition around anything but
-output, a call that is no output and no arithmetic, an argument of an optimizer.
+A resumed program prints other figures then, and ends with the same weights. The search reads the syntax trees
+of the user's files, so it needs their source, and follows names: from a variable to each expression that
+reads it, to the variables that get the result, and so on. What it does not know counts as training: a
+condition around anything but output, a call that is no output and no arithmetic, an argument of an optimizer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OutputFlow:
 
     Args:
         codes: of the user's functions, the one with the loop among them.
-        committed: names of what a commit holds or drives (the model, the optimizer, the run): passing a value to them,
+        committed: names of what a commit holds or drives (model, optimizer, run): passing a value to them,
             or them to an unknown function, is training.
     """
 
@@ -96,13 +96,12 @@ class OutputFlow:
             and last_name(one) in REFLECTS
             and getattr(self._sources.scope_around(one), "name", "")
             not in {"__str__", "__repr__", "__format__"}
-            for tree in self._sources.trees
-            for one in ast.walk(tree)
+            for one in self._sources.nodes
         )
         return bool(self._sources.trees) and not reflects and self._attribute(name, 0)
 
     def _ask(self, scope: Scope | None, name: str) -> None:
-        """Begins a question. An answer inside a cycle holds for its own question alone, and so does what the root excuses."""
+        """Begins a question. Answers inside a cycle, and what the root excuses, hold for it alone."""
         self._root = scope, name
         self._known.clear()
 
@@ -110,8 +109,7 @@ class OutputFlow:
         """Returns True if a method of the user's class of this name mentions what a commit holds."""
         return any(
             isinstance(node, ast.ClassDef) and node.name == kind and self._mentions_committed(node)
-            for tree in self._sources.trees
-            for node in ast.walk(tree)
+            for node in self._sources.nodes
         )
 
     def _variable(self, scope: Scope, name: str, depth: int) -> bool:
@@ -129,8 +127,7 @@ class OutputFlow:
             self._known[key] = True
             loads = (
                 node
-                for tree in self._sources.trees
-                for node in ast.walk(tree)
+                for node in self._sources.nodes
                 if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
             )
             self._known[key] = depth < _DEPTH and all(
@@ -139,7 +136,7 @@ class OutputFlow:
         return self._known[key]
 
     def _loads(self, scope: Scope, name: str) -> Iterator[tuple[ast.expr, Scope]]:
-        """Yields where the variable is read, in the functions inside the scope, too (where it is not theirs)."""
+        """Yields the reads of a variable, also in functions inside the scope that do not have their own."""
         waiting: list[tuple[ast.AST, Scope]] = [(part, scope) for part in ast.iter_child_nodes(scope)]
         while waiting:
             node, where = waiting.pop()
@@ -218,7 +215,7 @@ class OutputFlow:
         return is_arithmetic(call) or (isinstance(call.func, ast.Name) and call.func.id in self._imported)
 
     def _is_container(self, call: ast.Call, scope: Scope) -> bool:
-        """Returns True if a method is called on a variable that is made as a list, a dict or a set, and nothing else."""
+        """Returns True if a method is called on a variable that is only made as a list, a dict or a set."""
         holder = call.func.value if isinstance(call.func, ast.Attribute) else None
         if not isinstance(holder, ast.Name):
             return False
@@ -237,7 +234,7 @@ class OutputFlow:
         return isinstance(holder, ast.Name) and (scope, holder.id) == self._root
 
     def is_memo(self, code: types.CodeType, name: str) -> bool:
-        """Returns True for a dict that is only filled by `if key not in d: d[key] = f(key)`: another process fills it alike."""
+        """Returns True for a dict that only `if key not in d: d[key] = f(key)` fills: alike everywhere."""
         scope = self._sources.scope_of(code)
         if scope is None:
             return False
@@ -295,10 +292,7 @@ class OutputFlow:
         if "property" in decorated:
             return self._attribute(scope.name, depth + 1)
         calls = [
-            node
-            for tree in self._sources.trees
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and called(node) == scope.name
+            node for node in self._sources.nodes if isinstance(node, ast.Call) and called(node) == scope.name
         ]
         return bool(calls) and all(
             self._is_output(call, self._sources.scope_around(call), depth + 1) for call in calls
@@ -318,7 +312,7 @@ class OutputFlow:
         return self._fill(target, scope, depth)
 
     def _fill(self, holder: ast.expr, scope: Scope, depth: int) -> bool:
-        """Returns True if an object flows only into output that gets the value inside it: `x.n = v`, `x[k] = v`."""
+        """Returns True if an object that gets the value (`x.n = v`, `x[k] = v`) flows only into output."""
         attributes = [one.attr for one in ast.walk(holder) if isinstance(one, ast.Attribute)]
         root = root_of(holder)
         if (
@@ -333,7 +327,7 @@ class OutputFlow:
         return self._variable(scope, root, depth + 1)
 
     def _may_be_committed(self, scope: Scope, name: str, depth: int = 0) -> bool:
-        """Returns True if a variable may be a part of what a commit holds: `for group in optimizer.param_groups`."""
+        """Returns True if a variable may be part of a commit: `for group in optimizer.param_groups`."""
         if name in self._committed or depth > 5:
             return True
         if (scope, name) == self._root:
@@ -352,7 +346,7 @@ class OutputFlow:
         return False
 
     def _only_outputs(self, body: Sequence[ast.stmt], scope: Scope, depth: int) -> bool:
-        """Returns True if statements that run under a condition do nothing but output and arithmetic for it."""
+        """Returns True if statements under a condition do nothing but output and arithmetic for it."""
         return depth < _DEPTH and all(self._statement(one, scope, depth + 1) for one in body)
 
     def _statement(self, node: ast.stmt, scope: Scope, depth: int) -> bool:
@@ -381,7 +375,7 @@ class OutputFlow:
         return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
 
     def _are_quiet(self, call: ast.Call, depth: int) -> bool:
-        """Returns True if the user's functions that are called change only what is theirs, draw nothing and raise nothing.
+        """Returns True if the user's functions called here change only what is theirs; no draws, no errors.
 
         True if there is none: the methods of a package's object.
         """
@@ -410,7 +404,7 @@ class OutputFlow:
         return called(node) in QUIET or self._is_arithmetic(node)
 
     def _given_committed(self, call: ast.Call) -> bool:
-        """Returns True if a call gets an object of the run, or may get a part of one; a number that was made of it is none."""
+        """Returns True if a call gets an object of the run, or perhaps a part; numbers are no parts."""
         if called(call) in KEEPS and not self._sources.functions_of(call):
             return False  # what a container keeps has uses of its own
         given = [one.value if isinstance(one, ast.keyword) else one for one in (*call.args, *call.keywords)]

@@ -48,12 +48,11 @@ _BEFORE = {"environ": "getenv"}
 
 
 class StoredPlace(NamedTuple):
-    """The place that holds a value: an attribute, a global, or the container (by its name) that the value is an item of."""
+    """The place of a value: an attribute, a global, or the container (by name) that has it as an item."""
 
     kind: str
-    """"attr"; "set" (an attribute that each iteration must set); "built" (the same of a module, whose call reads it); "name";
-    "item"; "whole" (everything that an object holds).
-    """
+    """"attr", "set" (one that each iteration must set), "built" (the same of a module, whose call reads it),
+    "name", "item", or "whole" (all that an object holds)."""
     name: str
     key: str | None = None
     """The key of an item, if it is known."""
@@ -125,10 +124,10 @@ class ReadBeforeWrite:
         return any(seen.writes and not seen.passes for _, seen in fetched)
 
     def settled(self, place: StoredPlace) -> bool:
-        """Returns True if each iteration writes the place on every way through it, and nothing reads it before.
+        """Returns True if each iteration writes the place on every way, and nothing reads it before.
 
-        A reader is the user's code, or a call of the module that the place is built into. A resumed program writes
-        again what an iteration writes from some step on (`if step.number >= 500:`).
+        A reader is the user's code, or a call of the module that the place is built into. A resumed program
+        writes again what an iteration writes from some step on (`if step.number >= 500:`).
         """
         code, offset = self._fetching[-1]
         seen = self._search(code, place, offset, once=self._count_stores(place) == 1)
@@ -158,9 +157,9 @@ class ReadBeforeWrite:
     def _search(
         self, code: CodeType, place: StoredPlace, offset: int | None, *, once: bool = False
     ) -> _Access:
-        """Searches the code from the loop's head, or from its beginning; for a "set" place, or an item of a
-        known key, an inner `for` runs at least once.
+        """Searches the code from the loop's head, or from its beginning.
 
+        For a "set" place, or an item of a known key, an inner `for` runs at least once.
         `once`: only one instruction of the program stores to the place.
         """
         items = instructions(code)
@@ -183,11 +182,9 @@ class ReadBeforeWrite:
             following = successors(items[at], at, number)
             if once and holds_from_a_step_on(items, at, self._steps):
                 following = [at + 1]
-            waiting += (
-                _successors_once(following, items, at, head, number)
-                if place.key or place.kind in _SET
-                else following
-            )
+            if place.key or place.kind in _SET:
+                following = _successors_once(following, items, at, head, number)
+            waiting += following
         return _Access(reads, writes, passes or not writes)
 
     def _access_at(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
@@ -213,7 +210,7 @@ class ReadBeforeWrite:
         return self._access_by_calls(names, items, at, place)
 
     def _access_to_contents(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
-        """Returns the effect of a mention of an object on its contents; a reset reads what it loads before it writes."""
+        """Returns the effect of a mention on an object's contents; a reset reads what it loads first."""
         names = items[at].argval
         end = end_of_reset(items, at, int(isinstance(names, tuple) and names[0] == place.name))
         if end is not None:
@@ -252,7 +249,7 @@ class ReadBeforeWrite:
         )
 
     def _may_be_called(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> bool:
-        """Returns True if the module that is loaded may be called: here, or by a function that does not write the place."""
+        """Returns True if the loaded module may be called, here or by a function that leaves the place."""
         taken = use(items, at)
         while taken is not None and items[taken.at].opname in {"BINARY_SUBSCR", "BINARY_OP"}:
             taken = use(items, taken.at)
@@ -272,7 +269,7 @@ def _number_at(items: Sequence[dis.Instruction], offset: int) -> int:
 
 
 def _access_of_hooks(hooks: list[_Access]) -> _Access:
-    """Combines hooks, which run in the order of the modules: if one of them only writes, the others read after it."""
+    """Combines hooks, which run in module order: after one that only writes, the others read."""
     writes = any(one.writes and not one.reads for one in hooks)
     passes = all(one.passes or not one.writes for one in hooks)
     return _Access(
@@ -283,7 +280,7 @@ def _access_of_hooks(hooks: list[_Access]) -> _Access:
 def _successors_once(
     following: list[int], items: Sequence[dis.Instruction], at: int, head: int, number: dict[int, int]
 ) -> list[int]:
-    """Returns the successors if each inner `for` statement runs its body once and each `isinstance` or `hasattr` is true.
+    """Returns the successors if inner `for` bodies run once and each `isinstance` or `hasattr` is true.
 
     For example `for layer in model.modules(): if isinstance(layer, nn.Dropout): ...`.
     """
@@ -299,7 +296,7 @@ def _successors_once(
 
 
 def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
-    """Returns the functions that a function registers as hooks of modules, and the functions written inside them."""
+    """Returns the functions that a function registers as module hooks, and the functions inside them."""
     items, found = instructions(code), []
     for at, item in enumerate(items):
         name = str(item.argval)
@@ -307,11 +304,8 @@ def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
         if not item.opname.startswith(ATTRIBUTES) or not registers:
             continue
         for later in items[at + 1 : at + 8]:
-            own = (
-                [later.argval]
-                if isinstance(later.argval, CodeType)
-                else program.functions.get(str(later.argval), [])
-            )
+            is_code = isinstance(later.argval, CodeType)
+            own = [later.argval] if is_code else program.functions.get(str(later.argval), [])
             found += [code for one in own for code in (one, *inner(one))]
     return found
 
@@ -322,11 +316,12 @@ _ARGUMENTS = {
     **dict.fromkeys(("normal_", "uniform_"), (0, 1, 2, 3)),
     "copy_": (1, 2),
 }
-"""Methods of containers, tensors, arrays, generators and context variables that overwrite all that the object holds, with
-their numbers of arguments. `seed()` takes the seed from the machine, so it is none.
+"""Methods that overwrite all that an object (container, tensor, array, generator, context variable) holds.
+
+With their numbers of arguments. `seed()` takes the seed from the machine, so it is none.
 """
 _REWINDS = {"seek": "truncate", "truncate": "seek"}
-"""Methods that together empty a file in memory: `truncate(0)` with `seek(0)`, or `truncate()` after `seek(0)`."""
+"""Methods that together empty a file in memory: `truncate(0)`, `seek(0)`; or `seek(0)`, `truncate()`."""
 _LIBRARIES = {"np", "numpy", "torch"}
 """Libraries whose functions overwrite their argument `out`."""
 _LOADS_NAME = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
@@ -336,7 +331,7 @@ _WHOLE = (None, Ellipsis, slice(None, None, None))
 
 
 def end_of_reset(items: Sequence[dis.Instruction], at: int, above: int = 0) -> int | None:
-    """Returns the number of the instruction that overwrites the object loaded at `at`; None if it is used otherwise.
+    """Returns the number of the instruction that overwrites the object loaded at `at`; else None.
 
     The values loaded in between are read before the object is overwritten.
     """
@@ -373,7 +368,7 @@ def _end_of_method(items: Sequence[dis.Instruction], at: int, attribute: int) ->
 
 
 def _is_emptied(items: Sequence[dis.Instruction], at: int, attribute: int, call: int) -> bool:
-    """Returns True for `x.seek(0)` with `x.truncate()` as the next use of `x`, and for `x.truncate(0)` with `x.seek(0)`."""
+    """Returns True for `x.seek(0); x.truncate()`, or `x.truncate(0); x.seek(0)`, as successive uses."""
     other = _REWINDS[items[attribute].argval]
     if argument_count(items, call) != 1 or items[attribute + 1].argval != 0:
         return False

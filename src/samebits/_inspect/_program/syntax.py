@@ -67,7 +67,7 @@ class Sources:
         return name == "self" or (bool(name) and name == self_of(scope, self.parents.get(scope, scope)))
 
     def functions_of(self, call: ast.Call) -> list[ast.FunctionDef]:
-        """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
+        """Returns the user's functions that a call may call, by name, and by the object's class if known."""
         named = self.functions.get(called(call), [])
         if not named or not isinstance(call.func, ast.Attribute):
             return [one for one in named if not isinstance(self.parents[one], ast.ClassDef)] or named
@@ -75,7 +75,7 @@ class Sources:
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 
     def _classes_of(self, holder: ast.expr, scope: Scope) -> set[str] | None:
-        """Returns the names of the classes that an object may have, with their bases; None where that is not known."""
+        """Returns the names of the classes that an object may have, with their bases; None if not known."""
         if isinstance(holder, ast.Name) and self.is_self(holder.id, scope):
             around: ast.AST = scope
             while not isinstance(around, ast.ClassDef | ast.Module):
@@ -126,7 +126,7 @@ def parameters_of(function: Function) -> set[str]:
 
 
 def self_of(function: ast.AST, around: ast.AST) -> str:
-    """Returns the name by which a method has its object, by custom "self"; empty for other functions. `around`: its parent."""
+    """Returns a method's name for its object ("self"); empty for other functions. `around`: its parent."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(
         around, ast.ClassDef
     ):

@@ -18,13 +18,13 @@ _MAKES = ("__init__", "__new__", "__post_init__")
 
 
 class UserFunctions:
-    """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
+    """The functions of the modules that a loop's module uses, and of its objects' classes.
 
     Functions are found by name alone: `x.update()` may call any user's function called `update`.
 
     Args:
-        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of the
-            user's functions is read from that package's code, too.
+        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of
+            the user's functions is read from that package's code, too.
         driver: the package below it, whose loops call them.
     """
 
@@ -176,12 +176,12 @@ class NameUse:
         return texts.union(*(code.co_names for code in codes))
 
     def draws(self, function: str, draws: frozenset[str]) -> bool:
-        """Returns True if the user's function of this name, or one that it calls, mentions a name of `draws`."""
+        """Returns True if the user's function of this name, or one it calls, mentions a name of `draws`."""
         codes = self._program.functions.get(function, ())
         return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
 
     def timed(self, name: str) -> bool:
-        """Returns True if all that the program assigns to a name, constants aside, comes from a clock on the same line."""
+        """Returns True if all that is assigned to a name is constants, or a clock's on the same line."""
         found = False
         for codes in [[self._code], *self._program.functions.values()]:
             for code in codes:
@@ -192,7 +192,7 @@ class NameUse:
         return found
 
     def memo(self, container: str, draws: frozenset[str], own: list[CodeType]) -> bool:
-        """Returns True if only functions that first check for the key (`if k not in cache:`) and draw nothing before fill a dict.
+        """Returns True if only functions that check for the key first, and draw nothing before, fill a dict.
 
         `own`: the methods of the class that holds the dict; if there are none, every function counts.
         """
@@ -219,7 +219,7 @@ class NameUse:
 
 
 def _position_of_fill(code: CodeType, container: str) -> int | None:
-    """Returns the number of the instruction that loads the container to store an item in it; None if there is none."""
+    """Returns the number of the instruction that loads the container to store an item in it, or None."""
     items = instructions(code)
     for at, item in enumerate(items):
         if item.argval == container and item.opname.startswith("LOAD"):

@@ -1,7 +1,7 @@
 """Executes a script as `python SCRIPT ARGS` would, with a recorder.
 
-`python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]` is one process of `samebits verify`; `execute` is
-the same in this process, for `samebits run`. It moves no generator, seed or thread count.
+`python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]` is one process of `samebits verify`;
+`execute` is the same in this process, for `samebits run`. It moves no generator, seed or thread count.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def execute(script: str | os.PathLike[str], args: Sequence[str], spec: LaunchSpec) -> int:
-    """Runs `script` as `__main__` and returns its exit code; uncaught exceptions are printed as Python prints them.
+    """Runs `script` as `__main__` and returns its exit code; prints uncaught exceptions as Python does.
 
-    A script that is missing, a folder, or no Python is one line on stderr and exit code 2. `sys.argv`, `sys.path`
-    and `__main__` stay the script's afterwards (its exit handlers may need them); everything else is undone.
+    A script that is missing, a folder, or no Python is one line on stderr and exit code 2. `sys.argv`,
+    `sys.path` and `__main__` stay the script's afterwards (its exit handlers may need them); everything else
+    is undone.
     """
     script = os.fspath(script)
     try:

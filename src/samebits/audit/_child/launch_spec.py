@@ -1,4 +1,4 @@
-"""The settings of a launched process: records, variations, kill points. One JSON file from the parent to the child."""
+"""The settings of a launched process (records, variations, kills): one JSON file for the child."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = ("loss", "state")
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """The way in which `samebits.audit._child.launch` runs a script. The defaults record everything and vary nothing."""
+    """One launch of a script (`samebits.audit._child.launch`). The defaults record all and vary nothing."""
 
     record_dir: str | None = None
     """Folder of `record.jsonl`; None records nothing."""
@@ -37,7 +37,7 @@ class LaunchSpec:
     kill: dict[str, Any] | None = None
     """`{"at": one of KILL_POINTS, "step": k}`: the process kills itself there, with SIGKILL.
 
-    In a job of several ranks also `"rank"`, the one that does it, and `"parent"`: True if it kills torchrun, too.
+    In a job of several ranks also `"rank"`, which does it, and `"parent"`: True if it kills torchrun, too.
     """
     num_workers: int | None = None
     threads: int | None = None

@@ -49,12 +49,10 @@ class Killer(Observer, TorchListener):
         self._in_run, self._now = True, None
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """Kills after the body of the step before; one without backward, or that accumulates gradients, ends here at
-        the latest.
-        """
+        """Kills after the step before; one without backward, or that accumulates gradients, ends here."""
         self._body_over = True
         if self._now == step.step - 1:
-            # "validation": this step's evaluations all came before its optimizer step, so none has killed it yet.
+            # "validation": evaluations of this step came before its optimizer step, so none has killed it.
             self._kill_if("after_body", "body", "optimizer", "validation")
         self._now = None
 
@@ -108,7 +106,7 @@ _SHARE, _LONGEST_S = 0.25, 0.005
 
 
 class SlowMachine(Observer, TorchListener):
-    """Sleeps after each step for a quarter of its time, at most 5 ms: code that reads the clock sees another machine."""
+    """Sleeps for a quarter of each step's time, at most 5 ms: the clock runs as on another machine."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -131,7 +129,7 @@ class SlowMachine(Observer, TorchListener):
 
 
 class _Entries:
-    """The entries of one folder in a given order: what `os.scandir` returns (iterator and context manager)."""
+    """The entries of a folder in a given order, as `os.scandir` gives them (iterator, context manager)."""
 
     def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
         self._entries = iter(entries)
@@ -154,7 +152,7 @@ class _Entries:
 
 
 def shuffle(seed: int, items: list[Any], name: Callable[[Any], Any]) -> list[Any]:
-    """Returns `items` in an order that is a function of `seed` and the names. Seeds 2n and 2n+1 give opposite orders."""
+    """Returns `items` in an order from `seed` and their names. Seeds 2n and 2n+1 give opposite orders."""
     items = sorted(items, key=name)
     random.Random(seed // 2).shuffle(items)
     return items[::-1] if seed % 2 else items
@@ -162,7 +160,7 @@ def shuffle(seed: int, items: list[Any], name: Callable[[Any], Any]) -> list[Any
 
 @contextmanager
 def set_listing_order(seed: int) -> Iterator[None]:
-    """Makes `os.listdir` and `os.scandir` (so also `os.walk`, `glob`, `pathlib`) give entries in an order from `seed`.
+    """Makes `os.listdir` and `os.scandir` (so `os.walk`, `glob`, `pathlib`) give an order from `seed`.
 
     POSIX promises no order of a folder's entries, so a program may not depend on one. Importing modules is
     not touched: importlib has its own reference to the system call.
@@ -193,12 +191,12 @@ OWN_LOADERS = " makes loaders of its own: their number of workers was not varied
 
 @contextmanager
 def set_loader_workers(count: int | None, note: Callable[[str], None], counts: list[int]) -> Iterator[None]:
-    """Gives every `torch.utils.data.DataLoader` that the user's code makes `count` workers, subclasses included.
+    """Gives every `torch.utils.data.DataLoader` that the user's code makes `count` workers (subclasses, too).
 
-    None leaves the script's number, which is appended to `counts` in any case. Left alone, and named through `note`:
+    None leaves the script's number, which `counts` gets in any case. Left alone, and named by `note`:
 
-    - a loader over an iterable dataset, which splits its stream by worker itself: another number is another program;
-    - a loader that an installed package makes, for its number is not the user's to choose (Keras makes some in `fit`).
+    - a loader over an iterable dataset, which splits its stream by worker: another number, another program;
+    - a loader that an installed package makes: its number is not the user's (Keras makes some in `fit`).
     """
     construct = DataLoader.__init__
     signature = inspect.signature(construct)
@@ -227,7 +225,7 @@ def set_loader_workers(count: int | None, note: Callable[[str], None], counts: l
 
 
 def _maker_of(loader: Any, frame: FrameType | None) -> str:
-    """Returns the installed package whose code makes `loader`, from a constructor's `frame`; empty: the user's code.
+    """Returns the installed package whose code makes `loader`, by a constructor's frame; empty: the user's.
 
     Constructors of classes derived from torch's do not count, wherever they are defined.
     """

@@ -98,7 +98,7 @@ class ObservedObjects:
         return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
 
     def models(self) -> dict[str, torch.nn.Module]:
-        """Returns modules by the prefix of their names: those given to `Run`, then others that were trained."""
+        """Returns modules by the prefix of their names: those given to `Run`, then others that trained."""
         given = {name: thing for name, thing in self._given.items() if isinstance(thing, torch.nn.Module)}
         owned = {id(parameter) for module in given.values() for parameter in module.parameters()}
         others = [m for m in self._trained if not all(id(parameter) in owned for parameter in m.parameters())]
@@ -107,7 +107,7 @@ class ObservedObjects:
         return _merge(given, others)
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Returns optimizers by the prefix of their names: those given to `Run`, then others that took a step."""
+        """Returns optimizers by the prefix of their names: those given to `Run`, then others that stepped."""
         given = {
             name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
         }
@@ -117,11 +117,12 @@ class ObservedObjects:
         return _merge(given, others)
 
     def replicas(self) -> dict[str, Any]:
-        """Returns the facts that a comparison of the ranks needs: the names of what may differ between two steps.
+        """Returns facts for a comparison of the ranks: the names of what may differ between two steps.
 
-        "overwritten": buffers that DistributedDataParallel overwrites in a forward with those of rank 0. "statistics":
-        of a normalisation, gathered from the rank's batches. "untrained": of modules without a parameter that trains,
-        such as an average that rank 0 alone updates. "sharded": each rank has other parameters' optimizer state.
+        "overwritten": buffers that DistributedDataParallel overwrites in a forward with those of rank 0.
+        "statistics": of a normalisation, gathered from the rank's batches. "untrained": of modules without a
+        parameter that trains, such as an average that rank 0 alone updates. "sharded": each rank has other
+        parameters' optimizer state.
         """
         models, optimizers = self.models(), self.optimizers().values()
         parts = [part for root in [*self._roots, *models.values()] for part in root.modules()]
@@ -186,10 +187,10 @@ def _contains(things: list[Any], thing: Any) -> bool:
 class UpdateDetector:
     """Detects parameters that changed between a gradient and the next forward without an optimizer.
 
-    Only that span is checked, so a change without a gradient (initial weights, copies into a target network) or inside
-    a forward (a BatchNorm's buffers, a moving average) is no update. Where optimizers step after each gradient, only
-    the very first one is hashed for it. At level "loss", where an optimizer's step leaves no hash, the first update
-    after one is reported together with the second.
+    Only that span is checked, so a change without a gradient (initial weights, copies into a target network)
+    or inside a forward (a BatchNorm's buffers, a moving average) is no update. Where optimizers step after
+    each gradient, only the very first one is hashed for it. At level "loss", where an optimizer's step leaves
+    no hash, the first update after one is reported together with the second.
 
     Args:
         parameters: returns all parameters of the trained models as they are now.
@@ -215,7 +216,7 @@ class UpdateDetector:
         return self._hash_next
 
     def optimizer_begins(self) -> None:
-        """Notes that changes are the optimizer's from here to the end of its step (some call the model in between)."""
+        """Notes that changes are the optimizer's until the end of its step (some call the model in it)."""
         self._in_step = True
 
     def optimizer_stepped(self, parameters: Leaves | None) -> None:
@@ -224,7 +225,7 @@ class UpdateDetector:
         self._before = parameters
 
     def has_update(self) -> bool:
-        """Returns True if there was an update since the gradient; called before each forward, and at the end."""
+        """Returns True if there was an update since the gradient; called before forwards, and at the end."""
         if not self._gradient_unused or self._in_step:
             return False
         self._gradient_unused, self._hash_next = False, True

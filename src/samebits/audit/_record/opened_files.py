@@ -1,4 +1,4 @@
-"""Files that a script opens: those that it writes outside of its run directory, and the SHA-256 of those that it reads."""
+"""Files that a script opens: those it writes outside of its run directory, and digests of those it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from samebits._context import cache_root
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = (os.sep + "__pycache__" + os.sep, os.sep + ".cache" + os.sep)
-_SCRATCH = (os.environ.get("TMPDIR", "/tmp"), "/dev", "/proc")  # noqa: S108 (not tempfile: it would settle the folder)
+# not tempfile: it would settle the folder
+_SCRATCH = (os.environ.get("TMPDIR", "/tmp"), "/dev", "/proc")  # noqa: S108
 
 OUTSIDE = "writes outside its run directory: "
 """The beginning of a note of a recorder."""
@@ -50,8 +51,9 @@ def record_opened_files(written: dict[str, None], read: dict[str, None] | None =
     """Adds to `written` and `read`, once each and in order, the files that Python opens while the block runs.
 
     `written` gets real paths; a file that is renamed (written under another name first) has its last name.
-    `read` gets absolute paths. Libraries that open files in C (cv2, HDF5) are not seen, nor are loader workers,
-    which are processes of their own. Python's audit hooks cannot be removed: ours stays and does nothing.
+    `read` gets absolute paths. Libraries that open files in C (cv2, HDF5) are not seen, nor are loader
+    workers, which are processes of their own. Python's audit hooks cannot be removed: ours stays and does
+    nothing.
     """
     if not _hooked:
         sys.addaudithook(_hook)
@@ -66,7 +68,7 @@ def record_opened_files(written: dict[str, None], read: dict[str, None] | None =
 def digests(
     files: Iterable[str], left_out: Iterable[str | os.PathLike[str] | None], start: str
 ) -> dict[str, str]:
-    """Returns the SHA-256 of each file that is the user's; those below the folder `start` by their relative path.
+    """Returns the SHA-256 of each file of the user's, by its path, relative if it is below `start`.
 
     Files of Python, of installed packages and of the system, and those below `left_out`, are not the user's.
     """
@@ -81,11 +83,8 @@ def digests(
         relative = os.path.relpath(path, start)
         size += os.path.getsize(path)
         name = path if relative.startswith("..") else relative
-        found[name] = (
-            _sha256(path)
-            if size <= MOST_BYTES
-            else f"not computed: more than {MOST_BYTES >> 30} GiB are read"
-        )
+        too_large = f"not computed: more than {MOST_BYTES >> 30} GiB are read"
+        found[name] = _sha256(path) if size <= MOST_BYTES else too_large
     return found
 
 
@@ -100,7 +99,7 @@ def _sha256(path: str) -> str:
 def lines_outside(
     files: Iterable[str], allowed: Iterable[str | os.PathLike[str] | None], start: str
 ) -> list[str]:
-    """Returns a line for each of `files` below none of `allowed`; those below the folder `start` by their relative path."""
+    """Returns a line for each of `files` below none of `allowed`, with its path, relative below `start`."""
     roots = tuple(os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH, *_compiled()) if root)
     lines = []
     for full in files:

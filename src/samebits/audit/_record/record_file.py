@@ -58,7 +58,7 @@ class RecordFile:
             os.fsync(self._descriptor)
 
     def write_components(self, line: dict[str, Any], components: dict[str, Leaves]) -> None:
-        """Appends a line with the digest and the leaves of each component; their names only when they changed."""
+        """Appends a line with each component's digest and leaves; their names only when they changed."""
         leaves = {}
         for component, taken in components.items():
             known = self._names.get(component)
@@ -84,7 +84,7 @@ class RecordFile:
 
 
 def folder_of_process(folder: str | os.PathLike[str]) -> Path:
-    """Returns the folder of this process's record: `folder`, or one below it where a launcher has set several ranks."""
+    """Returns the folder of this process's record: `folder`, or one in it if a launcher set several ranks."""
     rank, number = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     several = rank.isdecimal() and number.isdecimal() and int(number) > 1
     return folder_of_rank(folder, int(rank)) if several else Path(folder)
@@ -105,14 +105,8 @@ def start_line(script: str, level: str, every: int) -> dict[str, Any]:
         "level": level,
         "every": every,
         "environment": environment(),
-        "generators": _hex(generators()),
+        "generators": {name: hashed.hex() for name, hashed in generators().by_name().items()},
     }
-
-
-def _hex(taken: Leaves) -> dict[str, str]:
-    """Returns name to hash: the states of the generators before the script began."""
-    digits = taken.hashes.hex()
-    return {name: digits[16 * at : 16 * at + 16] for at, name in enumerate(taken.names)}
 
 
 def _create(folder: Path) -> tuple[Path, int]:
@@ -183,17 +177,16 @@ class Record:
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Returns the record in a file, or in a folder (the records of several processes are merged, later ones win).
+    """Returns the record in a file or folder (records of several processes are merged, later ones win).
 
     Raises:
         RecordError: there is none, or it is not a record of this schema.
     """
-    segments = read_segments(path)
-    return merge_segments(segments)
+    return merge_segments(read_segments(path))
 
 
 def read_ranks(path: str | os.PathLike[str]) -> list[Record]:
-    """Returns the record of each rank of a job, or of the only process. Raises `RecordError`, as `read_record` does."""
+    """Returns the record of each rank of a job, or of the only process. Raises as `read_record` does."""
     ranks = [folder_of_rank(path, 0)]
     while ranks[-1].is_dir():
         ranks.append(folder_of_rank(path, len(ranks)))

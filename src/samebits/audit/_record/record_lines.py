@@ -38,7 +38,7 @@ class ObservedStep:
     """The hashes of the outputs of evaluations."""
 
     def batch(self) -> Leaves:
-        """Returns the inputs of all forwards as one component: those of the second one are numbered after those of the first."""
+        """Returns the inputs of all forwards as one component, the second's numbered after the first's."""
         names: tuple[str, ...] = ()
         for seen in self.inputs:
             prefix = str(len(names)) if names else ""
@@ -47,7 +47,7 @@ class ObservedStep:
 
     def evaluations(self) -> str:
         """Returns one digest of all evaluations."""
-        return digest_of(self.outputs)
+        return of_bytes(*self.outputs)
 
     def join(self, later: ObservedStep) -> None:
         """Adds the observations of `later`: the two were one step, which ends where that one does."""
@@ -56,11 +56,6 @@ class ObservedStep:
         self.inputs += later.inputs
         self.outputs += later.outputs
         self.components = later.components
-
-
-def digest_of(hashes: list[bytes]) -> str:
-    """Returns one digest of hashes in their order."""
-    return of_bytes(*hashes)
 
 
 class LineWriter:
@@ -91,7 +86,7 @@ class LineWriter:
             "lr": self._learning_rates(),
         }
         if early:
-            line["eval"] = digest_of(early)
+            line["eval"] = of_bytes(*early)
         self._file.write_components(line, components)
 
     def step(self, step: ObservedStep, frame: FrameType | None) -> None:
@@ -109,7 +104,7 @@ class LineWriter:
         self._file.write_components(line, step.components)
 
     def forward(self, number: int, inputs: tuple[Any, ...], gave: Leaves, *, evaluates: bool) -> None:
-        """Writes one forward before any training; of one in training mode the model, too: some train without gradients."""
+        """Writes a forward before any training; in training mode with the model, which may train so."""
         components = {"batch": of_nested(inputs), "output": gave} if self._full else {}
         if self._full and not evaluates:
             components["model"] = self._subjects.parameters()
@@ -141,7 +136,7 @@ _MOST = 2000
 
 
 def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
-    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
+    """Returns the values that the loop in `frame` holds, its modules' structure, the process's settings."""
     frames = carried_locals.loop_frames(frame)
     carried, _ = carried_locals.of_frames(frame)
     held = {**carried_locals.script_globals(frame), **carried, **objects}

@@ -1,4 +1,4 @@
-"""The recorder: digests of everything that makes up a training step, taken from outside while a script runs."""
+"""The recorder: digests of everything that makes up a training step, taken from outside the script."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def _note_exceptions(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Recorder(Observer, TorchListener):
-    """Writes one line per step: of a `Run`'s loops; without one per update of the parameters; without that per forward.
+    """Writes a line per step of a `Run`'s loop; without one, per update of the parameters, or per forward.
 
-    An update is an optimizer's step, or a change of the parameters without one between a gradient and the next forward.
-    Where both alternate, they are one step, the optimizer's. Forwards before the first update are no steps.
+    An update is an optimizer's step, or a change of the parameters without one between a gradient and the
+    next forward. Where both alternate, they are one step, the optimizer's. Forwards before the first update
+    are no steps.
 
     Args:
         file: the file of the lines.
@@ -77,7 +78,7 @@ class Recorder(Observer, TorchListener):
         self.loaders: list[int] = []
         """The number of workers that the script gave each loader it made."""
         self._loader_generators: dict[str, str] = {}
-        """Path to the state's hash, of the generators that torch's loaders hold, when the loader was first iterated."""
+        """Path to the state's hash, of the torch loaders' generators when the loader was first iterated."""
         self._full = level == "state"
         self._every = every
         self._stop_after = stop_after_steps
@@ -88,7 +89,7 @@ class Recorder(Observer, TorchListener):
         self._updates = UpdateDetector(self._subjects.parameters)
         self._step: ObservedStep | None = None
         self._held: ObservedStep | None = None
-        """A step that ended without an optimizer's, the first one since: if one follows now, the two are one step."""
+        """A step without an optimizer, the first since one with: an optimizer's next step joins it."""
         self._second_manual_update = False
         """True if a second one followed."""
         self._begun = False
@@ -105,7 +106,7 @@ class Recorder(Observer, TorchListener):
         self._settings: tuple[Any, ...] | None = None
         """The switch and the number of threads in the newest step."""
         self._environment: dict[str, Any] = {}
-        """The fingerprint that goes with them: a switch that is on in a `with` block is off at the script's end."""
+        """The fingerprint of that step: a switch that is on in a `with` block is off at the script's end."""
 
     def note(self, text: str) -> None:
         """Keeps a remark for the last line, once."""
@@ -204,7 +205,7 @@ class Recorder(Observer, TorchListener):
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """Keeps the inputs and outputs of a model: the batch of a plain script, evaluations, the steps of an inference."""
+        """Keeps a model's inputs and outputs: a plain script's batch, evaluations, steps of an inference."""
         self._subjects.add_module(module, trains=not evaluates)
         if not self._trains:
             self._infer(inputs, output, evaluates=evaluates)
@@ -258,7 +259,7 @@ class Recorder(Observer, TorchListener):
         return step.due or (self._held is not None and self._held.due)
 
     def _expect_update(self) -> None:
-        """Notes the generators at a gradient: if no optimizer uses it, this is the last point that is surely inside the step."""
+        """Notes the generators at a gradient: without an optimizer the last point surely inside the step."""
         if (
             self._updates.gradient()
             and self._full
@@ -268,7 +269,7 @@ class Recorder(Observer, TorchListener):
             self._step.components["generators"] = generators()
 
     def _end_manual_update(self) -> None:
-        """Ends an update without an optimizer. The first since an optimizer's step may belong to the next one's."""
+        """Ends an update without an optimizer; the first after an optimizer's may belong to the next's."""
         self._trains = True
         step, self._step = self._open_plain_step(), None
         step.losses = step.losses or step.differentiated
@@ -287,7 +288,7 @@ class Recorder(Observer, TorchListener):
             self._write(held, None)
 
     def _take(self, step: ObservedStep, drawn: Leaves | None = None) -> None:
-        """Takes the state at the end of a plain step, as far as it is recorded; `drawn`: the generators, if taken before."""
+        """Takes the state at the end of a plain step; `drawn`: the generators, if they were taken before."""
         if not self._full or not self._is_recorded(step):
             return
         if step.inputs:
@@ -305,7 +306,7 @@ class Recorder(Observer, TorchListener):
     # Lines.
 
     def finish(self, error: BaseException | None = None) -> str | None:
-        """Writes the last line, after the script's end, and returns the final digest (None: no model was seen)."""
+        """Writes the last line, after the script's end; returns the final digest (None: no model seen)."""
         self._end_plain_steps()
         for text in (*lines_outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
@@ -373,7 +374,7 @@ class Recorder(Observer, TorchListener):
         self._across.add(None if settings is None else settings.across)
 
     def _environment_of_steps(self) -> dict[str, Any]:
-        """Returns the fingerprint of the newest step; as it is now where nothing that counts has changed since."""
+        """Returns the fingerprint of the newest step; the current one if nothing that counts has changed."""
         unchanged = self._settings in (None, (process.op_determinism, torch.get_num_threads()))
         return environment_fingerprint() if unchanged else self._environment
 

@@ -1,8 +1,8 @@
 """Hooks into torch: optimizer steps, backward calls and top-level forwards, without a change to the script.
 
 Measured on a model of 21 modules (one forward 17 us): torch's global forward hook costs 26 us, this wrap of
-`Module.__call__` 4 us; hooks on known roots cost 1.5 us, but the roots of a plain script are not known. Compiled
-code never runs the wrap: while Dynamo traces, it goes straight to torch's own method.
+`Module.__call__` 4 us; hooks on known roots cost 1.5 us, but the roots of a plain script are not known.
+Compiled code never runs the wrap: while Dynamo traces, it goes straight to torch's own method.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class TorchListener:
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """Called when a top-level call of a module that owns tensors returned; `evaluates`: in eval mode, or without
-        grad.
+        """Called when a top-level call of a module that owns tensors returned.
 
-        A call that only computes shapes, on the meta device, does not count.
+        `evaluates`: in eval mode, or without grad. A call that only computes shapes, on the meta device, does
+        not count.
         """
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -116,8 +116,7 @@ def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
 
 @contextmanager
 def _register_with_torchscript(ops: dict[Any, str]) -> Iterator[None]:
-    """Registers wrappers with TorchScript, which knows functions of torch by their identity and compiles the source of
-    others.
+    """Registers wrappers with TorchScript, which knows torch's functions by identity and compiles others.
 
     torch 2.13.0: `torch.jit._builtins`.
     """
@@ -169,7 +168,7 @@ def _owns_tensors(module: torch.nn.Module, losses: dict[type, bool]) -> bool:
 
 
 def _is_meta(output: Any) -> bool:
-    """Returns True if a forward returned a tensor without data, in the output itself or in a list, tuple or mapping of them."""
+    """Returns True if a forward returned a tensor without data, or a list, tuple or mapping that has one."""
     if isinstance(output, torch.Tensor):
         return output.is_meta
     items = output.values() if isinstance(output, Mapping) else output

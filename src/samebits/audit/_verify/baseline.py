@@ -45,7 +45,7 @@ class BaselineComparison:
     baseline: Sequence[Record]
     """The record of each rank; of a single process, one."""
     ignore: tuple[frozenset[str], ...]
-    """Paths of local variables that differ between two equal runs, such as a stopwatch's, or that are printed only."""
+    """Paths of locals that differ between two equal runs, such as a stopwatch's, or are only printed."""
     shadow: Difference | None = None
     """The first difference of two plain runs: a row that differs no earlier has no cause of its own."""
 
@@ -65,7 +65,7 @@ class BaselineComparison:
         )
 
     def row(self, check: Check, outcomes: Sequence[ProcessOutcome]) -> CheckRow:
-        """Returns the row of `check`, whose processes ended with `outcomes` (fewer than planned after a failure)."""
+        """Returns the row of `check` from its processes' `outcomes` (fewer than planned after a failure)."""
         if check.group == "replicas" and not check.does_not_apply:
             return self._replicas(check)
         if not outcomes:
@@ -118,11 +118,6 @@ class BaselineComparison:
         return _when(difference) >= _when(self.shadow)
 
 
-def with_cause(row: CheckRow, difference: Difference) -> CheckRow:
-    """Returns the row of "run again" after another row showed its cause."""
-    return replace(row, difference=difference)
-
-
 def _when(difference: Difference) -> float:
     """Returns a number that orders differences in time: `step` is -1 before the first one."""
     return math.inf if difference.place == "end" else difference.step
@@ -172,8 +167,7 @@ def _proves_nothing(outcomes: Sequence[ProcessOutcome], compared: int) -> str:
 
 
 def facts_of(record: Record, *others: Record) -> BaselineFacts:
-    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, the switch's
-    promise.
+    """Returns steps, ends of epochs, validations in a body, use of `Run`, workers, the switch's promise.
 
     `record` is that of rank 0, `others` those of the other ranks of a job.
     """
@@ -199,12 +193,9 @@ def _unequal_replicas(end: dict[str, Any]) -> str:
     replicas = end.get("replicas", {})
     if not replicas.get("ddp"):
         return "no DistributedDataParallel was called"
-    in_a_step = replicas["sharded"] and not _uses_run(end)
-    return (
-        "ZeroRedundancyOptimizer exchanges parameters after the step of its own optimizer"
-        if in_a_step
-        else ""
-    )
+    if replicas["sharded"] and not _uses_run(end):
+        return "ZeroRedundancyOptimizer exchanges parameters after the step of its own optimizer"
+    return ""
 
 
 def _uses_run(end: dict[str, Any]) -> bool:

@@ -47,13 +47,11 @@ class BaselineFacts:
     other_loaders: str = ""
     """The packages that make loaders of their own."""
     across: Across | None = None
-    """The least that the switch promised in any step: `enable_op_determinism(across=...)`. None: it was off
-    in one.
-    """
+    """The least that the switch promised in any step (`across`). None: it was off in one."""
     ranks: int = 1
     """The number of processes of a job."""
     unequal_replicas: str = ""
-    """The reason why replicas may be unequal after a step; empty: DistributedDataParallel promises that they are equal."""
+    """The reason why replicas may differ after a step; empty: DistributedDataParallel keeps them equal."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class ProcessVariation:
 
 @dataclass(frozen=True)
 class Check:
-    """One row: its processes run one after another in the same run root, and must give the baseline's bits."""
+    """One row: its processes run one after another in one run root, and must give the baseline's bits."""
 
     group: str
     name: str
@@ -116,10 +114,10 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
 
 
 def within(checks: list[Check], seconds: float, each: float, jobs: int) -> tuple[list[Check], list[Check]]:
-    """Returns the checks that fit into `seconds`, where a process takes `each` and `jobs` run at a time, and those left out.
+    """Returns the checks that fit into `seconds`, `jobs` at a time, and the others; a process takes `each`.
 
-    What says least beyond the others goes first: the CPU, busy processes, further numbers of threads and workers, kills
-    after the first one. "run again" always stays.
+    What says least beyond the others goes first: the CPU, busy processes, further numbers of threads and
+    workers, kills after the first one. "run again" always stays.
     """
     kept = list(checks)
 
@@ -148,7 +146,7 @@ def _replicas(facts: BaselineFacts) -> Check:
 
 
 def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
-    """Returns three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
+    """Returns three rows: killed mid-epoch; at an epoch's last step; twice, first in a validation."""
     if not facts.uses_run:
         why = "the script does not use samebits.Run"
     elif facts.steps[-1] == facts.steps[0]:
@@ -161,8 +159,8 @@ def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
 def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
     """Returns a commit strictly inside an epoch, and a kill one to three steps later, in the same epoch.
 
-    In the second half of the run where there is one: state that a resume loses has had time to matter. The commit is at
-    an odd step where it can be: gradients summed over 2, 4 or 8 batches are never empty there.
+    In the second half of the run where there is one: state that a resume loses has had time to matter. The
+    commit is at an odd step where it can be: gradients summed over 2, 4 or 8 batches are never empty there.
     """
     inside = set(facts.steps[1:]) - facts.epoch_firsts
     middle = inside - facts.epoch_lasts
@@ -202,7 +200,7 @@ def _epoch_end(facts: BaselineFacts, draw: random.Random) -> Check:
 
 
 def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
-    """Returns a kill in a validation (or an optimizer step), and a later one between a save's tensors and its manifest."""
+    """Returns a kill in a validation (or optimizer step), and one between a save's tensors and manifest."""
     first, end = facts.steps[1], facts.steps[-1] + 1
     validations = [step for step in facts.validations if step >= first]
     early = validations[:-1] or validations
@@ -236,11 +234,9 @@ def _sigkill(facts: BaselineFacts, kill: Kill) -> str:
 def _workers(facts: BaselineFacts, number: int) -> Check:
     name = f"{number} loader worker{'' if number == 1 else 's'}"
     if facts.loaders == []:
-        why = (
-            f"{facts.other_loaders} makes the loaders, and their workers are not varied"
-            if facts.other_loaders
-            else "the script makes no torch or samebits loader"
-        )
+        why = "the script makes no torch or samebits loader"
+        if facts.other_loaders:
+            why = f"{facts.other_loaders} makes the loaders, and their workers are not varied"
         return Check("workers", name, does_not_apply=why)
     note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
     return Check("workers", name, f"num_workers={number}", (ProcessVariation(num_workers=number),), note=note)

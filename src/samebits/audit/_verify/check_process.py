@@ -26,7 +26,7 @@ from samebits.audit._verify.working_folder import Start, WorkingFolder
 from samebits.errors import RecordError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Threads that wait give their core away: with the default (spinning), two runs at once took six times as long.
+# Threads that wait give their core away: by default they spin, and two runs at once took six times as long.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _IN_ORDER = {"PYTHONUNBUFFERED": "1"}
 """Output and tracebacks are in the log in the order in which they happened."""
@@ -80,8 +80,9 @@ class CheckEnvironment:
 
     @classmethod
     def draw(cls, seed: int, variant: int) -> CheckEnvironment:
-        """Returns the surroundings of a variant: 2n and 2n+1 list folders in opposite orders, and one is slow, so that
-        the first two runs differ.
+        """Returns the surroundings of a variant.
+
+        2n and 2n+1 list folders in opposite orders, and one is slow, so that the first two runs differ.
         """
         pair, own = random.Random(f"{seed} pair {variant // 2}"), random.Random(f"{seed} {variant}")
         return cls(
@@ -91,7 +92,7 @@ class CheckEnvironment:
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """A process that ended, and its record (None: nothing readable); of a job by torchrun: the record of each rank."""
+    """A process that ended, and its record (None: nothing readable); of a torchrun job, each rank's."""
 
     process: ProcessVariation
     variant: int
@@ -105,7 +106,7 @@ class ProcessOutcome:
 
     @property
     def killed_as_planned(self) -> bool:
-        """True if it was killed by its own SIGKILL at the planned kill point, and not by another process or too late.
+        """True if it was killed by its own SIGKILL at the planned kill point, not by another process or late.
 
         When one rank of a job is killed, torchrun ends the others, and itself with exit code 1.
         """
@@ -134,11 +135,11 @@ class ProcessOutcome:
         return f"a process raised: {error if error and not error.startswith('SystemExit') else printed}"
 
     def output(self, lines: int) -> str:
-        """Returns the last lines that the script printed; those of torchrun about the ranks' ends are left out."""
+        """Returns the last lines that the script printed, without torchrun's about the ranks' ends."""
         return self.ended.tail(lines, _TORCHRUN_REPORT if len(self.records) > 1 else None)
 
     def _failure_of_rank(self) -> str:
-        """Returns the end of the first rank to fail; the others are ended by torchrun, or lose their connection."""
+        """Returns the end of the first rank to fail; others are ended, or lose their connection."""
         ended = {
             rank: (record.path.stat().st_mtime_ns, error)
             for rank, record in enumerate(self.records)
@@ -162,7 +163,7 @@ class Runner:
     scratch: Path
     timeout: float | None = None
     folder: WorkingFolder | None = None
-    """The working directory; each run root gets a view of it. None: the processes run in the directory itself."""
+    """The working directory; each run root gets a view of it. None: processes run in the directory itself."""
     on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)
@@ -205,9 +206,7 @@ class Runner:
             reaper.remove(self._layer(run_root))
 
     def _layer(self, run_root: Path) -> Path:
-        """Returns the folder of a check's writes. It is not below the run root: a user's run directory that was copied,
-        too, must not be resumed.
-        """
+        """Returns the folder of a check's writes, not below the run root: a copied run is not resumed."""
         return run_root.with_name(f"layer of {run_root.name}")
 
     def _prepare(
@@ -237,7 +236,7 @@ class Runner:
         return [*start.before, *self._torchrun(), *launch, start.script, *self.request.args]
 
     def _torchrun(self) -> list[str]:
-        """Returns the words before the command of each rank; the ranks have different hash seeds, as in a job of the user's."""
+        """Returns the words before each rank's command; hash seeds differ by rank, as in a user's job."""
         number = self.request.nproc_per_node
         if number is None:
             return []
@@ -247,9 +246,7 @@ class Runner:
     def _environment(
         self, process: ProcessVariation, temporary: Path, surroundings: CheckEnvironment, start: Start
     ) -> dict[str, str]:
-        """Returns the user's environment except for what must not matter: the folder of temporary files, and the order
-        of sets.
-        """
+        """Returns the user's environment with another temporary folder, and another order of sets."""
         fixed = 0 if self.request.as_run else surroundings.hash_seed
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
         cpu = AVX2_ENVIRONMENT if process.older_cpu else {}
@@ -293,7 +290,7 @@ def _error(record: Record | None) -> str:
 
 
 def _without_interrupted_step(record: Record | None, replayed_from: int) -> Record | None:
-    """Returns the record without its last step if the rank was ended by the end of another one: in the middle of it, perhaps.
+    """Returns the record without its last step if another rank's end ended the rank, perhaps in that step.
 
     It may have died before the record's last line. A step that no resumed process replays was complete.
     """
@@ -312,7 +309,7 @@ def _record_of(folder: Path) -> Record | None:
 
 
 def jobs() -> int:
-    """Returns the number of jobs. Two take 0.6 of the time on two cores; on a GPU its memory may not be enough for two."""
+    """Returns the number of jobs: on two cores two take 0.6 of the time; a GPU's memory may hold only one."""
     return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
 
 
@@ -343,11 +340,15 @@ def busy_processes() -> Iterator[None]:
 AVX2_ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
-    "NUMBA_CPU_FEATURES": "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,+sahf,+sse,"
-    "+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave",
+    "NPY_DISABLE_CPU_FEATURES": (
+        "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
+    ),
+    "NUMBA_CPU_FEATURES": (
+        "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,"
+        "+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave"
+    ),
     "NUMBA_CPU_NAME": "haswell",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
 }
-"""Environment variables with which the libraries of a process play a CPU of 2013: vectors of 256 bits, no matrix instructions."""
+"""With these a process's libraries play a CPU of 2013: vectors of 256 bits, no matrix instructions."""

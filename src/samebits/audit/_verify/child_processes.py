@@ -24,8 +24,11 @@ T = TypeVar("T")
 
 
 LONGEST_TMPDIR = 40
-"""A UNIX socket's path has at most 107 characters. Python's loader workers open some below TMPDIR, in folders of their
-own; where the path is longer, their batch is lost, and the training waits for it forever."""
+"""A UNIX socket's path has at most 107 characters.
+
+Python's loader workers open some below TMPDIR, in folders of their own; where the path is longer, their batch
+is lost, and the training waits for it forever.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ExitedProcess:
     timed_out: bool = False
 
     def tail(self, lines: int, before: re.Pattern[str] | None = None) -> str:
-        """Returns the last lines that the child printed and that are not empty, `before` a line that begins so."""
+        """Returns the last printed lines, without empty ones; `before` a line that begins so."""
         printed = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         if before is not None:
             printed = list(itertools.takewhile(lambda line: not before.match(line), printed))
@@ -55,7 +58,7 @@ class SignalledError(Exception):
 
 @contextlib.contextmanager
 def scratch_folder(*, keep: bool = False, outside: Path | None = None) -> Iterator[Path]:
-    """Makes an empty folder for one check. When the block, or this process, ends, so do the children that work in it.
+    """Makes an empty folder for a check. When the block, or this process, ends, so do the children in it.
 
     It is not inside `outside`. Raises `VerifyError` when every folder for temporary files is.
     """
@@ -78,7 +81,8 @@ def _temporary(outside: Path | None) -> str:
         ):
             return place
     raise VerifyError(
-        f"verify: {outside} holds every folder for temporary files; start verify from the script's own folder."
+        f"verify: {outside} holds every folder for temporary files; "
+        "start verify from the script's own folder."
     )
 
 
@@ -89,10 +93,10 @@ async def run_child(
     limit_s: float | None,
     folder: Path | None = None,
 ) -> ExitedProcess:
-    """Runs `command` in `folder` to its end, in a session of its own, with standard output and error in `log`.
+    """Runs `command` in `folder` to its end, in a session of its own, with its output and errors in `log`.
 
-    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a killed
-    training run leaves its loader workers running.
+    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a
+    killed training run leaves its loader workers running.
     """
     begin = time.monotonic()
     with log.open("wb") as output:
@@ -118,7 +122,7 @@ async def run_child(
 
 
 async def _wait_for_killed(child: asyncio.subprocess.Process) -> int:
-    """Waits for a killed child however often it is cancelled: an event loop that closes earlier complains on stderr."""
+    """Waits for a killed child, even if cancelled: else the event loop closes first, and complains."""
     cancelled = None
     while child.returncode is None:
         try:

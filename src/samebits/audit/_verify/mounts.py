@@ -68,7 +68,7 @@ def _write(name: str, text: str) -> None:
 
 
 def _overlay(target: str, lower: list[int], layer: str) -> None:
-    """Mounts an overlay of the folders `lower` over `target`; by descriptors, because a path may contain any character."""
+    """Mounts an overlay of folders `lower` on `target`, by descriptors: a path may have any character."""
     for name in ("upper", "work"):
         os.makedirs(os.path.join(layer, name), exist_ok=True)
     upper, work = (os.open(os.path.join(layer, name), os.O_PATH) for name in ("upper", "work"))
@@ -85,8 +85,9 @@ def _overlay(target: str, lower: list[int], layer: str) -> None:
 
 
 def _options() -> list[str]:
-    """Returns mount options. Renaming a folder of the lower layer works for root only; a user namespace writes no
-    trusted attributes.
+    """Returns mount options.
+
+    Renaming a folder of the lower layer works for root only; a user namespace writes no trusted attributes.
     """
     with open("/proc/self/uid_map") as file:
         everybody = file.read().split() == ["0", "0", "4294967295"]
@@ -105,7 +106,7 @@ def _mount_with_retries(target: str, options: str) -> None:
 
 
 def _protect_mount(path: str, original: int, layer: str) -> None:
-    """Gives a mount below the folder, which is not part of its overlay, its own overlay, or makes it read-only."""
+    """Gives a mount below the folder, not part of its overlay, its own overlay, or makes it read-only."""
     try:
         _overlay(path, [original], layer)
     except OSError:
@@ -136,7 +137,7 @@ def _check_result(result: int, call: str) -> None:
 
 @contextlib.contextmanager
 def rename_folders_by_copy() -> Iterator[None]:
-    """Makes `os.rename` and `os.replace` copy and remove a folder where the kernel raises "cross-device link" falsely.
+    """Makes `os.rename` and `os.replace` copy a folder where the kernel raises "cross-device link" falsely.
 
     An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
     filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.

@@ -1,12 +1,13 @@
 """Ends every process of a check and removes its scratch folder as soon as the check itself is gone.
 
-Runs as a script of its own (standard library only) whose standard input is a pipe from the check. The pipe closes when
-the check ends in any way, SIGKILL included, so this is the only clean-up there is. A process belongs to the check when
-its environment's TMPDIR is in the scratch folder: that also finds loader workers and processes that left its process
-group.
+Runs as a script of its own (standard library only) whose standard input is a pipe from the check. The pipe
+closes when the check ends in any way, SIGKILL included, so this is the only clean-up there is. A process
+belongs to the check when its environment's TMPDIR is in the scratch folder: that also finds loader workers
+and processes that left its process group.
 
-`python reaper.py FOLDER hold FILES` also guards files of the user, those that the check's processes read through links:
-by a lease on each, with which the kernel stops a process that opens one of them for writing until we have checked.
+`python reaper.py FOLDER hold FILES` also guards files of the user, those that the check's processes read
+through links: by a lease on each, with which the kernel stops a process that opens one of them for writing
+until we have checked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 PATIENCE_S = 10.0
 """A process in an uninterruptible wait may take a while to die."""
 WRITTEN = "written"
-"""The file in the scratch folder with the names of the guarded files that were opened for writing; each ends with a NUL."""
+"""The scratch folder's file with the names of guarded files opened for writing, each ended by a NUL."""
 
 
 def members(scratch: str) -> Iterator[int]:
@@ -63,8 +64,8 @@ def remove(folder: str | os.PathLike[str]) -> None:
 def hold(scratch: str, files: list[bytes]) -> list[bytes]:
     """Guards `files` as long as this process lives; returns those that cannot be guarded.
 
-    A process that opens one for writing waits in the kernel until the lease is released. If a process of the check did
-    it, all of them are killed before: the file stays as it is, and is named in `WRITTEN`.
+    A process that opens one for writing waits in the kernel until the lease is released. If a process of the
+    check did it, all of them are killed before: the file stays as it is, and is named in `WRITTEN`.
     """
     held: dict[int, bytes] = {}
     refused = []
@@ -95,7 +96,7 @@ def _give_back(scratch: str, held: dict[int, bytes]) -> None:
 
 
 def main() -> None:
-    """Waits for the end of standard input; then `python reaper.py FOLDER remove|keep`, or `... hold FILES`."""
+    """Waits for the end of stdin, then does `python reaper.py FOLDER remove|keep`, or `... hold FILES`."""
     scratch, what = sys.argv[1:3]
     if what == "hold":
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

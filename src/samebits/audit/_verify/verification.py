@@ -1,6 +1,4 @@
-"""`verify`: runs the script again and again under conditions that must not matter, and compares every step with the
-first run.
-"""
+"""`verify`: runs the script again under conditions that must not matter; compares it with the first run."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samebits._progress import Progress
 from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._record.record_file import Record
-from samebits.audit._verify.baseline import BaselineComparison, facts_of, with_cause
+from samebits.audit._verify.baseline import BaselineComparison, facts_of
 from samebits.audit._verify.check_plan import (
     GROUPS,
     KILLS,
@@ -45,14 +43,14 @@ PATIENCE_S, PATIENCE = 60.0, 10.0
 def verify(request: Request) -> VerifyReport:
     """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
 
-    The script works in a view of the working directory (unless `request.in_place`), which holds its writes; its run
-    directories and temporary files are moved into a scratch folder, too. The output of a script that fails at its first
-    run is left in a log file that the error names.
+    The script works in a view of the working directory (unless `request.in_place`), which holds its writes;
+    its run directories and temporary files are moved into a scratch folder, too. The output of a script that
+    fails at its first run is left in a log file that the error names.
 
     Raises:
         InvalidArgumentError: a check of that name does not exist.
-        VerifyError: the working directory can be neither overlaid nor copied, the script raised in its first run, or it
-            made no step that can be recorded.
+        VerifyError: the working directory can be neither overlaid nor copied, or the script raised in its
+            first run, or made no step that can be recorded.
         SignalledError: a signal ended this process; all child processes have ended, and the scratch is gone.
     """
     _check(request)
@@ -66,11 +64,9 @@ def verify(request: Request) -> VerifyReport:
         ):
             if request.keep:
                 progress.say(f"scratch: {scratch}")
-            view = (
-                None
-                if user is None
-                else stack.enter_context(working_folder(user, scratch, written, progress.say))
-            )
+            view = None
+            if user is not None:
+                view = stack.enter_context(working_folder(user, scratch, written, progress.say))
             runner = Runner(request, scratch, request.timeout, view)
             try:
                 return run_until_signalled(_Verification(request, runner, progress).report())
@@ -139,18 +135,16 @@ class _Verification:
         """Returns the SHA-256 of the script, its modules and the files that it read, by path."""
         records = [one for ended in self.outcomes.values() for outcome in ended for one in outcome.records]
         ends = [record.end for record in records if record is not None and record.end is not None]
-        return dict(
-            sorted({path: text for end in ends for path, text in end.get("files", {}).items()}.items())
-        )
+        files = {path: text for end in ends for path, text in end.get("files", {}).items()}
+        return dict(sorted(files.items()))
 
     def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:
         """Announces how long the checks will take, from the seconds of the baseline."""
         jobs = self.request.jobs
         self.progress.describe("checks")
         self.progress.expect_more(processes)
-        more = (
-            f"{processes} more run{'' if processes == 1 else 's'}{'' if jobs == 1 else f', {jobs} at a time'}"
-        )
+        at_once = "" if jobs == 1 else f", {jobs} at a time"
+        more = f"{processes} more run{'' if processes == 1 else 's'}{at_once}"
         estimate = math.ceil(seconds * processes / jobs)
         self.progress.say(f"baseline {seconds:.1f} s, {steps} steps; {more}, about {estimate} s")
 
@@ -167,7 +161,8 @@ class _Verification:
             )
         if self.request.steps is not None and not facts.uses_run:
             notes.append(
-                "the script has no samebits.Run: its epochs were not shortened, so validation may not have been reached"
+                "the script has no samebits.Run: its epochs were not shortened, so validation may not have "
+                "been reached"
             )
         return notes
 
@@ -175,10 +170,9 @@ class _Verification:
         failure = first.failure()
         records = [record for record in first.records if record is not None and record.steps]
         if failure or len(records) < len(first.records):
-            failure = (
-                failure
-                or "no step was seen, of a Run, of an optimizer, or of parameters that change between two calls of a module: "
-                "there is nothing to compare"
+            failure = failure or (
+                "no step was seen, of a Run, of an optimizer, or of parameters that change between two "
+                "calls of a module: there is nothing to compare"
             )
             log = self._saved_log(first)
             raise VerifyError(f"{self.request.script}: {failure} (its output: {log})")
@@ -199,19 +193,17 @@ class _Verification:
         judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
         first = judge.row(again, self.outcomes[again.name])
         if judge.is_useless:
-            return [
-                first,
-                *(
-                    judge.row(c, ()) if c.group == "replicas" else CheckRow(c, overshadowed=True)
-                    for c in checks
-                ),
-            ]
+            others = (
+                judge.row(check, ()) if check.group == "replicas" else CheckRow(check, overshadowed=True)
+                for check in checks
+            )
+            return [first, *others]
         await asyncio.gather(*(self._run(check) for check in checks))
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
         return await self._separate_surroundings(judge, [first, *rows])
 
     async def _run(self, check: Check) -> None:
-        """Runs the check's processes one after another, in one run root, until one does not end as planned."""
+        """Runs the check's processes one after another, in one run root, until one ends otherwise."""
         ended = self.outcomes[check.name] = []
         for process in check.processes:
             outcome = await self.runner.run(process, self._root(check.name))
@@ -221,7 +213,7 @@ class _Verification:
         self.runner.remove_layer(self._root(check.name))
 
     async def _separate_surroundings(self, judge: BaselineComparison, rows: list[CheckRow]) -> list[CheckRow]:
-        """Separates a difference by the variation from one by the hash seed, which happened to have no effect before.
+        """Separates a difference by the variation from one by the hash seed, which had no effect before.
 
         A script that iterates over a set of two strings passes "run again" half of the time.
         """
@@ -244,7 +236,7 @@ class _Verification:
     ) -> list[CheckRow]:
         judge = BaselineComparison(judge.baseline, judge.ignore, difference)
         later = [judge.row(row.check, self.outcomes[row.check.name]) for row in rows[1:]]
-        return [with_cause(rows[0], difference), *later]
+        return [replace(rows[0], difference=difference), *later]
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"

@@ -29,9 +29,9 @@ class CheckRow:
     output: str = ""
     """The last lines of that process."""
     could_not: str = ""
-    """The reason why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
+    """The reason why the check proves nothing: a kill without effect, a resume from the start, no step."""
     remark: str = ""
-    """Notes of the processes' recorders that the baseline's did not have, such as a variation without effect."""
+    """Notes of the processes' recorders that the baseline lacks, such as a variation without effect."""
     overshadowed: bool = False
     """It differs no earlier than "run again" does: its cause cannot be known."""
 
@@ -57,11 +57,8 @@ class CheckRow:
         if self.check.does_not_apply:
             return f"does not apply: {self.check.does_not_apply}"
         if self.overshadowed:
-            return (
-                "not judged: no earlier than in 'run again'"
-                if self.difference
-                else "not run: 'run again' differs"
-            )
+            unjudged = "not judged: no earlier than in 'run again'"
+            return unjudged if self.difference else "not run: 'run again' differs"
         if self.difference is not None and not self.check.promised and self.difference.place == "step":
             rank = "" if self.difference.rank is None else f"rank {self.difference.rank} "
             return f"{rank}differs first at step {self.difference.step}"
@@ -149,13 +146,9 @@ class VerifyReport:
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
         for row in self.rows:
+            unpromised = "" if row.decides else "measured, not promised"
             for name in _names_of(row.check):
-                yield (
-                    name,
-                    row.check.does_not_apply
-                    or ("" if row.decides else "measured, not promised")
-                    or row.result(),
-                )
+                yield name, row.check.does_not_apply or unpromised or row.result()
         for check in self.left_out:
             for name in _names_of(check):
                 yield name, self._no_time
@@ -175,11 +168,8 @@ class VerifyReport:
         if self.exit == COULD_NOT_RUN and self.missing:
             return f"NOT VERIFIED: required, and not proven: {in_parentheses(self.missing, '; ')}."
         if self.exit == COULD_NOT_RUN:
-            why = next(
-                (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
-                self._in_vain(),
-            )
-            return f"NOT VERIFIED: {why}."
+            why = (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not)
+            return f"NOT VERIFIED: {next(why, self._in_vain())}."
         if self.exit == ALL_EQUAL:
             return self._proven()
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
@@ -188,7 +178,7 @@ class VerifyReport:
         )
 
     def _proven(self) -> str:
-        """Returns in words what the rows have proven. VERIFIED is claimed only of a run that was killed and resumed."""
+        """Returns in words what the rows prove. VERIFIED is claimed only of a run killed and resumed."""
         rows = [row for row in self.rows if row.decides]
         ways = [
             way
@@ -201,11 +191,8 @@ class VerifyReport:
         short = "" if self.shortened_to is None else f" of a short run (--steps {self.shortened_to})"
         short += f" of each of {self.nproc_per_node} ranks" if (self.nproc_per_node or 1) > 1 else ""
         said = f"{word}: the same bits in {steps_in_words}{short}, {_join_words(ways)}."
-        return (
-            f"{said} Not proven: {in_parentheses(missing, '; ')}."
-            if (missing := self._not_proven())
-            else said
-        )
+        missing = self._not_proven()
+        return f"{said} Not proven: {in_parentheses(missing, '; ')}." if missing else said
 
     def _not_proven(self) -> dict[str, str]:
         """Returns the groups with a row that does not count, and those without a row, and why."""
@@ -282,22 +269,26 @@ _TITLES = {
 }
 
 
+_WAYS = {
+    "run-again": "run again",
+    "replicas": "with equal replicas",
+    "busy": "beside busy processes",
+    "cpu": "as on a CPU with AVX2",
+}
+
+
 def _way_in_words(group: str, checks: list[Check]) -> str:
     """Returns in which way the bits were shown to be the same; empty without a check."""
-    if not checks or group == "run-again":
-        return "run again" if checks else ""
+    if not checks:
+        return ""
     if group == "kill":
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
-    if group == "replicas":
-        return "with equal replicas"
-    if group == "busy":
-        return "beside busy processes"
-    if group == "cpu":
-        return "as on a CPU with AVX2"
-    varied = [check.processes[0] for check in checks]
+    varied = [check.processes[0] for check in checks if check.processes]
     if group == "workers":
         return f"with {_join_words([str(process.num_workers) for process in varied])} loader workers"
-    return f"with {_join_words([str(process.threads) for process in varied])} threads"
+    if group == "threads":
+        return f"with {_join_words([str(process.threads) for process in varied])} threads"
+    return _WAYS[group]
 
 
 def _join_words(items: list[str]) -> str:
@@ -307,75 +298,75 @@ def _join_words(items: list[str]) -> str:
 
 _ALWAYS = {
     "initial": "Call samebits.set_random_seed(seed) before the model is built",
-    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or give the object to "
-    "it (`samebits.Run(..., name=object)` or `run.add`)",
-    "generators": "Something draws random numbers that were not seeded: call samebits.set_random_seed(seed) first, or "
-    "let `--run` set the seeds of a script as it is",
-    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that was not "
-    "seeded, or on what another element left in its worker, such as a memo of a draw",
-    "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random number that "
-    "was not seeded",
-    "loss": "The computation must not depend on the clock, the order of a set, or a random number that was not seeded; "
-    "`--run` shows whether samebits.enable_op_determinism() fixes it",
+    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or give the "
+    "object to it (`samebits.Run(..., name=object)` or `run.add`)",
+    "generators": "Something draws random numbers that were not seeded: call samebits.set_random_seed(seed) "
+    "first, or let `--run` set the seeds of a script as it is",
+    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that "
+    "was not seeded, or on what another element left in its worker, such as a memo of a draw",
+    "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random "
+    "number that was not seeded",
+    "loss": "The computation must not depend on the clock, the order of a set, or a random number that was "
+    "not seeded; `--run` shows whether samebits.enable_op_determinism() fixes it",
 }
 _KILLED = {
-    "optimizer": "Give the optimizer, and whatever sets its learning rate, to samebits.Run, so that a restart restores "
-    "them",
-    "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own in the data",
+    "optimizer": "Give the optimizer, and whatever sets its learning rate, to samebits.Run, so that a "
+    "restart restores them",
+    "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own",
     "model": "Give every module that changes to samebits.Run, so that a restart restores it",
     "buffers": "Give every module that changes to samebits.Run, so that a restart restores it",
-    "memory": "A restart does not restore it: keep the value in `run.state`, or give the object to samebits.Run; what is changed "
-    "in the middle of the training, set in every step, or before the loop",
-    "loss": "Something that the loss depends on is not in the run: give the object to samebits.Run, or keep the value "
-    "in `run.state`",
-    "generators": "A generator of your own is state: give it to the run (`run.add`), or draw from the global ones",
+    "memory": "A restart does not restore it: keep the value in `run.state`, or give the object to "
+    "samebits.Run; what is changed in the middle of the training, set in every step, or before the loop",
+    "loss": "Something that the loss depends on is not in the run: give the object to samebits.Run, or keep "
+    "the value in `run.state`",
+    "generators": "A generator of your own is state: `run.add` it, or draw from the global ones",
 }
 _WORKERS = {
-    "batch": "Keep no counters or caches on the dataset object: each loader worker has its own copy. Transforms that draw from "
-    "generators of their own (MONAI's, albumentations') are equal in samebits.data.DataLoader, and not in torch's",
+    "batch": "Keep no counters or caches on the dataset object: each loader worker has its own copy. "
+    "Transforms that draw from generators of their own (MONAI's, albumentations') are equal in "
+    "samebits.data.DataLoader, and not in torch's",
 }
 _FROM_RANK_0 = (
     "Every rank must make the same update: no draw, number or buffer of its own may go into the parameters "
-    "(draw from a key: `samebits.random.uniform(samebits.random.fold_in(key, step.number), ...)`), and every module that "
-    "trains must be called through DistributedDataParallel"
+    "(draw from a key: `samebits.random.uniform(samebits.random.fold_in(key, step.number), ...)`), and every "
+    "module that trains must be called through DistributedDataParallel"
 )
 _REPLICAS = {
     "model": _FROM_RANK_0,
     "optimizer": _FROM_RANK_0,
-    "buffers": "Set the buffer alike on all ranks. DistributedDataParallel overwrites buffers with those of rank 0 only in a "
-    "forward, only of the module that it was given, and not with broadcast_buffers=False",
+    "buffers": "Set the buffer alike on all ranks. DistributedDataParallel overwrites buffers with those of "
+    "rank 0 only in a forward, only of the module that it was given, and not with "
+    "broadcast_buffers=False",
 }
 
 _IN_A_LOADER = re.compile(r"(dataset|sampler|batch_sampler|collate_fn|worker_init_fn)\b")
 _ATTRIBUTE = re.compile(
     r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
 )
-"""A local object's attribute, such as `sched.last_epoch`; not a mapping's keys, not the contents of a loader."""
+"""A local object's attribute, such as `sched.last_epoch`; no mapping's keys, no contents of a loader."""
 
 
 def cure_of(check: Check, difference: Difference | None) -> str:
-    """Returns the cure that the first component to differ suggests for this kind of check; empty when none does."""
+    """Returns the cure that the first component to differ suggests for such a check; empty if none does."""
     if difference is None:
         return ""
     special = {"kill": _KILLED, "workers": _WORKERS, "replicas": _REPLICAS}.get(check.group, {})
-    component = (
-        "initial"
-        if difference.place == "start" and difference.component in {"model", "buffers"}
-        else difference.component
-    )
+    is_initial = difference.place == "start" and difference.component in {"model", "buffers"}
+    component = "initial" if is_initial else difference.component
     cure = _cure_by_name(check, difference) or special.get(component) or _ALWAYS.get(component)
     return f"{cure}." if cure else ""
 
 
 def _cure_by_name(check: Check, difference: Difference) -> str:
-    """Returns the cure that the name of the first leaf to differ suggests: a callback, or an object that a restart did
-    not restore.
-    """
+    """Returns the cure for the first leaf to differ, by its name: a callback, or an object not restored."""
     path = difference.paths[0] if difference.paths else ""
     if path.startswith("callbacks["):
         return "Return it from the callback's state_dict and take it back in load_state_dict"
     if difference.component == "generators" and _IN_A_LOADER.match(path):
-        return "Seed it where it is made, such as `numpy.random.default_rng(seed)`, or give the data to a samebits.data.DataLoader"
+        return (
+            "Seed it where it is made, such as `numpy.random.default_rng(seed)`, or give the data to a "
+            "samebits.data.DataLoader"
+        )
     attribute = _ATTRIBUTE.match(path)
     if check.group == "kill" and difference.component == "locals" and attribute:
         name = attribute[1]

@@ -26,7 +26,7 @@ from samebits.errors import VerifyError
 NOT_COPIED = frozenset({".git", ".hg", "__pycache__"})
 SOURCES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".sh")
 MOST_SOURCE_BYTES, MOST_SEEN = 10**6, 50_000
-"""A source file is no larger than this; the search for sources ends after that number of files and folders."""
+"""A source file is no larger; the search for sources ends after that number of files and folders."""
 
 
 def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -71,8 +71,7 @@ def copy_sources(folder: Path, target: Path) -> None:
 
 
 def mirror_neighbours(folder: Path, place: Path) -> Path:
-    """Returns the path of `folder` below `place`; beside it, and at each level above, are links to the neighbours of
-    `folder`.
+    """Returns the path of `folder` below `place`; at each level there are links to the neighbours.
 
     So `../data` and `../../data` are the same as in `folder`. The path itself is not made.
     """
@@ -91,7 +90,7 @@ def mirror_neighbours(folder: Path, place: Path) -> Path:
 
 
 def script_path_in_copy(folder: Path, copy: Path, script: str) -> str:
-    """Returns the path that starts in `copy` what `script` starts in `folder`; a script outside of `folder` keeps its path."""
+    """Returns the path to start `script` of `folder` by in `copy`; outside of `folder` it keeps its path."""
     path = Path(script)
     if not path.is_absolute():
         return script
@@ -103,7 +102,7 @@ def script_path_in_copy(folder: Path, copy: Path, script: str) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """The words before its command, the folder it works in (None: this process's), and the script's name there."""
+    """Words before its command, the folder it works in (None: this process's), the script's name there."""
 
     before: tuple[str, ...]
     folder: Path | None
@@ -135,7 +134,7 @@ class Overlay:
         return cls(user, scratch / "snapshot")
 
     def start(self, layer: Path, script: str, *, moved: bool) -> Start:
-        """Returns the start of a process that writes to `layer`, which is made; `moved`: the script runs under another path."""
+        """Returns the start of a process that writes to `layer`; `moved`: the script has another path."""
         layer.mkdir(exist_ok=True)
         alias = mirror_neighbours(self.user, layer / "moved") if moved else None
         if alias is not None:
@@ -165,7 +164,7 @@ def _try(user: Path, scratch: Path) -> None:
 
 
 MOST_BYTES, MOST_FILES = 200 * 10**6, 20_000
-"""A folder up to this size is copied as a whole; of a larger one, the files that must be copied may be as large."""
+"""A folder up to this size is copied whole; of a larger one, files that must be copied up to it."""
 FEW_BYTES, FEW_FILES = 20 * 10**6, 2_000
 """Of a larger one, the smallest files are copied up to this size: programs, settings, logs."""
 _SPARE = 64
@@ -182,7 +181,7 @@ class WrittenError(Exception):
 
 @dataclass
 class Links:
-    """A tree for each run root: folders are made, small files copied from `snapshot`, the others are links."""
+    """A tree for each run root: folders are made, small files copied from `snapshot`, others are links."""
 
     user: Path
     scratch: Path
@@ -198,8 +197,8 @@ class Links:
     def of(cls, user: Path, scratch: Path, written: Collection[str], reason: str) -> Iterator[Links]:
         """Takes the snapshot, and guards the linked files until the block ends.
 
-        `written` names files that the script is known to write. Raises `VerifyError` where too much must be copied;
-        `reason` explains why there is no overlay.
+        `written` names files that the script is known to write. Raises `VerifyError` where too much must be
+        copied; `reason` explains why there is no overlay.
         """
         links = cls(user, scratch)
         files = links._scan()
@@ -216,7 +215,7 @@ class Links:
             yield links
 
     def start(self, layer: Path, script: str, *, moved: bool) -> Start:
-        """Makes the tree of `layer` for the first process that works in it. It always is under another path."""
+        """Makes the tree of `layer` for the first process in it, which always runs under another path."""
         copy = mirror_neighbours(self.user, layer)
         if not copy.is_dir():
             self._fill(copy, self.scratch / "snapshot")
@@ -226,17 +225,11 @@ class Links:
         return Start((), copy, inside if (copy / inside).exists() else str(Path(script).absolute()))
 
     def check(self) -> None:
-        """Raises `WrittenError` for linked files that a process opened for writing; restores their modes and times."""
-        found = set()
+        """Raises `WrittenError` for linked files opened for writing; restores their modes and times."""
         note = self.scratch / reaper.WRITTEN
-        if note.exists():
-            found = {
-                os.fsdecode(file).removeprefix(f"{self.user}/")
-                for file in note.read_bytes().split(b"\0")[:-1]
-            }
-        for name, was in self.linked.items():
-            if _changed(f"{self.user}/{name}", was):
-                found.add(name)
+        files = note.read_bytes().split(b"\0")[:-1] if note.exists() else []
+        found = {os.fsdecode(file).removeprefix(f"{self.user}/") for file in files}
+        found |= {name for name, was in self.linked.items() if _changed(f"{self.user}/{name}", was)}
         if found:
             raise WrittenError(found)
 
@@ -268,7 +261,7 @@ class Links:
                 self.linked[name] = found
 
     def _parts(self) -> list[list[str]]:
-        """Returns the paths to guard, as many to a process as it may open. A file that we cannot write needs no guard."""
+        """Returns the paths to guard, as many to a process as it may open; only files that we can write."""
         paths = [path for name in self.linked if os.access(path := f"{self.user}/{name}", os.W_OK)]
         each = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _SPARE)
         return [paths[at : at + each] for at in range(0, len(paths), each)]
@@ -322,15 +315,16 @@ def _check_size(user: Path, copied: list[os.stat_result], reason: str) -> None:
     size = sum(found.st_size for found in copied)
     if size > MOST_BYTES or len(copied) > MOST_FILES:
         raise VerifyError(
-            f"verify: each check works in a view of {user} of its own, but there can be no overlay ({reason}), and "
-            f"{size / 1e6:.0f} MB in {len(copied)} files would have to be copied, more than "
-            f"{MOST_BYTES / 1e6:.0f} MB or {MOST_FILES} files: they are written, open elsewhere, or another user's. Start "
-            "verify from a smaller folder, or with --in-place (then files that the script writes itself are overwritten)."
+            f"verify: each check works in a view of {user} of its own, but there can be no overlay "
+            f"({reason}), and {size / 1e6:.0f} MB in {len(copied)} files would have to be copied, more than "
+            f"{MOST_BYTES / 1e6:.0f} MB or {MOST_FILES} files: they are written, open elsewhere, or another "
+            "user's. Start verify from a smaller folder, or with --in-place (then files that the script "
+            "writes itself are overwritten)."
         )
 
 
 def _destination(user: Path, link: Path) -> str:
-    """Returns the target for the copy of a link: the copy of a file in the folder, else the original target."""
+    """Returns the target for the copy of a link: the copy of a file in the folder, or the original."""
     leads_to = Path(os.path.normpath(link.parent / os.readlink(link)))
     inside = leads_to.is_relative_to(user)
     return os.path.relpath(leads_to, link.parent) if inside else str(leads_to)
@@ -352,8 +346,7 @@ class WorkingFolder(Protocol):
 def working_folder(
     user: Path, scratch: Path, written: Collection[str], notify: Callable[[str], None]
 ) -> Iterator[WorkingFolder]:
-    """Makes an overlay of `user` where one can be mounted, else copies and guarded links; `notify` is called with a
-    text then.
+    """Makes an overlay of `user` if one can be mounted, else copies and guarded links (calls `notify`).
 
     `written` names files that the script is known to write, relative to `user`.
 

@@ -1,10 +1,10 @@
 """Inductor's C++ reductions split by size, so that their bits do not depend on the thread count.
 
-Inductor gives each thread its own accumulator where the outermost loop is a reduction, so a sum's order of additions
-depends on the number of threads. Here a large reduction with few results becomes two, by the same rule that Inductor
-has for GPUs: partial results over chunks of the input, in parallel, then one pass over the partial results. And no
-loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor gives whole vectors to threads, so
-that the same elements are in the scalar tail at any thread count.
+Inductor gives each thread its own accumulator where the outermost loop is a reduction, so a sum's order of
+additions depends on the number of threads. Here a large reduction with few results becomes two, by the same
+rule that Inductor has for GPUs: partial results over chunks of the input, in parallel, then one pass over the
+partial results. No loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor gives
+whole vectors to threads, so that the same elements are in the scalar tail at any thread count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _PARTS = 64
-"""The parts that threads share, at least: a reduction with as many results is not split, one with fewer is split into as many parts."""
+"""Parts that threads share, at least: a reduction with fewer results is split into as many."""
 _LARGE = 16384
 """Fewer elements than this are reduced faster by one thread than by two."""
 _LENGTH = 4096
@@ -28,7 +28,7 @@ _SPLIT = ("sum", "max", "min", "any", "xor_sum")  # a product of many partial pr
 
 
 def chunks(results: int, elements: int) -> int:
-    """Returns the number of chunks for the reduction of `elements` elements to each of `results` results; 1: not split.
+    """Returns the number of chunks in which each of `results` results adds its `elements`; 1: not split.
 
     Preferred are chunks of whole vectors, then of one length: else the rest is a reduction of its own.
     """
@@ -59,7 +59,7 @@ def split_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..
 
 
 def split_evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced separately and added.
+    """Returns `torch._inductor.ir.Reduction.create` for chunks of one length; the rest is added to them.
 
     Inductor's way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
     """
@@ -82,7 +82,7 @@ def split_evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., An
 
 
 def _split_in_two(ir: ModuleType, arguments: dict[str, Any], size: Any, count: int) -> Any:
-    """Returns the reduction of the largest part that `count` divides, combined with the reduction of the rest."""
+    """Returns the reduction of the largest part that `count` divides, combined with that of the rest."""
     inner, kind, dtype = arguments["inner_fn"], arguments["reduction_type"], arguments["dst_dtype"]
     flat, rest = ir.View.dynamic_reshape_indexer(arguments["reduction_ranges"], [size]), size % count
     common = {name: arguments[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
@@ -109,7 +109,7 @@ def _split_in_two(ir: ModuleType, arguments: dict[str, Any], size: Any, count: i
 
 
 def parallel_over_results(cpp: ModuleType, max_parallel_depth: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `torch._inductor.codegen.cpp.LoopNest.max_parallel_depth`, which now never names a loop that reduces."""
+    """Returns `LoopNest.max_parallel_depth` of Inductor's C++ code, which never names a loop that reduces."""
 
     @functools.wraps(max_parallel_depth)
     def without_reductions(nest: Any) -> Any:

@@ -77,7 +77,7 @@ def _kinds(kind: type) -> Iterator[type]:
 
 
 def pin_first_configuration(autotuner: Any, patches: Patches) -> None:
-    """Makes a user's `triton.autotune` take its first configuration: the fastest of a timing varies from day to day."""
+    """Makes a user's `triton.autotune` take its first configuration: the fastest varies from run to run."""
     run = autotuner.Autotuner.run
 
     @functools.wraps(run)

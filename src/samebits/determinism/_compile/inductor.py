@@ -1,6 +1,6 @@
 """Inductor under the switch: patches, refusals, and a check that no older code is called.
 
-All of this is private to torch, so it is applied for tested versions only, when Inductor is imported, and undone.
+It is private to torch: applied for tested versions only, when Inductor is imported, and undone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _EAGER = (
 def pin_shapes(config: Any, patches: Patches) -> None:
     """Compiles each shape separately, or raises, whatever shapes were seen before.
 
-    Torch's default makes a size dynamic at its second value, and such code has other bits; past 8 recompilations it
-    runs eagerly. Both depend on the past of the process, which a resumed run does not have.
+    Torch's default makes a size dynamic at its second value, and such code has other bits; past 8
+    recompilations it runs eagerly. Both depend on the past of the process, which a resumed run does not have.
     """
     patches.force(config, "automatic_dynamic_shapes", False)
     patches.force(config, "fail_on_recompile_limit_hit", True)
@@ -71,9 +71,7 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, across: Across) -
 
 
 def _refusal_of_all(across: Across) -> tuple[str, str] | None:
-    """Returns what is wrong with any code of Inductor's under `across`, and the cure; None where it can be
-    kept.
-    """
+    """Returns what is wrong with Inductor's code under `across`, and the cure; None where it can be kept."""
     if across == "machines":
         return (
             'torch.compile has other bits on another CPU (enable_op_determinism(across="machines"))',
@@ -107,8 +105,8 @@ def _refuse_settings(kwargs: Any) -> None:
         or torch.is_deterministic_algorithms_warn_only_enabled()
     ):
         _refuse(
-            "torch.compile under op determinism, but torch's own flag was set to off or to warn without a call of samebits "
-            "(torch.use_deterministic_algorithms, torch.set_deterministic_debug_mode)",
+            "torch.compile under op determinism, but torch's own flag was set to off or to warn without a "
+            "call of samebits (torch.use_deterministic_algorithms, torch.set_deterministic_debug_mode)",
             "take that call away, or compile inside `with samebits.enable_op_determinism(False):`",
             ConflictError,
         )
@@ -149,14 +147,14 @@ def _stamp_code(post_compile: Any, mode: str) -> Any:
 
 
 def _refuse_older_code(call: Any, mode: str) -> Any:
-    """Refuses code older than the switch: Dynamo recompiles it; code held otherwise (a pending backward) comes to this."""
+    """Refuses code older than the switch that Dynamo does not recompile, such as a pending backward."""
 
     @functools.wraps(call)
     def checked(self: Any, inputs: Any) -> Any:
         if self.__dict__.get("_samebits_mode") != mode:
             _refuse(
                 "code that Inductor compiled before enable_op_determinism() is called under it",
-                "enable op determinism before the forward pass, and compile under it what is compiled by hand",
+                "enable op determinism before the forward pass and before code is compiled by hand",
             )
         return call(self, inputs)
 
@@ -164,7 +162,7 @@ def _refuse_older_code(call: Any, mode: str) -> Any:
 
 
 def _with_threads(init: Any, threads: Any) -> Any:
-    """Compiles code for the CPU for the current number of threads. Before torch 2.13 the key of the caches on disk omits it."""
+    """Compiles CPU code for the current number of threads; before torch 2.13 the caches' keys omit it."""
 
     @functools.wraps(init)
     def with_threads(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -193,15 +191,14 @@ def _patch_scan(module: ModuleType, patches: Patches) -> None:
 
 
 def _allow_integer_scans(scan: Any) -> Any:
-    """Refuses a scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled
-    look-back).
-    """
+    """Refuses a scan in blocks: each adds the sums before it in the groups that are there (look-back)."""
 
     @functools.wraps(scan)
     def checked(self: Any, dtypes: Any, combine_fn: Any, values: Any) -> Any:
         if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
             _refuse(
-                "Inductor scans a long row (torch.cumsum) in blocks, and adds up those before it as they happen to be done",
+                "Inductor scans a long row (torch.cumsum) in blocks, and adds up those before it as they "
+                "happen to be done",
                 "compute it on the CPU, or as a product with torch.tril(torch.ones(n, n))",
             )
         return scan(self, dtypes, combine_fn, values)
@@ -211,10 +208,10 @@ def _allow_integer_scans(scan: Any) -> Any:
 
 def _refuse_template(self: Any, template_node: Any, *args: Any, **kwargs: Any) -> NoReturn:
     _refuse(
-        f"Inductor's C++ template for {template_node.node.get_name()} ({type(template_node.node).__name__}) divides its "
-        "work by the thread count",
-        "leave 'ATEN' in torch._inductor.config.max_autotune_gemm_backends, compile flex_attention on a GPU only, or "
-        + _EAGER,
+        f"Inductor's C++ template for {template_node.node.get_name()} ({type(template_node.node).__name__}) "
+        "divides its work by the thread count",
+        "leave 'ATEN' in torch._inductor.config.max_autotune_gemm_backends, compile flex_attention on a GPU "
+        "only, or " + _EAGER,
     )
 
 
@@ -224,6 +221,6 @@ def _refuse(feature: str, cure: str, kind: type[SamebitsError] = UnimplementedEr
 
 @functools.cache
 def dynamo_error(kind: type[SamebitsError]) -> Any:
-    """Returns the error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
+    """Returns the error class as Dynamo lets it through: it wraps other errors in BackendCompilerFailed."""
     pass_through = import_module("torch._dynamo.exc").ShortenTraceback
     return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})

@@ -1,8 +1,8 @@
-"""Inductor's deterministic mode, without importing Inductor for those who never compile (it takes 1.6 s).
+"""Inductor's deterministic mode, set without importing Inductor, which takes 1.6 s.
 
-Imported later, Inductor reads its environment variable, which the switch sets. Imported before, its flag is set here. A
-plain `config.deterministic = True` would not do: since torch 2.13 a value that is set that way holds in one thread only
-(it is a `ContextVar`), and the backward of a compiled model is compiled in another one.
+Imported later, Inductor reads its environment variable, which the switch sets. Imported before, its flag is
+set here. A plain `config.deterministic = True` would not do: since torch 2.13 a value set that way holds in
+one thread only (it is a `ContextVar`), and a compiled model's backward is compiled in another thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def refuse_contradiction() -> None:
     value = os.environ.get(VARIABLE)
     if value not in {None, "", "1"}:
         raise ConflictError(
-            f"enable_op_determinism(): {VARIABLE}={value} in the environment keeps Inductor's code from being "
-            f"deterministic. Unset it, or set it to 1."
+            f"enable_op_determinism(): {VARIABLE}={value} in the environment keeps Inductor's code from "
+            "being deterministic. Unset it, or set it to 1."
         )
 
 
@@ -70,7 +70,7 @@ def _state(config: Any) -> tuple[Any, bool]:
 
 
 def _override(entry: Any) -> Any:
-    """Returns the value that was set: a `ContextVar`, or the value itself, for all threads, before torch 2.13."""
+    """Returns the value that was set: in a `ContextVar`, or, before torch 2.13, directly, for all threads."""
     held = entry.user_override
     return held.get() if isinstance(held, ContextVar) else held
 

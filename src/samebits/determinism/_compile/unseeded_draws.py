@@ -1,8 +1,8 @@
 """A draw without a seed raises when it is captured into a graph, before the graph runs.
 
-Tracing with fake tensors calls no kernel, so the guard in front of the kernels does not see it. All of make_fx,
-torch.export and AOTAutograd (torch.compile) pass every op they capture to one function of torch's, which is replaced
-here; TorchScript's compiler calls nothing, so its graph is read.
+Tracing with fake tensors calls no kernel, so the guard in front of the kernels does not see it. All of
+make_fx, torch.export and AOTAutograd (torch.compile) pass every op they capture to one function of torch's,
+which is replaced here; TorchScript's compiler calls nothing, so its graph is read.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ def _refuse_draws(block: Any, scripted: Any) -> None:
 
 
 def _constant(value: Any, scripted: Any) -> Any:
-    """Returns the value that an input of a graph will have: constants, and attributes of the module; False where only a
-    call decides.
-    """
+    """Returns the value of a graph's input: a constant, or a module's attribute; False if a call decides."""
     node = value.node()
     if node.kind() == "prim::Constant":
         return value.toIValue()

@@ -1,15 +1,15 @@
 """Ops that torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
 
-Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `kthvalue` and cuDNN's grid
-sampler, which it refuses without saying so in that list, and what it runs and a GPU was seen to vary: the backwards of
-`AdaptiveMaxPool3d` and `MultiLabelMarginLoss`, `cumprod` and `logcumsumexp` of one row. The one left out is `resize_` of a quantized
-tensor: its new elements are unwritten memory, so there is no value to reproduce; write `torch.zeros` in the new
-size.
+Torch 2.13 documents 25 cases; all but one are here. Also here are the antialiased resizes, `kthvalue` and
+cuDNN's grid sampler, which it refuses without saying so in that list, and ops that it runs and a GPU was seen
+to vary: the backwards of `AdaptiveMaxPool3d` and `MultiLabelMarginLoss`, `cumprod` and `logcumsumexp` of one
+row. The one left out is `resize_` of a quantized tensor: its new elements are unwritten memory, so there is
+no value to reproduce; write `torch.zeros` in the new size.
 
 Sums that meet in one place are gathered in a fixed order where the places are known beforehand, else added by
-`index_add_`, `scatter_add_` or `index_put_`, which sort on CUDA under the switch. float16 and bfloat16 are summed in
-float32. A formulation is installed once a GPU has run it (`verified.toml`). Nothing imports this package before a CUDA
-tensor meets the switch (`determinism/_cuda_loading.py`).
+`index_add_`, `scatter_add_` or `index_put_`, which sort on CUDA under the switch. float16 and bfloat16 are
+summed in float32. A formulation is installed once a GPU has run it (`verified.toml`). Nothing imports this
+package before a CUDA tensor meets the switch (`determinism/_cuda_loading.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from samebits.determinism._cuda_decompositions import (
     resize,
     scans,
 )
-from samebits.determinism._cuda_decompositions.forms import in_place_form, out_form, where
+from samebits.determinism._cuda_decompositions.forms import in_place_form, where
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.max_unpool import max_unpool2d, max_unpool3d
-from samebits.determinism._kernels.put import put_
+from samebits.determinism._kernels.indexed_writes import max_unpool2d, max_unpool3d, put_
+from samebits.determinism._kernels.out_argument import out_form
 from samebits.determinism._replacement import Replacement, always
 from samebits.determinism._verified_on_gpu import read, verification_text
 
@@ -51,7 +51,7 @@ def _one(name: str, make: Callable[[Kernel], Kernel], reason: str) -> Replacemen
 
 
 def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ...]:
-    """Returns the replacements of a structured backward: the functional overload and the one that writes `grad_input`."""
+    """Returns the replacements of a structured backward: the functional one, and that with `grad_input`."""
     return (
         _one(name, always(function), reason),
         _one(f"{name}.grad_input", always(out_form(function, "grad_input")), reason),
@@ -75,17 +75,22 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         for one in _backward(name, partial(resize.upsample_backward, pairs), _GATHERED)
     ),
     *_backward("avg_pool3d_backward", pools.avg_pool3d_backward, _GATHERED),
-    _one("_adaptive_avg_pool2d_backward", always(pools.adaptive_avg_pool2d_backward), _GATHERED),
-    _one("_adaptive_avg_pool3d_backward", always(pools.adaptive_avg_pool3d_backward), _GATHERED),
+    _one("_adaptive_avg_pool2d_backward", always(partial(pools.adaptive_avg_pool_backward, 2)), _GATHERED),
+    _one("_adaptive_avg_pool3d_backward", always(partial(pools.adaptive_avg_pool_backward, 3)), _GATHERED),
     _one(
         "adaptive_avg_pool3d_backward.grad_input",
-        always(out_form(pools.adaptive_avg_pool3d_backward, "grad_input")),
+        always(out_form(partial(pools.adaptive_avg_pool_backward, 3), "grad_input")),
         _GATHERED,
     ),
-    *_backward("adaptive_max_pool2d_backward", pools.adaptive_max_pool2d_backward, _SORTED),
-    *_backward("adaptive_max_pool3d_backward", pools.adaptive_max_pool3d_backward, _SORTED),
-    *_backward("fractional_max_pool2d_backward", pools.fractional_max_pool2d_backward, _SORTED),
-    *_backward("fractional_max_pool3d_backward", pools.fractional_max_pool3d_backward, _SORTED),
+    *(
+        one
+        for kind, function in (
+            ("adaptive", pools.adaptive_max_pool_backward),
+            ("fractional", pools.fractional_max_pool_backward),
+        )
+        for dims in (2, 3)
+        for one in _backward(f"{kind}_max_pool{dims}d_backward", partial(function, dims), _SORTED)
+    ),
     *(
         one
         for name in ("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
@@ -116,8 +121,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     _one("median.dim_values", always(counts.median), _RANK),
     _one("nanmedian.dim_values", always(counts.nanmedian), _RANK),
     _one("kthvalue.values", always(counts.kthvalue), _RANK),
-    _one("grid_sampler_2d_backward", always(grids.grid_sampler_2d_backward), _SORTED),
-    _one("grid_sampler_3d_backward", always(grids.grid_sampler_3d_backward), _SORTED),
+    _one("grid_sampler_2d_backward", always(grids.grid_sampler_backward), _SORTED),
+    _one("grid_sampler_3d_backward", always(grids.grid_sampler_backward), _SORTED),
     _one("cudnn_grid_sampler_backward", always(grids.cudnn_grid_sampler_backward), _SORTED),
     _one("cumsum", where(scans.cumsum_is_refused, scans.cumsum), _SCAN),
     _one("cumsum.out", where(scans.cumsum_is_refused, scans.cumsum_out), _SCAN),

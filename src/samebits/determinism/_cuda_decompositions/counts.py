@@ -1,8 +1,8 @@
 """Counts, bags and order statistics: ours count in integers, or sort.
 
-Torch's CUDA kernels of `histc` of floats, `bincount` with weights and the backward of `embedding_bag(mode="max")` add with
-atomics; `median`, `nanmedian` and `kthvalue` return the index of any of several equal values. Ours is the one that a stable
-ascending sort (NaN last) puts at the rank.
+Torch's CUDA kernels of `histc` of floats, `bincount` with weights and the backward of
+`embedding_bag(mode="max")` add with atomics; `median`, `nanmedian` and `kthvalue` return the index of any of
+several equal values. Ours is the one that a stable ascending sort (NaN last) puts at the rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from samebits.determinism._cuda_decompositions.forms import accumulation_dtype, out_form
+from samebits.determinism._cuda_decompositions.forms import accumulation_dtype
+from samebits.determinism._kernels.out_argument import out_form
 
 _MAX = 2  # at::native::EmbeddingBagMode
 
@@ -23,10 +24,10 @@ def histc_is_refused(self: Tensor, *rest: object, **more: object) -> bool:
 
 
 def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
-    """`aten::histc` of floats: counts in `bins` equal bins over [min, max], or over the data when both are equal.
+    """`aten::histc` of floats: counts in `bins` equal bins over [min, max], or the data if both are equal.
 
-    The bin is (x - min) * bins / (max - min), as in torch's CUDA kernel; the last bin holds `max` too; NaN and what
-    lies outside is not counted. Counts are made in integers, so they do not stop at 2^24 in float32.
+    The bin is (x - min) * bins / (max - min), as in torch's CUDA kernel; the last bin holds `max` too; NaN
+    and elements outside are not counted. Counts are made in integers, so they do not stop at 2^24 in float32.
 
     Raises:
         RuntimeError: no bins, or a range that is not finite or is reversed, as torch's own.
@@ -113,8 +114,8 @@ def embedding_bag_dense_backward(
 ) -> Tensor:
     """`aten::_embedding_bag_dense_backward` for max: (bags, F) to (num_weights, F).
 
-    `maximum_indices` (bags, F) names the row each maximum came from, -1 for a bag without any (its gradient goes
-    nowhere). `scatter_add_` sorts on CUDA under the switch.
+    `maximum_indices` (bags, F) names the row that each maximum came from, -1 for a bag without any (its
+    gradient goes nowhere). `scatter_add_` sorts on CUDA under the switch.
     """
     dtype, features = accumulation_dtype(grad.dtype), grad.shape[1]
     result = grad.new_zeros((num_weights, features), dtype=dtype)

@@ -1,4 +1,4 @@
-"""Helpers of all families: the precision sums are made in, and the `out` and in-place forms of a function."""
+"""Helpers of all families: the precision sums are made in, and the in-place form of a function."""
 
 from __future__ import annotations
 
@@ -9,27 +9,13 @@ import torch
 from torch import Tensor
 
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype to sum in: float32 for float16 and bfloat16, as torch's CUDA kernels do; else the same."""
+    """Returns the dtype to sum in, as in torch's CUDA kernels: float32 for float16 and bfloat16."""
     return _WIDE.get(dtype, dtype)
-
-
-def out_form(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """Returns `function` as its overload with the out arguments `names`: they are checked, resized, filled and returned."""
-
-    def fill(*args: Any, **kwargs: Any) -> Any:
-        targets = tuple(kwargs.pop(name) for name in names)
-        results = function(*args, **kwargs)
-        for target, result in zip(targets, (results,) if len(names) == 1 else results, strict=True):
-            into(target, result)
-        return targets[0] if len(names) == 1 else targets
-
-    return fill
 
 
 def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -42,7 +28,7 @@ def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def where(refused: Callable[..., bool], function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
-    """Returns a `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for the others."""
+    """Returns a `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for others."""
 
     def make(kernel: Kernel) -> Kernel:
         def choose(*args: Any, **kwargs: Any) -> Any:

@@ -15,47 +15,17 @@ _BILINEAR, _NEAREST, _BICUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 
 Taps = tuple[Tensor, Tensor, Tensor]
-"""The neighbours along one dimension, each (K, points): index, weight, and the weight's derivative by the coordinate."""
-
-
-def grid_sampler_2d_backward(
-    grad_output: Tensor,
-    input: Tensor,  # noqa: A002
-    grid: Tensor,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor]:
-    """`aten::grid_sampler_2d_backward`: the gradients of `input` (N, C, H, W) and `grid` (N, H', W', 2).
-
-    Modes 0 bilinear, 1 nearest, 2 bicubic; paddings 0 zeros, 1 border, 2 reflection. One `index_add_` of channel rows
-    per neighbour (4, 1, 16), which sorts on CUDA under the switch. The first is None when the mask has it so.
-    """
-    return _backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask)
-
-
-def grid_sampler_3d_backward(
-    grad_output: Tensor,
-    input: Tensor,  # noqa: A002
-    grid: Tensor,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor]:
-    """`aten::grid_sampler_3d_backward`: `input` (N, C, D, H, W), `grid` (N, D', H', W', 3); modes 0 and 1."""
-    return _backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask)
+"""Neighbours along one dimension, each (K, points): index, weight, its derivative by the coordinate."""
 
 
 def cudnn_grid_sampler_backward(
     self: Tensor, grid: Tensor, grad_output: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """`aten::cudnn_grid_sampler_backward`: bilinear, zeros, aligned corners; torch refuses it as well."""
-    return _backward(grad_output, self, grid, _BILINEAR, _ZEROS, True, (True, True))
+    return grid_sampler_backward(grad_output, self, grid, _BILINEAR, _ZEROS, True, (True, True))
 
 
-def _backward(
+def grid_sampler_backward(
     grad_output: Tensor,
     input: Tensor,  # noqa: A002
     grid: Tensor,
@@ -64,6 +34,12 @@ def _backward(
     aligned: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor]:
+    """`aten::grid_sampler_{2,3}d_backward`: the gradients of `input` (N, C, [D,] H, W) and `grid`.
+
+    `grid` is (N, H', W', 2), or (N, D', H', W', 3) without mode 2. Modes 0 bilinear, 1 nearest, 2 bicubic;
+    paddings 0 zeros, 1 border, 2 reflection. One `index_add_` of channel rows per neighbour (4, 1, 16), which
+    sorts on CUDA under the switch. The first is None when the mask has it so.
+    """
     dtype, sizes = accumulation_dtype(input.dtype), input.shape[2:]
     channels, points = input.shape[1], grid.shape[:-1]
     source = input.movedim(1, -1).reshape(-1, channels).to(dtype)
@@ -96,7 +72,7 @@ def _backward(
 
 
 def _corners(taps: Sequence[Taps], sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Returns all combinations of neighbours, each (corners, points): row in the image, True if inside, weight, derivatives."""
+    """Returns row in the image, True if inside, weight, derivatives, each (corners, points)."""
     dims = len(taps)
     wide = [
         tuple(t.view(*(len(t) if i == d else 1 for i in range(dims)), -1) for t in tap)
@@ -152,7 +128,7 @@ def _cubic_slope(x: Tensor) -> Tensor:
 
 
 def _coordinate(x: Tensor, size: int, mode: int, padding: int, aligned: bool) -> tuple[Tensor, Tensor]:
-    """Returns the position among the inputs and its derivative; bicubic pads its neighbours instead of the position."""
+    """Returns the position among the inputs and its derivative; bicubic pads its neighbours instead."""
     place = (x + 1) / 2 * (size - 1) if aligned else ((x + 1) * size - 1) / 2
     factor = torch.full_like(x, (size - 1) / 2 if aligned else size / 2)
     if mode == _BICUBIC:

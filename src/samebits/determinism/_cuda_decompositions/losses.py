@@ -1,4 +1,4 @@
-"""`nll_loss2d` forward (torch's sums its blocks with atomics), and backwards of `ctc_loss` and `multilabel_margin_loss`."""
+"""`nll_loss2d` (torch sums its blocks with atomics); backwards of `ctc_loss` and `multilabel_margin_loss`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nll_loss2d_forward(
 ) -> tuple[Tensor, Tensor]:
     """`aten::nll_loss2d_forward` with a mean or sum: the loss and the total weight, both scalars.
 
-    `self` is (N, C, H, W) log-probabilities, `target` (N, H, W) int64. Sums are torch's reductions (fixed trees).
+    `self`: (N, C, H, W) log-probabilities, `target`: (N, H, W) int64. Sums are torch's reductions (trees).
 
     Raises:
         RuntimeError: a target outside the classes (a device-side assert on CUDA).
@@ -57,9 +57,9 @@ def ctc_loss_backward(
 ) -> Tensor:
     """`aten::_ctc_loss_backward`: (N,) and (T, N, C) to (T, N, C), zero after each input's length.
 
-    Graves et al. 2006, eq. 16: exp(log_probs) minus the posterior of each label. The backward variable beta is the
-    forward variable of the reversed problem, so torch's own `_ctc_loss` computes it; posteriors of one label are added
-    by `index_add_` over (sample, label) rows, which sorts on CUDA under the switch.
+    Graves et al. 2006, eq. 16: exp(log_probs) minus the posterior of each label. The backward variable beta
+    is the forward variable of the reversed problem, so torch's own `_ctc_loss` computes it; posteriors of one
+    label are added by `index_add_` over (sample, label) rows, which sorts on CUDA under the switch.
     """
     device, (times, samples, classes) = log_probs.device, log_probs.shape
     lengths = torch.tensor(input_lengths, device=device)
@@ -96,8 +96,8 @@ def multilabel_margin_loss_backward(
 ) -> Tensor:
     """`aten::multilabel_margin_loss_backward`: the gradient of `self`, (N, C) or (C).
 
-    A pair of a target t and a class c that is none counts where 1 - x[t] + x[c] > 0; counts are exact. torch's kernel
-    adds and scales a target's gradient in two threads that do not wait for one another.
+    A pair of a target t and a class c that is no target counts where 1 - x[t] + x[c] > 0; counts are exact.
+    torch's kernel adds and scales a target's gradient in two threads that do not wait for one another.
     """
     x = self.reshape(-1, self.shape[-1] if self.dim() else 1)
     targets, no_target = target.reshape(x.shape), is_target.reshape(x.shape) == 0
@@ -127,7 +127,7 @@ def _padded(targets: Tensor, target_lengths: Sequence[int], longest: int) -> Ten
 
 
 def _beta(log_probs: Tensor, labels: Tensor, back: Tensor, sizes: Tensor, rest: tuple) -> Tensor:
-    """Returns the log forward variables (N, T, S) of the problem with time and labels reversed within each sample."""
+    """Returns the log forward variables (N, T, S) with time and labels reversed within each sample."""
     times, reversed_place = back.t(), sizes[:, None] - 1 - torch.arange(labels.shape[1], device=labels.device)
     flipped = log_probs.gather(0, times[:, :, None].expand_as(log_probs))
     return torch.ops.aten._ctc_loss(flipped, labels.gather(1, reversed_place.clamp_(min=0)), *rest)[1]

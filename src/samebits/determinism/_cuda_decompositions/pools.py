@@ -38,41 +38,8 @@ def avg_pool3d_backward(
     return grad if divisor_override is None else grad.div_(divisor_override)
 
 
-def adaptive_avg_pool2d_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """`aten::_adaptive_avg_pool2d_backward`: (N, C, h, w) or (C, h, w) to the shape of `self`."""
-    return _adaptive_avg(grad_output, self, 2)
-
-
-def adaptive_avg_pool3d_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """`aten::_adaptive_avg_pool3d_backward`: (N, C, d, h, w) or (C, d, h, w) to the shape of `self`."""
-    return _adaptive_avg(grad_output, self, 3)
-
-
-def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
-    """`aten::adaptive_max_pool2d_backward`: `indices` are positions in the plane, windows may overlap."""
-    return _scatter_maxima(grad_output, self, indices, 2)
-
-
-def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
-    """`aten::adaptive_max_pool3d_backward`: `indices` are positions in the volume, windows may overlap."""
-    return _scatter_maxima(grad_output, self, indices, 3)
-
-
-def fractional_max_pool2d_backward(
-    grad_output: Tensor, self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], indices: Tensor
-) -> Tensor:
-    """`aten::fractional_max_pool2d_backward`: as for the adaptive pool, windows may overlap."""
-    return _scatter_maxima(grad_output, self, indices, 2)
-
-
-def fractional_max_pool3d_backward(
-    grad_output: Tensor, self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], indices: Tensor
-) -> Tensor:
-    """`aten::fractional_max_pool3d_backward`: as for the adaptive pool, windows may overlap."""
-    return _scatter_maxima(grad_output, self, indices, 3)
-
-
-def _adaptive_avg(grad_output: Tensor, self: Tensor, dims: int) -> Tensor:
+def adaptive_avg_pool_backward(dims: int, grad_output: Tensor, self: Tensor) -> Tensor:
+    """`aten::_adaptive_avg_pool{2,3}d_backward`: (N, C, [d,] h, w) or (C, [d,] h, w), to `self`'s shape."""
     maps: list[Describe | None] = [
         (_adaptive_windows, (size, out), size)
         for size, out in zip(self.shape[-dims:], grad_output.shape[-dims:], strict=True)
@@ -80,8 +47,11 @@ def _adaptive_avg(grad_output: Tensor, self: Tensor, dims: int) -> Tensor:
     return adjoint(grad_output, self.dim() - dims, maps)
 
 
-def _scatter_maxima(grad_output: Tensor, self: Tensor, indices: Tensor, dims: int) -> Tensor:
-    """`scatter_add_` within each plane: on CUDA, under the switch, a stable sort and sums in its order."""
+def adaptive_max_pool_backward(dims: int, grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """`aten::adaptive_max_pool{2,3}d_backward`: `indices` are places in the plane or volume.
+
+    Windows may overlap. On CUDA, under the switch, `scatter_add_` sorts (stable) and adds in that order.
+    """
     plane = self.shape[-dims:]
     dtype = accumulation_dtype(self.dtype)
     grad = self.new_zeros((*self.shape[:-dims], plane.numel()), dtype=dtype)
@@ -89,8 +59,20 @@ def _scatter_maxima(grad_output: Tensor, self: Tensor, indices: Tensor, dims: in
     return grad.unflatten(-1, plane).to(self.dtype)
 
 
+def fractional_max_pool_backward(
+    dims: int,
+    grad_output: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    output_size: Sequence[int],
+    indices: Tensor,
+) -> Tensor:
+    """`aten::fractional_max_pool{2,3}d_backward`: as for the adaptive pool."""
+    return adaptive_max_pool_backward(dims, grad_output, self, indices)
+
+
 def _windows(size: int, out: int, kernel: int, stride: int, pad: int, with_pad: bool, raw: bool) -> Pairs:
-    """Returns the pairs of windows. Window o covers the inputs from o * stride - pad on; weight 1 / length, or 1 when `raw`."""
+    """Returns the pairs; window o covers inputs from o * stride - pad; weight 1 / length, or 1 if `raw`."""
     start = np.arange(out) * stride - pad
     end = np.minimum(start + kernel, size + pad)
     first, last = np.maximum(start, 0), np.minimum(end, size)
@@ -99,7 +81,7 @@ def _windows(size: int, out: int, kernel: int, stride: int, pad: int, with_pad: 
 
 
 def _adaptive_windows(size: int, out: int) -> Pairs:
-    """Returns the pairs of windows. Window o covers the inputs from floor(o * size / out) to ceil((o + 1) * size / out)."""
+    """Returns the pairs; window o covers inputs from floor(o * size / out) to ceil((o + 1) * size / out)."""
     places = np.arange(out)
     first, last = places * size // out, -((places + 1) * size // -out)
     return _spans(first, last, 1 / (last - first))
@@ -117,9 +99,9 @@ def _triple(x: Sequence[int]) -> Sequence[int]:
 
 
 def reflection_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
-    """`aten::reflection_pad{1,2,3}d_backward`: `padding` is (left, right, top, bottom, front, back), or the first of them.
+    """`aten::reflection_pad{1,2,3}d_backward`: the middle, plus the mirrored borders, by dimension.
 
-    The middle, plus each mirrored border folded back, one dimension after the other.
+    `padding` is (left, right, top, bottom, front, back), or the first of them.
     """
     dims = len(padding) // 2
     expected = list(self.shape)
@@ -136,9 +118,7 @@ def reflection_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence
 
 
 def _fold_dim(grad: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Folds one dimension. Output j of the padding shows input |j - before|, mirrored at the last input too; negative
-    padding crops.
-    """
+    """Folds one dimension: output j shows input |j - before|, mirrored at the last too; padding < 0 crops."""
     if before == after == 0:
         return grad
     size = grad.shape[dim] - before - after

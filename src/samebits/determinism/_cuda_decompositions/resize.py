@@ -1,4 +1,7 @@
-"""Backward of `interpolate`: linear, bilinear, bicubic, trilinear, and with antialiasing. Pairs after torch's UpSample.h."""
+"""Backward of `interpolate`: linear, bilinear, bicubic, trilinear, and with antialiasing.
+
+Pairs of inputs and outputs are those of torch's UpSample.h.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def upsample_backward(
     align_corners: bool,
     *scales: float | None,
 ) -> Tensor:
-    """Returns the gradient of the input, (N, C, *input), of a resize by `pairs` (a value of `PAIRS`) along each dimension.
+    """Returns the gradient of the input, (N, C, *input), of a resize by `pairs` (a value of `PAIRS`).
 
     `scales` has one for each dimension; None, or none at all, where the sizes say it.
     """
@@ -39,7 +42,7 @@ def upsample_backward(
         return grad_output.clone()
     maps: list[Describe | None] = [
         (pairs, (size, out, align_corners, scale), size)
-        # Torch's linear kernels on the CPU copy along a dimension of equal sizes; all others use the scale that was given.
+        # Torch's linear CPU kernels copy along a dimension of equal sizes; all others use the given scale.
         if size != out or (scale and not (pairs is _linear and grad_output.is_cpu))
         else None
         for size, out, scale in zip_longest(sizes, output_size, scales)

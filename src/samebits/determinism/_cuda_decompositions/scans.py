@@ -1,5 +1,6 @@
-"""Scans of floats (`cumsum`, and of one row `cumprod` and `logcumsumexp`) and `scatter_reduce(reduce="prod")`: in a
-fixed shape, by doubling distances.
+"""Scans of floats in a fixed shape, by doubling distances.
+
+`cumsum`; of one row `cumprod` and `logcumsumexp`; and `scatter_reduce(reduce="prod")`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def cumsum_is_refused(
 
 
 def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`aten::cumsum` of floats: blocks of 64 by doubling distances (Hillis and Steele), then the blocks' totals alike.
+    """`aten::cumsum` of floats: blocks of 64 by doubling distances (Hillis and Steele), their totals alike.
 
-    Reads and writes the data about 20 times, where an unordered scan does so once; errors grow with the logarithm.
+    Reads and writes the data about 20 times, an unordered scan once; errors grow with the logarithm.
     """
     dtype = self.dtype if dtype is None else dtype
     if self.dim() == 0:
@@ -44,7 +45,7 @@ def cumsum_out(self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out:
 def one_row_varies(
     self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None
 ) -> bool:
-    """Returns True for floats in one row: torch scans several rows in a fixed order, and does not refuse one."""
+    """Returns True for floats in one row, which torch runs: only several rows have a fixed order there."""
     one_row = self.dim() > 0 and self.numel() == self.shape[dim]
     return one_row and cumsum_is_refused(self, dim, dtype=dtype, out=out)
 
@@ -96,7 +97,7 @@ def scatter_reduce_is_refused(
 def scatter_reduce(
     self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """`aten::scatter_reduce.two` with "prod": equal indices meet by a stable sort, their products are a segmented scan.
+    """`aten::scatter_reduce.two` with "prod": a stable sort by index, then segmented scans of the products.
 
     Every writer to one place then holds the same product, so the order of the last `scatter` does not matter.
 
@@ -121,7 +122,7 @@ def scatter_reduce(
 
 
 def _products_of_equals(key: Tensor, x: Tensor) -> Tensor:
-    """Returns the inclusive products within runs of equal `key` along the last dimension, which is sorted by `key`."""
+    """Returns the inclusive products within runs of equal `key` along the last dimension; `key` is sorted."""
     distance = 1
     while distance < x.shape[-1]:
         same = key[..., distance:] == key[..., :-distance]

@@ -1,8 +1,9 @@
 """The adjoint of a map that works along each dimension separately: resizing, averaging over windows.
 
-Forward, output o along one dimension is a sum of weight * input i over a few pairs (o, i). Torch's CUDA kernels scatter
-the gradient over these pairs with atomics. Here each input *gathers* from its outputs: a table of K outputs and weights per
-input, then one indexing, one product and one sum per dimension. Tables are made once per shape, in float64.
+Forward, output o along one dimension is a sum of weight * input i over a few pairs (o, i). Torch's CUDA
+kernels scatter the gradient over these pairs with atomics. Here each input *gathers* from its outputs: a
+table of K outputs and weights per input, then one indexing, one product and one sum per dimension. Tables are
+made once per shape, in float64.
 """
 
 from __future__ import annotations
@@ -45,11 +46,10 @@ Describe = tuple[Callable[..., Pairs], tuple[Any, ...], int]
 
 
 def adjoint(grad_output: Tensor, first: int, maps: Sequence[Describe | None]) -> Tensor:
-    """Returns the gradient of the input; `maps` belongs to the dimensions from `first` on, None where it is the
-    identity.
+    """Returns the gradient of the input; `maps` are for dimensions from `first` on (None: identity).
 
-    Dimensions are done from the last to the first. Sums are made in float32 for float16 and bfloat16. The memory
-    format of `grad_output` is kept where channels come last.
+    Dimensions are done from the last to the first. Sums are made in float32 for float16 and bfloat16. The
+    memory format of `grad_output` is kept where channels come last.
     """
     dtype = accumulation_dtype(grad_output.dtype)
     channels_last = first == 2 and _channels_last(grad_output)
@@ -94,7 +94,7 @@ def _table(
 
 
 def _rows(pairs: Pairs, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the (K, size) outputs and weights, with equal pairs added together, and the number of outputs per input."""
+    """Returns (K, size) outputs and weights, equal pairs added, and the number of outputs per input."""
     span = int(pairs.outputs.max(initial=0)) + 1
     keys, place = np.unique(pairs.inputs * span + pairs.outputs, return_inverse=True)
     sums = np.bincount(place, weights=pairs.weights, minlength=len(keys))

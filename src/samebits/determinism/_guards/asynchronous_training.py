@@ -1,7 +1,8 @@
 """Training without an order of its updates cannot be deterministic: refused when it is constructed.
 
-As the RFC refuses `ParameterServerStrategy`. Here: RPC, `DistributedOptimizer`, and parameters that several processes
-write (Hogwild). Batches that loader workers pass through shared memory are no parameters, and are allowed.
+As the RFC refuses `ParameterServerStrategy`. Here: RPC, `DistributedOptimizer`, and parameters that several
+processes write (Hogwild). Batches that loader workers pass through shared memory are no parameters, and are
+allowed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def unwatch() -> None:
 
 
 def _note_thread(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Warns when two threads step the same parameters in turn: whose step comes first is a matter of time.
+    """Warns when two threads step the same parameters in turn: the order of their steps is a matter of time.
 
-    A thread that goes on where another one has ended, or that takes over for good, is no such case.
+    A thread that continues after the end of the other, or that takes over for good, is no such case.
     """
     params = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
     if not params:
@@ -65,8 +66,9 @@ def _note_thread(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if last is not None and last.is_alive() and any(thread() is here for thread in threads):
         warn_once(
             "threads",
-            f"{type(optimizer).__name__}.step(): the threads {last.name} and {here.name} train the same parameters, and the "
-            "order of their steps differs from run to run. Let one thread train; the others can prepare its batches.",
+            f"{type(optimizer).__name__}.step(): the threads {last.name} and {here.name} train the same "
+            "parameters, and the order of their steps differs from run to run. Let one thread train; the "
+            "others can prepare its batches.",
             ConflictWarning,
         )
     threads[:] = [*(thread for thread in threads if thread() is not here), weakref.ref(here)]
@@ -83,8 +85,8 @@ def _refuse_constructor(name: str, original: Callable[..., Any]) -> Callable[...
     @functools.wraps(original)
     def refused(*args: Any, **kwargs: Any) -> None:
         raise UnimplementedError(
-            f"{name} at {calling_line()}: updates that arrive in no fixed order differ from run to run, and op determinism is on. "
-            f"Use {_SYNCHRONOUS}; or call samebits.enable_op_determinism(False) before."
+            f"{name} at {calling_line()}: updates that arrive in no fixed order differ from run to run, and "
+            f"op determinism is on. Use {_SYNCHRONOUS}; or call samebits.enable_op_determinism(False) before."
         )
 
     return refused
@@ -110,7 +112,8 @@ def _unless_shared(original: Callable[..., Any]) -> Callable[..., Any]:
         if shared is not None:
             raise UnimplementedError(
                 _hogwild(
-                    f"{type(self).__name__} at {calling_line()} over a parameter {tuple(shared.shape)} in shared memory"
+                    f"{type(self).__name__} at {calling_line()} over a parameter {tuple(shared.shape)} in "
+                    "shared memory"
                 )
             )
 
@@ -125,6 +128,7 @@ def _first_shared(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
 
 def _hogwild(call: str) -> str:
     return (
-        f"{call}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
-        f"is on. Use {_SYNCHRONOUS}; weights that others only read can be copied (`p.detach().clone().share_memory_()`)."
+        f"{call}: processes that write the same parameters (Hogwild) do so in another order in every run, "
+        f"and op determinism is on. Use {_SYNCHRONOUS}; weights that others only read can be copied "
+        "(`p.detach().clone().share_memory_()`)."
     )

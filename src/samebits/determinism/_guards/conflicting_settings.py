@@ -24,7 +24,7 @@ _BLOCK = "To leave determinism for some lines: `with samebits.enable_op_determin
 
 
 def refuse_environment() -> None:
-    """Raises `ConflictError` when environment variables contradict the switch; called before it is turned on."""
+    """Raises `ConflictError` when environment variables contradict the switch, before it is turned on."""
     inductor_flag.refuse_contradiction()
     value = os.environ.get(CUBLAS_VARIABLE)
     if value and value not in _CUBLAS_VALUES:
@@ -35,13 +35,13 @@ def refuse_environment() -> None:
 
 
 def warn_of_late_branch() -> None:
-    """Warns when MKL had computed before samebits was imported, on a CPU where its small products then follow addresses."""
+    """Warns if MKL computed before samebits was imported, where its small products follow addresses."""
     if products_follow_addresses():
         warn_once(
             "MKL_CBWR",
-            "enable_op_determinism(): torch computed a product before samebits was imported. On this CPU MKL's small products "
-            "then depend on where in memory an array of NumPy begins. Import samebits before the first product, or start the "
-            "program with MKL_CBWR=AUTO in its environment.",
+            "enable_op_determinism(): torch computed a product before samebits was imported. On this CPU "
+            "MKL's small products then depend on where in memory an array of NumPy begins. Import samebits "
+            "before the first product, or start the program with MKL_CBWR=AUTO in its environment.",
             ConflictWarning,
         )
 
@@ -49,8 +49,9 @@ def warn_of_late_branch() -> None:
 def refuse_late_workspace() -> None:
     """Raises `ConflictError` when cuBLAS was used before its variable was set. (No GPU has run this yet.)
 
-    torch reads the variable at its first matrix product on a GPU, and then refuses all of them under its flag. So one
-    product, after flag and variable are set, shows it; nothing is done where CUDA was not used before.
+    torch reads the variable at its first matrix product on a GPU, and then refuses all of them under its
+    flag. So one product, after flag and variable are set, shows it; nothing is done where CUDA was not used
+    before.
     """
     if not torch.cuda.is_initialized():
         return
@@ -58,9 +59,9 @@ def refuse_late_workspace() -> None:
         torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))
     except RuntimeError as error:
         raise ConflictError(
-            f"enable_op_determinism(): cuBLAS was used before {CUBLAS_VARIABLE} was set, so that its products cannot be "
-            f"made deterministic any more. Set {CUBLAS_VARIABLE}=:4096:8 in the environment of the program, or call "
-            "enable_op_determinism() before the first product on a GPU."
+            f"enable_op_determinism(): cuBLAS was used before {CUBLAS_VARIABLE} was set, so that its "
+            f"products cannot be made deterministic any more. Set {CUBLAS_VARIABLE}=:4096:8 in the "
+            "environment of the program, or call enable_op_determinism() before the first product on a GPU."
         ) from error
 
 
@@ -77,7 +78,7 @@ def watch(patches: Patches) -> None:
 
 
 def check() -> None:
-    """Raises or warns when something has undone the switch since it was turned on; called between two steps (0.5 us).
+    """Raises or warns when something has undone the switch; called between two steps (0.5 us).
 
     Raises:
         ConflictError: torch's flag is off or torch's warn_only is on, so that ops may have varied already.
@@ -88,9 +89,9 @@ def check() -> None:
     torchs = torch._C
     if not torchs._get_deterministic_algorithms() or torchs._get_deterministic_algorithms_warn_only():
         raise ConflictError(
-            "op determinism is on, but torch's own flag was turned off, or to warn_only, without a call of samebits "
-            "(torch._C._set_deterministic_algorithms): what ran since then may differ in the next run. "
-            f"Call samebits.enable_op_determinism(False) where it is meant. {_BLOCK}"
+            "op determinism is on, but torch's own flag was turned off, or to warn_only, without a call of "
+            "samebits (torch._C._set_deterministic_algorithms): what ran since then may differ in the next "
+            f"run. Call samebits.enable_op_determinism(False) where it is meant. {_BLOCK}"
         )
     if torchs._get_cudnn_benchmark() or not torchs._get_cudnn_deterministic():
         torchs._set_cudnn_benchmark(False)
@@ -111,7 +112,10 @@ def _check_without_switch() -> None:
 
 
 def _warn_of_inductor(text: str) -> None:
-    cure = "compiled code may differ in the next run. Call samebits.enable_op_determinism() before anything is compiled"
+    cure = (
+        "compiled code may differ in the next run. Call samebits.enable_op_determinism() before anything is "
+        "compiled"
+    )
     _warn("inductor", f"{text}: {cure}")
 
 
@@ -129,8 +133,8 @@ def _set_deterministic_debug_mode(debug_mode: int | str) -> None:
 
 def _refuse_call(call: str) -> None:
     raise ConflictError(
-        f"{call} at {calling_line()}: op determinism is on (samebits.enable_op_determinism), and this would undo it. Remove the "
-        f"call; ops without a deterministic implementation can warn instead of raise: "
+        f"{call} at {calling_line()}: op determinism is on (samebits.enable_op_determinism), and this would "
+        "undo it. Remove the call; ops without a deterministic implementation can warn instead of raise: "
         f"enable_op_determinism(on_unimplemented='warn'). {_BLOCK}"
     )
 
@@ -145,7 +149,8 @@ def _kept_flag(name: str, flag: Any, required: bool) -> Any:
         if value is not required:
             _warn(
                 name,
-                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {required}",
+                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays "
+                f"{required}",
             )
 
     return ContextProp(flag.getter, assign)

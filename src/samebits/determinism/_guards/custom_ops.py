@@ -1,9 +1,9 @@
 """Custom ops: only their author knows whether they are deterministic, and declares it with `declare_op`.
 
-Under the switch an undeclared op warns at its first call and is named in the record; one declared nondeterministic
-raises. An aten overload that the op table does not have (of a torch that was not reviewed, or of an extension) warns,
-too. Each such op gets an override that removes itself when it has warned, so that other ops, and later calls of this
-one, cost what they did.
+Under the switch an undeclared op warns at its first call and is named in the record; one declared
+nondeterministic raises. An aten overload that the op table does not have (of a torch that was not reviewed,
+or of an extension) warns, too. Each such op gets an override that removes itself when it has warned, so that
+other ops, and later calls of this one, cost what they did.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ATOMIC = re.compile(r"\batomic_\w+")
 
 
 def watch_triton_atomics(patches: Patches, jit: ModuleType) -> None:
-    """Checks each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
+    """Checks each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once imported."""
     patches.put(jit.JITFunction, "run", _check_at_launch(jit.JITFunction.run))
 
 
@@ -62,9 +62,9 @@ def _check_kernel(kernel: Any) -> None:
     if atomics:
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
         text = (
-            f"the Triton kernel {name}, launched at {calling_line()} under op determinism, uses {', '.join(atomics)}: floating-point "
-            "atomics are added in no fixed order. Let each program write its own result and reduce these in a second "
-            "kernel; atomics on integers repeat."
+            f"the Triton kernel {name}, launched at {calling_line()} under op determinism, uses "
+            f"{', '.join(atomics)}: floating-point atomics are added in no fixed order. Let each program "
+            "write its own result and reduce these in a second kernel; atomics on integers repeat."
         )
         warn_once(name, text, UndeclaredOpWarning)
 
@@ -83,11 +83,12 @@ def _sources(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 TORCH_NAMESPACES = frozenset(
     """
-    aten prim prims debugprims rngprims inductor inductor_prims _inductor_test quantized _quantized quantization
-    quantized_decomposed onednn mkldnn mkldnn_prepacked mkl prepacked xnnpack _nnpack sparse static_runtime
-    tensorexpr profiler c10d c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor dtensor
-    streams export onnx onnx_symbolic flex_lib _native _test debug_mode_ops higher_order cuda cudnn mps metal vulkan
-    vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm mempool
+    aten prim prims debugprims rngprims inductor inductor_prims _inductor_test quantized _quantized
+    quantization quantized_decomposed onednn mkldnn mkldnn_prepacked mkl prepacked xnnpack _nnpack sparse
+    static_runtime tensorexpr profiler c10d c10d_functional _c10d_functional _c10d_functional_autograd
+    symm_mem fsdp _dtensor dtensor streams export onnx onnx_symbolic flex_lib _native _test debug_mode_ops
+    higher_order cuda cudnn mps metal vulkan vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm
+    mempool
     """.split()  # noqa: SIM905
 )
 """Namespaces that torch itself registers, at import or later; torchvision and the like are others."""
@@ -110,11 +111,11 @@ _known_modules = 0
 def declare_op(name: str, *, deterministic: bool) -> None:
     """Declares whether equal inputs of a custom op (`namespace::name`, all its overloads) give equal bits.
 
-    May be called before the op is registered. A declared op does not warn under op determinism; one that is declared
-    nondeterministic raises `UnimplementedError` when it is called there.
+    May be called before the op is registered. A declared op does not warn under op determinism; one that is
+    declared nondeterministic raises `UnimplementedError` when it is called there.
 
     Raises:
-        InvalidArgumentError: the name has another form, or the op is one of torch's (`samebits ops` has its verdict).
+        InvalidArgumentError: the name has another form, or is that of a torch op (see `samebits ops`).
 
     Example:
         >>> schema = "(Tensor x) -> Tensor"
@@ -142,8 +143,7 @@ def declare_op(name: str, *, deterministic: bool) -> None:
 
 
 def declaration_of(name: str) -> bool | None:
-    """Returns True if an op that is not aten's (`namespace::name`) is declared deterministic; None if it is not
-    declared.
+    """Returns True if an op that is not aten's (`namespace::name`) is deterministic; None if undeclared.
 
     Those of torch's other namespaces, and of samebits, are deterministic.
     """
@@ -166,7 +166,7 @@ def unwatch() -> None:
 
 
 def watch_new_ops(*, anyway: bool = False) -> None:
-    """Watches ops that C++ extensions have registered since the last check; between two steps (0.1 us when none was loaded)."""
+    """Watches ops that C++ extensions registered since the last check; between two steps (0.1 us if none)."""
     global _known_modules
     if anyway or len(sys.modules) != _known_modules:
         _known_modules = len(sys.modules)
@@ -205,16 +205,18 @@ def _judge(full: str) -> None:
     name, settings = _packet(full), process.op_determinism
     if full.startswith("aten::"):
         text = (
-            f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "
-            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so it is not known whether its bits repeat. "
-            "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
+            f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table "
+            f"(those of torch {', '.join(TESTED_TORCH)}; this is {torch.__version__}), so it is not known "
+            "whether its bits repeat. `samebits verify` proves it of your script; `samebits ops` lists what "
+            "is not reviewed."
         )
         warn_once(full, text, UnreviewedOpWarning)
         return
     if name not in _declared:
         text = (
-            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and it was not declared whether it is "
-            f"deterministic. Say so: samebits.declare_op({name!r}, deterministic=True), or False to have it refused."
+            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and it was not "
+            f"declared whether it is deterministic. Say so: samebits.declare_op({name!r}, "
+            "deterministic=True), or False to have it refused."
         )
         warn_once(name, text, UndeclaredOpWarning)
         return

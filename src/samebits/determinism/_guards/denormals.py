@@ -35,8 +35,9 @@ def _set_everywhere(own: Callable[[bool], bool], mode: bool) -> bool:
         if parallel is None:
             own(False)
             raise ConflictError(
-                "torch.set_flush_denormal: this torch has no OpenMP runtime that samebits knows, so it would hold for one thread "
-                "only. Call it before enable_op_determinism() and before the first op, or leave it out."
+                "torch.set_flush_denormal: this torch has no OpenMP runtime that samebits knows, so it would "
+                "hold for one thread only. Call it before enable_op_determinism() and before the first op, "
+                "or leave it out."
             )
         # No team is larger than the threads that there are; with more, all that wait for work take part.
         tasks = "/proc/self/task"

@@ -1,9 +1,8 @@
-"""Fake tensors (torch.compile, make_fx, FakeTensorMode) under the switch: ops that are refused on CUDA raise our
-errors.
+"""Fake tensors (torch.compile, make_fx, FakeTensorMode): ops that are refused on CUDA raise our errors.
 
-Some of the functions by which torch computes shapes alert for every tensor that is not known to be on the CPU, or for
-every tensor at all (`max_unpool2d`). They compute no values, so that alert is suppressed; the alert of an op that met a
-fake CUDA tensor and has no kernel of ours becomes our error.
+Some of the functions by which torch computes shapes alert for every tensor that is not known to be on the
+CPU, or for every tensor at all (`max_unpool2d`). They compute no values, so that alert is suppressed; the
+alert of an op that met a fake CUDA tensor and has no kernel of ours becomes our error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch's loaders with `in_order=False` hand out whichever batch is ready first: they keep the order instead."""
+"""torch's loaders with `in_order=False` keep the order, and do not hand out the first batch that is ready."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def keep(loader: Any) -> None:
         loader.in_order = True
         warn_once(
             "in_order",
-            "torch.utils.data.DataLoader(in_order=False): its batches would come in an order that differs from run to run. "
-            "They come in order, as with in_order=True.",
+            "torch.utils.data.DataLoader(in_order=False): its batches would come in an order that differs "
+            "from run to run. They come in order, as with in_order=True.",
             ConflictWarning,
         )
 

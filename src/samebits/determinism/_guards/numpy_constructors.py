@@ -1,8 +1,8 @@
 """NumPy classes whose constructors are judged by their arguments: they read entropy with a seed, too.
 
-Calls of a C class cannot be seen from outside. So while the switch is on, `numpy.random` has a class of the same name
-whose call makes an object of NumPy's own class. `isinstance`, `issubclass`, `==`, signatures and pickles see no
-difference; `is` does.
+Calls of a C class cannot be seen from outside. So while the switch is on, `numpy.random` has a class of the
+same name whose call makes an object of NumPy's own class. `isinstance`, `issubclass`, `==`, signatures and
+pickles see no difference; `is` does.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ Judge = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
 def judged_class(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
-    """Returns a class for `kind` whose call first calls `refuse` unless `is_seeded(args, kwargs)`; without a judge it
-    is always allowed.
+    """Returns a class for `kind` whose call first calls `refuse` if `is_seeded(args, kwargs)` is False.
 
     NumPy reads entropy from inside the call here: from a line of samebits, which is allowed.
     """

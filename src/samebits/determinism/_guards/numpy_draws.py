@@ -1,8 +1,9 @@
-"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator without a seed.
+"""NumPy under the switch: no entropy from the operating system, and no global draw without a seed.
 
-Every generator of NumPy's that gets no seed calls one function for it (`numpy.random.bit_generator.randbits`), and that
-function is replaced; so it does not matter how the constructor was imported. The global generator's functions are
-replaced only until it is seeded: by its `seed` or `set_state`, or (seeded in another way) at the first draw after that.
+Every generator of NumPy's that gets no seed calls one function for it
+(`numpy.random.bit_generator.randbits`). That function is replaced, so the way in which a constructor was
+imported does not matter. The global generator's functions are replaced only until it is seeded: by its `seed`
+or `set_state`, or (seeded in another way) at the first draw after that.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from samebits.determinism._guards import numpy_constructors
 from samebits.determinism._guards.random_sources import (
     NUMPY_ENTROPY,
     NUMPY_GLOBAL,
+    GlobalGuard,
     drawing_frame,
     raise_or_warn,
 )
-from samebits.random._process import generator_states
 
 _mtrand: Any = np.random.mtrand
 _entropy: Any = np.random.bit_generator
@@ -35,14 +36,14 @@ _DRAWS = frozenset(
 ) - {*_SEEDS, "get_state", "RandomState"}
 
 
-class NumpyGuard:
+class NumpyGuard(GlobalGuard):
     """Guards NumPy's global generator while it has no seed."""
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__(NUMPY_GLOBAL, numpy_was_seeded)
 
     def install(self) -> None:
-        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy use; not if seeded."""
+        """Replaces the drawing functions, also on the object of scikit-learn and SciPy; not if seeded."""
         if numpy_was_seeded():
             return
         guarded = _GuardedRandomState(_GLOBAL._bit_generator, self)
@@ -51,33 +52,6 @@ class NumpyGuard:
             function = getattr(guarded, name)
             for module in (np.random, _mtrand):
                 self._patches.put(module, name, function)
-
-    def remove(self) -> None:
-        """Restores NumPy's functions; harmless when they are in place."""
-        self._patches.undo()
-
-    def checked(self, draw: Callable[..., Any], owner: np.random.RandomState) -> Any:
-        """Returns `draw`, which raises as long as the generator has no seed; `owner` is its `__self__`."""
-
-        def drawn(*args: Any, **kwargs: Any) -> Any:
-            if not numpy_was_seeded():
-                raise_or_warn(NUMPY_GLOBAL, drawing_frame())
-            elif not generator_states.is_preserving():
-                self.remove()
-            return draw(*args, **kwargs)
-
-        return stand_in(draw, drawn, __self__=owner)
-
-    def seeding(self, seed: Callable[..., Any], owner: np.random.RandomState) -> Any:
-        """Returns `seed`, which removes the guard when the generator has a seed that lasts."""
-
-        def seeded(*args: Any, **kwargs: Any) -> Any:
-            result = seed(*args, **kwargs)
-            if not generator_states.is_preserving() and numpy_was_seeded():
-                self.remove()
-            return result
-
-        return stand_in(seed, seeded, __self__=owner)
 
 
 class _GuardedRandomState(np.random.RandomState):
@@ -92,8 +66,8 @@ class _GuardedRandomState(np.random.RandomState):
             return super().__getattribute__(name)
         value = getattr(_GLOBAL, name)
         if name in _DRAWS:
-            return self.__dict__["guard"].checked(value, self)
-        return self.__dict__["guard"].seeding(value, self) if name in _SEEDS else value
+            return self.__dict__["guard"].checked(value, __self__=self)
+        return self.__dict__["guard"].seeding(value, __self__=self) if name in _SEEDS else value
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is _GLOBAL
@@ -103,7 +77,7 @@ class _GuardedRandomState(np.random.RandomState):
 
 
 def numpy_was_seeded() -> bool:
-    """Returns True if NumPy's global generator was seeded, or its state set: drawing alone does not explain its state."""
+    """Returns True if NumPy's global generator was seeded or set: draws alone do not explain its state."""
     bits = _GLOBAL._bit_generator
     if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
         return True
@@ -139,9 +113,7 @@ def _refuse_type() -> None:
 
 
 def _makes_a_philox(frame: FrameType) -> bool:
-    """Returns True in `Philox(key=...)`, which reads entropy that it does not use; imported by name before the switch,
-    it comes here.
-    """
+    """Returns True in `Philox(key=...)`, imported by name before the switch: it does not use that entropy."""
     names = {*frame.f_code.co_names, *frame.f_code.co_freevars, *frame.f_code.co_varnames}
     return any(name == "Philox" or frame.f_globals.get(name) is _PHILOX for name in names)
 

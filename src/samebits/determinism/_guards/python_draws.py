@@ -1,4 +1,4 @@
-"""Python's `random` under the switch: neither its global generator nor a `random.Random` draws without a seed."""
+"""Python's `random` under the switch: neither its global generator nor a `Random` draws without a seed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from samebits.determinism._guards.random_sources import (
     PYTHON_RANDOM,
     PYTHON_SEED,
     SYSTEM_RANDOM,
+    GlobalGuard,
     drawing_frame,
     is_import_of_a_library,
     line_of_frame,
@@ -31,49 +32,27 @@ _DRAWS = ("random", "getrandbits")
 """The two methods by which everything in the module `random` draws."""
 
 
-class PythonGuard:
+class PythonGuard(GlobalGuard):
     """Guards Python's global generator while it has no seed."""
 
     def __init__(self) -> None:
-        self._patches = Patches()
+        super().__init__(PYTHON_GLOBAL, python_was_seeded)
         # Python seeds it anew, from the operating system, in every forked child.
         os.register_at_fork(after_in_child=self._forked)
 
     def install(self) -> None:
-        """Replaces the two functions by which all others draw, however these were imported; not if seeded since.
+        """Replaces the two functions by which all others draw, however imported; not if seeded since.
 
         The functions of the module that seed remove the guard.
         """
         if not _has_changed_by_draws_only():
             return
         for name in _DRAWS:
-            checked = self._checked(getattr(_GLOBAL, name))
+            checked = self.checked(getattr(_GLOBAL, name))
             self._patches.put(_GLOBAL, name, checked)
             self._patches.put(random, name, checked)
         for name in ("seed", "setstate"):
-            self._patches.put(random, name, self._seeding(getattr(random, name)))
-
-    def remove(self) -> None:
-        """Restores Python's functions; harmless when they are in place."""
-        self._patches.undo()
-
-    def _checked(self, draw: Callable[..., Any]) -> Any:
-        def drawn(*args: Any) -> Any:
-            if not python_was_seeded():
-                raise_or_warn(PYTHON_GLOBAL, drawing_frame())
-            elif not generator_states.is_preserving():
-                self.remove()
-            return draw(*args)
-
-        return stand_in(draw, drawn)
-
-    def _seeding(self, seed: Callable[..., None]) -> Any:
-        def seeded(*args: Any, **kwargs: Any) -> None:
-            seed(*args, **kwargs)
-            if not generator_states.is_preserving() and python_was_seeded():
-                self.remove()
-
-        return stand_in(seed, seeded)
+            self._patches.put(random, name, self.seeding(getattr(random, name)))
 
     def _forked(self) -> None:
         if process.op_determinism is not None:
@@ -82,18 +61,16 @@ class PythonGuard:
 
 
 def python_was_seeded() -> bool:
-    """Returns True if Python's global generator was seeded, or its state set: read from the state itself (0.3 to 16
-    ms).
+    """Returns True if Python's global generator was seeded, or its state set (0.3 to 16 ms).
 
-    Seeding leaves no other trace, and it may have happened before samebits was imported.
+    The state itself is read: seeding leaves no other trace, and it may have happened before samebits was
+    imported.
     """
     return not _has_changed_by_draws_only() or (_origin is _AT_IMPORT and _was_seeded_at_import())
 
 
 def _has_changed_by_draws_only() -> bool:
-    """Returns True if the state changed by draws only since samebits was imported, or since the operating system seeded
-    it (0.3 ms).
-    """
+    """Returns True if only draws followed the import of samebits, or a seed of the system (0.3 ms)."""
     global _origin
     state = random.getstate()
     words = _words(state)

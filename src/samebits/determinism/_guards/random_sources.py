@@ -1,22 +1,26 @@
 """Sources of random numbers that do not follow the global seed, and the effect of the switch on each.
 
-The table is shown in `docs/randomness.md`. A source that is called without a seed raises `UnseededError` at the calling
-line. Lines of the standard library, torch and NumPy may call it (`tempfile` draws its names, torch seeds afterwards),
-and libraries may draw while they are being imported; generators that they make then are a warning.
+The table is shown in `docs/randomness.md`. A source that is called without a seed raises `UnseededError` at
+the calling line. Lines of the standard library, torch and NumPy may call it (`tempfile` draws its names,
+torch seeds afterwards), and libraries may draw while they are being imported; generators that they make then
+are a warning.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
+from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_call import call_of_frame
 from samebits._inspect.user_code import INSTALLED, owner_of_frame
 from samebits._unseeded import from_entropy
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededWarning
+from samebits.random._process import generator_states
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class RandomSource:
 
 _OF_A_LIBRARY = (
     "a number that is drawn from it before it gets a seed differs in the next run. Give the library's object "
-    "its seed, as env.reset(seed=seed) or set_random_state(seed); if you do, or if nothing draws from it, all is well."
+    "its seed, as env.reset(seed=seed) or set_random_state(seed); if you do, or if nothing draws from it, "
+    "all is well."
 )
 _SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
 
@@ -91,7 +96,7 @@ def drawing_frame(frame: FrameType | None = None) -> FrameType | None:
 
 
 def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "") -> None:
-    """Raises, or warns, for a call of a source without a seed by `frame` (of `drawing_frame`); does nothing for None.
+    """Raises, or warns, for a call of an unseeded source by `frame` (of `drawing_frame`); not for None.
 
     Raises:
         UnseededError: the source has no seed, so the next run would draw other numbers.
@@ -99,7 +104,10 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "")
     if frame is None:
         return
     call = call_of_frame(frame)
-    where = f"{source.name}, at {line_of_frame(frame)}{call and f' ({call})'}{line}, takes its seed from the operating system"
+    where = (
+        f"{source.name}, at {line_of_frame(frame)}{call and f' ({call})'}{line}, takes its seed from the "
+        "operating system"
+    )
     imports = is_import_of_a_library(frame)
     lasts = imports and source.lasting and frame.f_code.co_name == "<module>"
     # a library's generator is out of the user's hands, often seeded afterwards, and seldom drawn from
@@ -108,6 +116,40 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "")
         warn_once(f"{source.name} {frame.f_code.co_filename}", f"{where}: {_OF_A_LIBRARY}", UnseededWarning)
     elif not imports:
         raise from_entropy(where, source.instead)
+
+
+class GlobalGuard:
+    """Guards the global generator of a library while it has no seed; a subclass says where it is put."""
+
+    def __init__(self, source: RandomSource, was_seeded: Callable[[], bool]) -> None:
+        self._source, self._was_seeded, self._patches = source, was_seeded, Patches()
+
+    def remove(self) -> None:
+        """Restores the library's functions; harmless when they are in place."""
+        self._patches.undo()
+
+    def checked(self, draw: Callable[..., Any], **attributes: Any) -> Any:
+        """Returns `draw`, which raises as long as the generator has no seed."""
+
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            if not self._was_seeded():
+                raise_or_warn(self._source, drawing_frame())
+            elif not generator_states.is_preserving():
+                self.remove()
+            return draw(*args, **kwargs)
+
+        return stand_in(draw, drawn, **attributes)
+
+    def seeding(self, seed: Callable[..., Any], **attributes: Any) -> Any:
+        """Returns `seed`, which removes the guard when the generator has a seed that lasts."""
+
+        def seeded(*args: Any, **kwargs: Any) -> Any:
+            result = seed(*args, **kwargs)
+            if not generator_states.is_preserving() and self._was_seeded():
+                self.remove()
+            return result
+
+        return stand_in(seed, seeded, **attributes)
 
 
 def line_of_frame(frame: FrameType) -> str:
@@ -130,9 +172,7 @@ def _is_between(module: str) -> bool:
 
 
 def is_import_of_a_library(frame: FrameType) -> bool:
-    """Returns True during the import of a library: its user cannot change what its modules draw (SciPy: examples for
-    its docstrings).
-    """
+    """Returns True during the import of a library, whose draws its user cannot change (SciPy's examples)."""
     outer: FrameType | None = frame
     while outer is not None and owner_of_frame(outer) in INSTALLED:
         if outer.f_code.co_name == "<module>":

@@ -1,10 +1,11 @@
 """Ops for which torch has no deterministic implementation: they raise `UnimplementedError` with the cure.
 
-torch refuses nearly all of them itself, with a RuntimeError from inside the kernel that names neither device nor line
-nor cure. An override in front of each such kernel turns that error into ours; all other ops stay as they are. The list
-is that of `torch.use_deterministic_algorithms`'s documentation (2.13) and of `alertNotDeterministic` in its sources;
-where torch does have a deterministic path (`index_put_`, `scatter_add_`), nothing is raised and the override changes
-nothing. Products of sparse and dense matrices on CUDA, which torch runs, are refused here.
+torch refuses nearly all of them itself, with a RuntimeError from inside the kernel that names neither device
+nor line nor cure. An override in front of each such kernel turns that error into ours; all other ops stay as
+they are. The list is that of `torch.use_deterministic_algorithms`'s documentation (2.13) and of
+`alertNotDeterministic` in its sources; where torch does have a deterministic path (`index_put_`,
+`scatter_add_`), nothing is raised and the override changes nothing. Products of sparse and dense matrices on
+CUDA, which torch runs, are refused here.
 """
 
 from __future__ import annotations
@@ -33,70 +34,61 @@ _SCATTER = (
 _REFLECT = (
     "padding mode 'constant', or index with a reflected torch.arange: indexing has a deterministic backward"
 )
+_REPLICATE = "torch.nn.functional.pad(mode='replicate'), which has a deterministic path"
 _ONE_ROW = "two rows, `torch.stack([x, x])` along dimension 1, and then the first of them; or " + _ON_CPU
 _STRIDED = "kernels as large as their stride: reshape, then mean or amax over the window; or " + _ON_CPU
+_UNPOOL = "zeros and `scatter_` along the flattened {}: the same values while indices are unique"
+_UNPOOLS = {"max_unpool2d": _UNPOOL.format("plane"), "max_unpool3d": _UNPOOL.format("volume")}
+_MEDIAN = "torch.sort(stable=True) and the middle element; {} without `dim` gives no indices"
+_TRIANGLE = "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU
+_SORTED = "sort the indices and torch.segment_reduce, or " + _ON_CPU
 
 _SPARSE = (
-    "`sparse.to_dense() @ dense`, or for a COO matrix zeros and `index_add_(0, i[0], v[:, None] * dense[i[1]])`, where i "
-    "and v are its indices and values"
+    "`sparse.to_dense() @ dense`, or for a COO matrix zeros and `index_add_(0, i[0], v[:, None] * "
+    "dense[i[1]])`, where i and v are its indices and values"
 )
 
 CURES: Mapping[str, Mapping[str, str]] = {
     "CPU": {
         "put_": "`x.view(-1).index_put_((index,), source)`, or index_copy_ with indices that are unique",
-        "max_unpool2d": "zeros and `scatter_` along the flattened plane: the same values while indices are unique",
-        "max_unpool3d": "zeros and `scatter_` along the flattened volume: the same values while indices are unique",
+        **_UNPOOLS,
     },
     "QuantizedCPU": {"resize_": "torch.empty_quantized with the new size, or dequantize before resizing"},
     "CUDA": {
-        "_adaptive_avg_pool2d_backward": "an output size that divides the input (avg_pool2d), or mean over the plane",
+        "_adaptive_avg_pool2d_backward": "avg_pool2d if the output size divides the input, or a mean",
         "_adaptive_avg_pool3d_backward": "mean over the volume for output size 1, or " + _ON_CPU,
         "adaptive_avg_pool3d_backward": "mean over the volume for output size 1, or " + _ON_CPU,
-        "adaptive_max_pool2d_backward": "max_pool2d with an output size that divides the input, or amax for size 1",
+        "adaptive_max_pool2d_backward": "max_pool2d if the output size divides the input, or amax for size 1",
         "adaptive_max_pool3d_backward": "amax over the volume for output size 1, or " + _ON_CPU,
         "avg_pool3d_backward": _STRIDED,
         "max_pool3d_with_indices_backward": _STRIDED,
         "fractional_max_pool2d_backward": "max_pool2d, or " + _ON_CPU,
         "fractional_max_pool3d_backward": "max_pool3d with windows that do not overlap, or " + _ON_CPU,
-        "max_unpool2d": "zeros and `scatter_` along the flattened plane: the same values while indices are unique",
-        "max_unpool3d": "zeros and `scatter_` along the flattened volume: the same values while indices are unique",
-        "upsample_linear1d_backward": _RESIZE,
-        "upsample_bilinear2d_backward": _RESIZE,
-        "upsample_bicubic2d_backward": _RESIZE,
-        "upsample_trilinear3d_backward": _RESIZE,
-        "_upsample_bilinear2d_aa_backward": _RESIZE,
-        "_upsample_bicubic2d_aa_backward": _RESIZE,
-        "_upsample_lanczos2d_aa_backward": _RESIZE,
-        "reflection_pad1d_backward": _REFLECT,
-        "reflection_pad2d_backward": _REFLECT,
-        "reflection_pad3d_backward": _REFLECT,
-        "replication_pad1d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
-        "replication_pad2d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
-        "replication_pad3d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
-        "nll_loss2d_forward": "reduction='none' and then .mean(), or logits of shape (N, C) by flattening the plane",
-        "_ctc_loss_backward": "the loss on the CPU, or torch.backends.cudnn's CTC with targets on the CPU (int32)",
-        "_embedding_bag_dense_backward": "mode='sum' or 'mean', or torch.nn.functional.embedding and then amax",
+        **_UNPOOLS,
+        **{
+            f"upsample_{kind}_backward": _RESIZE
+            for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+        },
+        **{f"_upsample_{kind}2d_aa_backward": _RESIZE for kind in ("bilinear", "bicubic", "lanczos")},
+        **{f"reflection_pad{dims}d_backward": _REFLECT for dims in (1, 2, 3)},
+        **{f"replication_pad{dims}d_backward": _REPLICATE for dims in (1, 2, 3)},
+        "nll_loss2d_forward": "reduction='none' and then .mean(), or logits (N, C) by flattening the plane",
+        "_ctc_loss_backward": "the loss on the CPU, or cuDNN's CTC with targets on the CPU (int32)",
+        "_embedding_bag_dense_backward": "mode='sum' or 'mean', or F.embedding and then amax",
         "put_": "`x.view(-1).index_put_((index,), source, accumulate=...)`, which sorts the indices first",
         "histc": "torch.bucketize and then an integer torch.bincount, or " + _ON_CPU,
         "bincount": "zeros and index_add_ for the weights, which sorts the indices first",
-        "median": "torch.sort(stable=True) and the middle element; median without `dim` gives no indices",
-        "nanmedian": "torch.sort(stable=True) and the middle element; nanmedian without `dim` gives no indices",
+        "median": _MEDIAN.format("median"),
+        "nanmedian": _MEDIAN.format("nanmedian"),
         "kthvalue": "torch.sort(stable=True) and the k-th element",
-        "grid_sampler_2d_backward": "mode='nearest' with padding, or gather the four corners with index_select",
+        "grid_sampler_2d_backward": "mode='nearest' with padding, or index_select of the four corners",
         "grid_sampler_3d_backward": "gather the eight corners with index_select, or " + _ON_CPU,
         "cudnn_grid_sampler_backward": "gather the four corners with index_select, or " + _ON_CPU,
-        "cumsum": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
-        "cumsum_": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
-        "cumprod": _ONE_ROW,
-        "cumprod_": _ONE_ROW,
-        "_logcumsumexp": _ONE_ROW,
+        **dict.fromkeys(("cumsum", "cumsum_"), _TRIANGLE),
+        **dict.fromkeys(("cumprod", "cumprod_", "_logcumsumexp"), _ONE_ROW),
         "multilabel_margin_loss_backward": "the loss on the CPU, or pairs of scores, relu and sum",
-        "scatter": _SCATTER,
-        "scatter_": _SCATTER,
-        "scatter_reduce": _SCATTER,
-        "scatter_reduce_": _SCATTER,
-        "index_reduce": "sort the indices and torch.segment_reduce, or " + _ON_CPU,
-        "index_reduce_": "sort the indices and torch.segment_reduce, or " + _ON_CPU,
+        **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _SCATTER),
+        **dict.fromkeys(("index_reduce", "index_reduce_"), _SORTED),
         "_efficient_attention_backward": "torch.nn.attention.sdpa_kernel with FLASH_ATTENTION or MATH",
     },
     "SparseCUDA": dict.fromkeys(("mm", "addmm", "addmm_", "hspmm"), _SPARSE),
@@ -108,13 +100,12 @@ _WITHOUT_ALERT = ("SparseCUDA", "SparseCsrCUDA")
 
 
 def cure_of(name: str, key: str) -> str | None:
-    """Returns the replacement for an overload (full name) for a dispatch key; None where nothing is refused."""
+    """Returns what to use instead of an overload (full name) on a dispatch key; None if it is not refused."""
     return CURES.get(key, {}).get(name.removeprefix("aten::").partition(".")[0])
 
 
 def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
-    """Installs the converter in front of every op of `CURES` that this torch has a kernel for and that we have not
-    replaced.
+    """Puts the error in front of every op of `CURES` that this torch has, but for those we replaced.
 
     With `warn` the op warns (`UnimplementedWarning`, once per op) and runs as it is.
     """
@@ -131,7 +122,8 @@ def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
     """Raises the error with the replacement for the overload; with `warn`, warns of it once."""
     if not warn:
         raise UnimplementedError(
-            f"{_explain(name, key)} enable_op_determinism(on_unimplemented='warn') runs it all the same and notes it in the record."
+            f"{_explain(name, key)} enable_op_determinism(on_unimplemented='warn') runs it all the same and "
+            "notes it in the record."
         )
     text = lambda: f"{_explain(name, key)} It runs all the same (on_unimplemented='warn')."  # noqa: E731
     warn_once(name, text, UnimplementedWarning)
@@ -141,8 +133,8 @@ def _explain(name: str, key: str) -> str:
     text = f"{calling_op(f'{name} on {key}')} has no deterministic implementation. Use {cure_of(name, key)}."
     if key == "CUDA" and cuda_loading.computes(name, cuda_loading.all_formulations()):
         text += (
-            " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
-            "in a clone of samebits, `make gpu ARGS=tests/gpu/test_switch.py` runs it on this GPU, and "
+            " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not "
+            "used: in a clone of samebits, `make gpu ARGS=tests/gpu/test_switch.py` runs it on this GPU, and "
             "tools/op_table/gpu_evidence.py installs it where its bits repeat."
         )
     return text
@@ -174,9 +166,7 @@ def _refuse_dense_operands(kernel: Kernel, objection: Callable[[], None]) -> Ker
 
 
 def _with_alerts_as_warnings(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a kernel with torch's warn_only for this call: for a whole program it also gives up deterministic paths
-    that exist.
-    """
+    """Calls a kernel with torch's warn_only for this call: for a program it gives up deterministic paths."""
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
         return kernel(*args, **kwargs)

@@ -1,7 +1,7 @@
 """A draw from torch's default generator before any seed was set raises at the draw.
 
-The guard is in front of every aten op that draws (tag `nondeterministic_seeded`, 31 on the CPU in torch 2.13) and
-removes itself at the first draw after seeding, so that later draws cost what they did before.
+The guard is in front of every aten op that draws (tag `nondeterministic_seeded`, 31 on the CPU in torch 2.13)
+and removes itself at the first draw after seeding, so that later draws cost what they did before.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SeedGuard:
         """Warns, once, when unseeded draws have already happened."""
         if not torch_was_seeded() and _has_drawn():
             text = (
-                "enable_op_determinism() was called after torch's default generator, which has no seed, had been drawn "
-                f"from: values made so far (initial weights?) differ in every run. {CURE}."
+                "enable_op_determinism() was called after torch's default generator, which has no seed, had "
+                f"been drawn from: values made so far (initial weights?) differ in every run. {CURE}."
             )
             warn_once("unseeded draws", text, UnseededWarning)
         if not torch_was_seeded():
@@ -49,7 +49,7 @@ class SeedGuard:
                 _drawing_ops(key)  # now, while no kernel of ours is registered where torch has none
 
     def install(self) -> None:
-        """Guards every drawing op. Installed as the last override: it removes itself, and must have nothing on top of it."""
+        """Guards every drawing op. Installed last: it removes itself, so nothing may be on top of it."""
         if torch_was_seeded():
             return
         self._overrides = KernelOverrides()
@@ -90,7 +90,7 @@ class DrawRule:
         ]
 
     def draws_from_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Returns True unless the call has its own generator, is outside of training, or is a dropout of nothing."""
+        """Returns False for a call with its own generator, outside of training, or with dropout 0."""
         if self._never or _is_own(self._value("generator", args, kwargs)):
             return False
         return all(self._value(name, args, kwargs) is not False for name in self._flags) and all(
@@ -105,7 +105,7 @@ class DrawRule:
 
 
 def _is_own(generator: Any) -> bool:
-    """Returns True for a generator that is neither None nor a default one, which `random_split` passes by name."""
+    """Returns True for a generator that is neither None nor a default one (`random_split` passes that)."""
     if not isinstance(generator, torch.Generator):
         return generator is not None  # TorchScript: a value that only a call can tell
     defaults = (torch.default_generator, *torch.cuda.default_generators)
@@ -128,7 +128,7 @@ def _keys() -> tuple[str, ...]:
 
 @functools.cache
 def _drawing_ops(key: str) -> list[str]:
-    """Returns the drawing ops by their tag, read without making a Python object for each of 3,000 ops (50 ms)."""
+    """Returns the drawing ops by their tag, without making a Python object for each of 3,000 ops (50 ms)."""
     drawing = []
     for name in kernels(key):
         if name.startswith("aten::"):
@@ -140,7 +140,7 @@ def _drawing_ops(key: str) -> list[str]:
 
 
 def _cuda_was_seeded() -> bool:
-    """Returns True if `torch.manual_seed` or `torch.cuda.manual_seed` has seeded CUDA. (No GPU has run this yet.)"""
+    """Returns True if `torch.manual_seed` or `torch.cuda.manual_seed` seeded CUDA. (Not yet run on a GPU.)"""
     return torch_was_seeded() or torch.cuda.initial_seed() < 2**32
 
 
@@ -148,7 +148,7 @@ _IS_SEEDED = {"CPU": torch_was_seeded, "CUDA": _cuda_was_seeded}
 
 
 def _has_drawn() -> bool:
-    """Returns True if the state of the default generator is no longer that of its (operating system's) seed."""
+    """Returns True if the default generator's state is no longer that of its (operating system's) seed."""
     fresh = torch.Generator()
     fresh.manual_seed(torch.default_generator.initial_seed())
     return not torch.equal(fresh.get_state(), torch.default_generator.get_state())

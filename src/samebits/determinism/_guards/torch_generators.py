@@ -1,8 +1,9 @@
-"""`torch.Generator` under the switch: no seed from the operating system, and a warning for one that is never seeded.
+"""`torch.Generator` under the switch: no seed from the operating system; a warning if it is never seeded.
 
-A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not intended: every such
-generator gives the same numbers, whatever the program's seed. Watching draws would cost time, so the last few
-generators that a program made are kept until they are seeded, and checked between two steps and when another is made.
+A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not intended: every
+such generator gives the same numbers, whatever the program's seed. Watching draws would cost time, so the
+last few generators that a program made are kept until they are seeded, and checked between two steps and when
+another is made.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ _made: deque[tuple[torch.Generator, str]] = deque(maxlen=8)
 
 
 def check() -> None:
-    """Warns, once per line, of generators that were drawn from and never seeded. 0.1 us when a program has made none."""
+    """Warns, once per line, of generators that were drawn from and never seeded (0.1 us without any)."""
     if not _made:
         return
     waiting = [(generator, line) for generator, line in _made if _is_unseeded(generator)]
     _made.clear()
     for generator, line in waiting:
         if _has_drawn(generator):
-            text = f"{GENERATOR.name}, made at {line}, has the seed {_DEFAULT_SEED} in every program. Use {GENERATOR.instead}."
+            text = (
+                f"{GENERATOR.name}, made at {line}, has the seed {_DEFAULT_SEED} in every program. Use "
+                f"{GENERATOR.instead}."
+            )
             warn_once(f"generator {line}", text, UnseededWarning)
         else:
             _made.append((generator, line))
@@ -117,7 +121,8 @@ def _note_generators(make: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Any:
     def refused(*_: Any) -> NoReturn:
         raise from_entropy(
-            f"{source.name}, called at {calling_line()}, seeds from the operating system; op determinism is on",
+            f"{source.name}, called at {calling_line()}, seeds from the operating system; op determinism is "
+            "on",
             source.instead,
         )
 
@@ -128,7 +133,7 @@ def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Any:
 def _refuse_seed_method(name: str) -> Iterator[None]:
     """Makes `torch.Generator.seed` raise inside the block: for all generators, however they were made.
 
-    The class is immutable, but its dictionary is not; Python must be notified, or it continues with its cached lookup.
+    The class is immutable, its dictionary is not; Python must be notified, or it uses its cached lookup.
     """
     attributes: Any = gc.get_referents(torch.Generator.__dict__)[0]
     original = attributes[name]

@@ -1,7 +1,7 @@
-"""Memory that nobody has written: torch fills it under its flag (NaN, the largest integer), so that `torch.empty` repeats its bits.
+"""Memory that nobody has written: torch's flag fills it (NaN, the largest integer), so `torch.empty` repeats.
 
-A program may turn that off by `torch.utils.deterministic.fill_uninitialized_memory = False`. Ops that read such memory
-get it filled all the same, and ours, which write all that they allocate, never.
+A program may turn that off by `torch.utils.deterministic.fill_uninitialized_memory = False`. Ops that read
+such memory get it filled all the same, and ours, which write all that they allocate, never.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ REPLACEMENTS = (
     *replacements(
         ("linalg_lstsq", "linalg_lstsq.out"),
         _serial,
-        "the default driver (gelsy) reads a pivot array that nobody wrote (pytorch#71222): it is filled first",
+        "the default driver (gelsy) reads a pivot array that nobody wrote (pytorch#71222): it is filled "
+        "first",
         serial=True,
     ),
     *replacements(

@@ -1,7 +1,7 @@
-"""Weight gradients of dilated bfloat16 and float16 convolutions in channels last: computed in contiguous form.
+"""Weight gradients of dilated bfloat16 and float16 convolutions in channels last: computed contiguously.
 
-oneDNN's kernel of them (`jit_bf16:avx512_core_bf16`) may read memory that nobody wrote: seen for rows of 40 elements and
-more, with errors of 100% to 1e35, new ones in each run.
+oneDNN's kernel of them (`jit_bf16:avx512_core_bf16`) may read memory that nobody wrote: seen for rows of 40
+elements and more, with errors of 100% to 1e35, new ones in each run.
 """
 
 from __future__ import annotations

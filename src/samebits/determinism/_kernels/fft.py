@@ -1,9 +1,9 @@
 """Fourier transforms that MKL computes otherwise on several threads than on one: those run on one.
 
-MKL shares a batch of transforms, or the rows of a transform of several dimensions, among the threads, and their
-bits stay (measured over 3,000 shapes). Two kinds do not: one long transform alone, which it cuts into pieces by
-the thread count and gains little (at most 1.25 of the time for two threads), and very short real ones, for which
-one thread has the faster code.
+MKL shares a batch of transforms, or the rows of a transform of several dimensions, among the threads, and
+their bits stay (measured over 3,000 shapes). Two kinds do not: one long transform alone, which it cuts into
+pieces by the thread count and gains little (at most 1.25 of the time for two threads), and very short real
+ones, for which one thread has the faster code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import Replacement
 
 _FEW = 1 << 14
-"""Elements that are transformed on one thread: several do not gain, and small transforms vary in more ways than one."""
+"""Elements transformed on one thread: several gain nothing, and small transforms vary in more ways."""
 
 
 def _make(name: str, kernel: Kernel) -> Kernel:
@@ -36,7 +36,7 @@ def _make(name: str, kernel: Kernel) -> Kernel:
 
 
 def _is_short(name: str, shape: torch.Size, dim: Sequence[int], last: Any) -> bool:
-    """Returns True if MKL has other code on one thread than on several for the real side: found over all lengths to 140."""
+    """Returns True if MKL has other code on one thread for the real side: found over all lengths to 140."""
     if name == "_fft_c2r":
         return last <= 16 or last in (32, 64)
     return name == "_fft_r2c" and len(dim) == 1 and shape[dim[0]] in (8, 16, 32, 64)
@@ -47,7 +47,10 @@ def _is_alone(shape: torch.Size, dim: Sequence[int]) -> bool:
     return len(dim) > 0 and math.prod(shape) == max(shape[d] for d in dim)
 
 
-_REASON = "a long transform alone and very short real ones change bits with the thread count: these run on one thread"
+_REASON = (
+    "a long transform alone and very short real ones change bits with the thread count: these run on one "
+    "thread"
+)
 REPLACEMENTS = tuple(
     Replacement(f"aten::{name}{form}", partial(_make, name), _REASON, only_threads=True)
     for name in ("_fft_c2c", "_fft_c2r", "_fft_r2c")

@@ -1,8 +1,9 @@
-"""grid_sample: half types are computed in float32, and the gradient takes NaN in the grid as -1, as the result does.
+"""grid_sample: half types are computed in float32; the gradient takes NaN in the grid as -1, as the result.
 
-Torch's kernel computes addresses in the type of the grid. Places beyond 256 (bfloat16) or 65,504 (float16) are then other
-places, also outside of the tensor: results change from call to call, and gradients are written where they destroy the
-heap. In every type its gradient of a bilinear sample with padding "border" or "reflection" takes NaN for an address.
+Torch's kernel computes addresses in the type of the grid. Places beyond 256 (bfloat16) or 65,504 (float16)
+are then other places, also outside of the tensor: results change from call to call, and gradients are written
+where they destroy the heap. In every type its gradient of a bilinear sample with padding "border" or
+"reflection" takes NaN for an address.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def safe(kernel: Kernel) -> Kernel:
 
 
 def _finite(grid: Tensor, x: Tensor, padding: int) -> Tensor:
-    """The grid with -1 for NaN, and, where it is reflected, for what overflows as a place: so torch takes it in the result."""
+    """The grid with -1 for NaN and, if reflected, for places that overflow, as torch takes them."""
     if padding == _BORDER:
         return grid.nan_to_num(-1.0)
     limit = torch.finfo(grid.dtype).max / (2 * max(x.shape))
@@ -51,5 +52,6 @@ def _finite(grid: Tensor, x: Tensor, padding: int) -> Tensor:
 REPLACEMENTS = replacements(
     OPS,
     safe,
-    "torch computes addresses in the type of the grid, and of NaN: half types are computed in float32, NaN is -1",
+    "torch computes addresses in the type of the grid, and of NaN: half types are computed in float32, NaN "
+    "is -1",
 )

@@ -1,4 +1,7 @@
-"""Histograms: with weights, fixed chunks of the points, each with sums of its own in float64, added in order; counts that are exact."""
+"""Histograms: weighted ones by fixed chunks of the points, and counts that are exact.
+
+Each chunk has sums of its own in float64, which are added in order.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from samebits._native.kernel_threads import float64_at, int64_at, on_team
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._kernels.out_argument import out_form
 from samebits.determinism._replacement import replacements
 
 _CHUNK = 1 << 15
@@ -30,7 +33,7 @@ def weighted_histogram(
 ) -> Tensor:
     """The histogram of (N, D) `points` over D rows of bin edges, as `torch.histogramdd`.
 
-    `weight` has N elements; NaN and what is outside the edges is not counted; the last bin has both its edges.
+    `weight` has N elements; NaN and what is outside the edges is not counted; the last bin has both edges.
     """
     bins = [len(edge) - 1 for edge in edges]
     total, count = math.prod(bins), len(points)
@@ -112,13 +115,7 @@ def _histogram_out(kernel: Kernel) -> Kernel:
     def functional(self: Tensor, bins: Any = 100, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return kernel(self, bins, **kwargs, hist=self.new_empty(0), bin_edges=self.new_empty(0))
 
-    ours = _histogram(functional)
-
-    def histogram_out(*args: Any, hist: Tensor, bin_edges: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        result, edges = ours(*args, **kwargs)
-        return into(hist, result), into(bin_edges, edges)
-
-    return histogram_out
+    return out_form(_histogram(functional), "hist", "bin_edges")
 
 
 def _histogramdd(kernel: Kernel) -> Kernel:
@@ -127,9 +124,8 @@ def _histogramdd(kernel: Kernel) -> Kernel:
         if _is_exact(self, weight, self.shape[:-1]):
             return kernel(self, bins, **kwargs)
         points, weight = self.reshape(-1, self.shape[-1]), None if weight is None else weight.reshape(-1)
-        kernel(
-            points[:0], bins, **{**kwargs, "weight": None if weight is None else weight[:0]}
-        )  # torch's checks
+        kwargs["weight"] = None if weight is None else weight[:0]
+        kernel(points[:0], bins, **kwargs)  # torch's checks
         edges = bins
         if isinstance(bins[0], int):
             span = kwargs.get("range") or _span(points)
@@ -162,15 +158,13 @@ def _histc(kernel: Kernel) -> Kernel:
 
 
 def _histc_out(kernel: Kernel) -> Kernel:
-    ours = _histc(lambda self, *args: kernel(self, *args, out=self.new_empty(0)))
-
-    def histc_out(self: Tensor, *args: Any, out: Tensor) -> Tensor:
-        return into(out, ours(self, *args))
-
-    return histc_out
+    return out_form(_histc(lambda self, *args: kernel(self, *args, out=self.new_empty(0))), "out")
 
 
-_COUNTS = "threads count in the type of the tensor, where a half type ends at 256 or 2,048: counted in float32, rounded once"
+_COUNTS = (
+    "threads count in the type of the tensor, where a half type ends at 256 or 2,048: counted in float32, "
+    "rounded once"
+)
 REPLACEMENTS = (
     *replacements(("histc",), _histc, _COUNTS),
     *replacements(("histc.out",), _histc_out, _COUNTS),

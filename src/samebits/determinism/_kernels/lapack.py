@@ -1,7 +1,7 @@
 """LU factorisations run on one thread, like the rest of LAPACK, but for batches of small matrices.
 
-Blocked algorithms sum in an order that depends on the thread count (results differ to 2e-4). `solve`, `inv`, `det`, `slogdet`
-and `lu` are made of this one.
+Blocked algorithms sum in an order that depends on the thread count (results differ to 2e-4). `solve`, `inv`,
+`det`, `slogdet` and `lu` are made of this one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SMALL = 128
 
 
 def _lu_factor(kernel: Kernel) -> Kernel:
-    """LU of a batch of small matrices keeps torch's loop over the batch, one matrix to a thread; others are serial.
+    """LU of a batch of small matrices keeps torch's loop, one matrix to a thread; others are serial.
 
-    With larger matrices that loop is not only different for each thread count: it gives wrong factors after any
-    `torch.set_num_threads` (pytorch#142815, #141358), because MKL's row swaps are not safe there.
+    With larger matrices that loop is not only different for each thread count: it gives wrong factors after
+    any `torch.set_num_threads` (pytorch#142815, #141358), because MKL's row swaps are not safe there.
     """
     serial = on_single_thread(kernel)
 
@@ -36,7 +36,8 @@ def _lu_factor(kernel: Kernel) -> Kernel:
 REPLACEMENTS = replacements(
     ("linalg_lu_factor_ex", "linalg_lu_factor_ex.out"),
     _lu_factor,
-    "blocked factorisations differ between thread counts: run on one thread, except batches of small matrices",
+    "blocked factorisations differ between thread counts: run on one thread, except batches of small "
+    "matrices",
     only_threads=True,
     serial=True,
 )

@@ -31,7 +31,7 @@ def _with_nan(kernel: Kernel) -> Kernel:
 
 
 def _tensor(value: Tensor | float, other: Tensor | float) -> Tensor:
-    """Returns a number, as torch gives it to kernels for `f(x, 3)`, as a tensor that does not change the result's dtype."""
+    """Returns a number, as in `f(x, 3)`, as a tensor that does not change the result's dtype."""
     if isinstance(value, Tensor):
         return value
     floats = isinstance(other, Tensor) and other.is_floating_point()

@@ -1,4 +1,4 @@
-"""Bilinear upsampling of exactly 3 channels (every RGB image): on one thread torch takes a kernel of its own, which rounds otherwise."""
+"""Bilinear upsampling of 3 channels (RGB images): on one thread torch has another kernel, with other bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._kernels.out_argument import out_form
 from samebits.determinism._replacement import replacements
 
 
@@ -26,12 +26,7 @@ def _bilinear(kernel: Kernel) -> Kernel:
 
 
 def _bilinear_out(kernel: Kernel) -> Kernel:
-    ours = _bilinear(lambda x, *args: kernel(x, *args, out=x.new_empty(0)))
-
-    def upsample_out(x: Tensor, *args: Any, out: Tensor) -> Tensor:
-        return into(out, ours(x, *args))
-
-    return upsample_out
+    return out_form(_bilinear(lambda x, *args: kernel(x, *args, out=x.new_empty(0))), "out")
 
 
 _REASON = "3 channels have another kernel on one thread: taken there one by one, as on more threads"

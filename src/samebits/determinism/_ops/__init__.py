@@ -1,4 +1,4 @@
-"""The arithmetic of threads and machines: our kernels, the ops that they cover, and the rest: one thread, or refusals.
+"""The arithmetic of threads and machines: our kernels, the ops they cover; the rest: one thread, or refusals.
 
 The switch imports none of it before `across="threads"` or `across="machines"` is asked for.
 """

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
-from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._ops.elementwise import (
     Call,
     Plan,
-    TorchRaisesError,
     evaluate,
     evaluate_all,
     forms,
     unary_forms,
 )
-from samebits.determinism._replacement import Replacement, always
+from samebits.determinism._replacement import Replacement, or_torchs, replacements
 
 _REASON = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
 
@@ -57,7 +53,7 @@ def _softplus_backward(grad: Tensor, self: Tensor, beta: float, threshold: float
 def elu_factors(
     dtype: torch.dtype, alpha: float, scale: float, input_scale: float
 ) -> tuple[float, float, float]:
-    """Returns the factors below zero, above zero, and of the input; products are rounded to float32, as torch's."""
+    """Returns the factors below zero, above zero, and of the input; products are rounded as torch's."""
     if dtype == torch.float64:
         return alpha * scale, scale, input_scale
     kind = torch.float32
@@ -107,57 +103,39 @@ def _of_two(function: ElementwiseFunction) -> Plan:
     return backward
 
 
-def _log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
+def _log_sigmoid_forward(self: Tensor, **_out: Tensor) -> tuple[Tensor, Tensor]:
     result, exponential = evaluate_all((FUNCTIONS["log_sigmoid"], (self,), ()))
     return result, exponential
-
-
-def _log_sigmoid_forward_out(self: Tensor, *, output: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
-    result, exponential = _log_sigmoid_forward(self)
-    return into(output, result), into(buffer, exponential)
 
 
 def _log_sigmoid_backward(grad: Tensor, self: Tensor, _buffer: Tensor) -> Call:
     return (FUNCTIONS["log_sigmoid_backward"], (grad, self), ())
 
 
-def _halves(self: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _halves(self: Tensor, dim: int) -> tuple[Tensor, Tensor] | None:
     """Returns the halves of glu's operand; invalid ones are torch's to refuse."""
     if self.dim() == 0 or not -self.dim() <= dim < self.dim() or self.shape[dim] % 2:
-        raise TorchRaisesError
+        return None
     half = self.shape[dim] // 2
     return self.narrow(dim, 0, half), self.narrow(dim, half, half)
 
 
 def _glu(self: Tensor, dim: int = -1) -> Call | None:
-    try:
-        return (FUNCTIONS["glu"], _halves(self, dim), ())
-    except TorchRaisesError:
+    halves = _halves(self, dim)
+    return None if halves is None else (FUNCTIONS["glu"], halves, ())
+
+
+def _glu_gradient(grad: Tensor, self: Tensor, dim: int, *, grad_input: Tensor | None = None) -> Tensor | None:
+    halves = _halves(self, dim)
+    if halves is None:
         return None
-
-
-def _glu_backward(kernel: Kernel) -> Kernel:
-    def glu_backward(grad: Tensor, self: Tensor, dim: int) -> Tensor:
-        try:
-            x, gate = _halves(self, dim)
-        except TorchRaisesError:
-            return kernel(grad, self, dim)
-        result = torch.empty(self.shape, dtype=self.dtype)
-        half = x.shape[dim]
-        result.narrow(dim, 0, half).copy_(evaluate((FUNCTIONS["glu"], (grad, gate), ())))
-        below = evaluate((FUNCTIONS["glu_gate_backward"], (grad, x, gate), ()))
-        result.narrow(dim, half, half).copy_(below)
-        return result
-
-    return glu_backward
-
-
-def _glu_backward_out(kernel: Kernel) -> Kernel:
-    def torchs(grad: Tensor, self: Tensor, dim: int) -> Tensor:
-        return kernel(grad, self, dim, grad_input=self.new_empty(0))
-
-    ours = _glu_backward(torchs)
-    return lambda grad, self, dim, *, grad_input: into(grad_input, ours(grad, self, dim))
+    x, gate = halves
+    result = torch.empty(self.shape, dtype=self.dtype)
+    half = x.shape[dim]
+    result.narrow(dim, 0, half).copy_(evaluate((FUNCTIONS["glu"], (grad, gate), ())))
+    below = evaluate((FUNCTIONS["glu_gate_backward"], (grad, x, gate), ()))
+    result.narrow(dim, half, half).copy_(below)
+    return result
 
 
 def _backward(plan: Plan, op: str) -> Iterator[Replacement]:
@@ -177,13 +155,10 @@ def _replacements() -> Iterator[Replacement]:
     yield from _backward(_elu_backward, "elu")
     yield from _backward(_logit_backward, "logit")
     yield from _backward(_log_sigmoid_backward, "log_sigmoid")
-    for name, make in (
-        ("log_sigmoid_forward", always(_log_sigmoid_forward)),
-        ("log_sigmoid_forward.output", always(_log_sigmoid_forward_out)),
-        ("glu_backward", _glu_backward),
-        ("glu_backward.grad_input", _glu_backward_out),
-    ):
-        yield Replacement(f"aten::{name}", partial(make), _REASON)
+    names = ("log_sigmoid_forward", "log_sigmoid_forward.output")
+    yield from replacements(names, or_torchs(_log_sigmoid_forward, ("output", "buffer")), _REASON)
+    names = ("glu_backward", "glu_backward.grad_input")
+    yield from replacements(names, or_torchs(_glu_gradient, ("grad_input",)), _REASON)
 
 
 _ACTIVATIONS = tuple(_replacements())
@@ -192,7 +167,10 @@ _ACTIVATIONS = tuple(_replacements())
 # Functions of one tensor: exp, log, sin, sqrt and the rest.
 
 
-_REASON_UNARY = "a vendor's function, or vector code and scalar tail that round differently; ours is one sequence of IEEE operations"
+_REASON_UNARY = (
+    "a vendor's function, or vector code and scalar tail that round differently; ours is one sequence of "
+    "IEEE operations"
+)
 
 
 def _unary_replacements() -> Iterator[Replacement]:

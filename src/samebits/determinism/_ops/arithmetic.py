@@ -1,4 +1,4 @@
-"""Ops of several operands: powers, angles, and sums of products, in which torch's compiler hides fused multiply-adds."""
+"""Ops of several operands: powers, angles, and sums of products that torch's compiler may fuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from samebits.determinism._ops.elementwise import Call, Plan, forms
 from samebits.determinism._replacement import NotCoveredError, Replacement
 
 _FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
-_CONTRACTED = "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused multiply-add"
+_CONTRACTED = (
+    "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused "
+    "multiply-add"
+)
 
 
 _REAL = (float, int)
@@ -33,7 +36,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def _scaled(sign: int) -> Plan:
-    """Returns the plan of add (1) or sub (-1): torch's kernel for two tensors, unless there is a factor that is not 1.
+    """Returns the plan of add (1) or sub (-1): torch's kernel for two tensors, unless `alpha` is not 1.
 
     A sum with a number takes ours, since torch's kernel takes tensors only.
     """
@@ -57,7 +60,7 @@ def _scaled(sign: int) -> Plan:
 
 
 def _as_torch_rounds(dtype: torch.dtype, *numbers: float) -> tuple[float, ...]:
-    """Returns the numbers of a sum or a power: torch rounds them to the type of the result, if that is a short one."""
+    """Returns the numbers of a sum or power: torch rounds them to the result's type if that is short."""
     return numbers if dtype in (torch.float32, torch.float64) else _rounded(dtype, numbers)
 
 

@@ -1,7 +1,7 @@
-"""Attention on the CPU, composed of the products of matrices and softmax, for as many scores at a time as stay in a cache.
+"""Attention on the CPU, composed of products and softmax, for the scores that fit in a cache at a time.
 
-Scores are (query scale) key + mask in float32 (float64 for float64), also for bfloat16 and float16; the result is rounded
-once. A query that sees no key gets zeros, as in torch.
+Scores are (query scale) key + mask in float32 (float64 for float64), also for bfloat16 and float16; the
+result is rounded once. A query that sees no key gets zeros, as in torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import NotCoveredError, replacements
 
 _SCORES = 1 << 18
-"""Scores that are computed at a time on each thread, about: what the cache of its core holds. At least those of one head."""
+"""Scores computed at a time on each thread, about: its core's cache holds them. At least one head's."""
 
 
 def _flash(kernel: Kernel) -> Kernel:
@@ -56,7 +56,7 @@ def _flash(kernel: Kernel) -> Kernel:
 
 
 def _of_torch(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Calls torch's kernel, which says what is wrong, or has nothing to compute; what else it takes is not covered."""
+    """Calls torch's kernel, which raises, or has nothing to compute; what else it takes is not covered."""
     made = kernel(*args, **kwargs)
     if all(x.numel() for x in args[:3]):
         raise NotCoveredError("aten::scaled_dot_product_attention", "of these arguments")
@@ -75,7 +75,7 @@ def _sizes(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 
 def _groups(query: Tensor, key: Tensor) -> Iterator[Group]:
-    """Yields what is computed at a time; heads of one item are read where they stand, several items are copied."""
+    """Yields groups computed at a time; heads of one item are read in place, several items are copied."""
     items, heads = _sizes(query, key)
     for start in range(0, len(query), items):
         for head in range(0, query.shape[1], heads):
@@ -100,13 +100,13 @@ def _factor(query: Tensor, scale: float | None) -> float:
 
 
 def _wider(x: Tensor, heads: int = 0) -> Tensor:
-    """Returns the tensor in the type that is computed in; of a key or value, with that number of `heads`, those of a group equal."""
+    """Returns the tensor in the type of the computation; a key's or value's heads are repeated to `heads`."""
     x = x.to(_wide(x.dtype))
     return x if heads in (0, x.shape[1]) else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _of_groups(grad: Tensor, x: Tensor) -> Tensor:
-    """Returns the gradient of a key or value: the sum over the heads that share one of its heads, rounded to its type."""
+    """Returns the gradient of a key or value: the sum over the heads that share its heads, in its type."""
     if grad.shape[1] == x.shape[1]:
         return grad.to(x.dtype)
     shared = grad.unflatten(1, (x.shape[1], -1)).sum(2)
@@ -118,7 +118,7 @@ def _scaled(query: Tensor, scale: float | None) -> Tensor:
 
 
 def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns an empty tensor (batch, head, place, ...), stored in the order batch, place, head, as torch's results are."""
+    """Returns an empty (batch, head, place, ...), stored by batch, place, head, like torch's results."""
     sizes = len(x), x.shape[2], x.shape[1], *x.shape[3:]
     return x.new_empty(sizes, dtype=dtype or x.dtype).transpose(1, 2)
 
@@ -273,7 +273,10 @@ def _multi_head(kernel: Kernel) -> Kernel:
     return attention
 
 
-_REASON = "one opaque kernel, with the vendor's products and sums of the machine's lanes: composed of ops that are covered"
+_REASON = (
+    "one opaque kernel, with the vendor's products and sums of the machine's lanes: composed of ops that are "
+    "covered"
+)
 
 REPLACEMENTS = (
     *replacements(["_scaled_dot_product_flash_attention_for_cpu"], _flash, _REASON),

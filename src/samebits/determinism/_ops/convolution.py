@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones, and their gradients, by the definition of `arithmetic.convolution`: same bits on every machine."""
+"""Convolutions, transposed ones, and their gradients, by the definition of `arithmetic.convolution`."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _factors(x: Tensor, weight: Tensor, groups: int, *, is_spread: bool, last: bool) -> tuple[Tensor, Tensor]:
-    """The input or gradient and the weight as `gathered` or `spread` takes them, with three dimensions of space."""
+    """The input or gradient and the weight as `gathered` or `spread` takes them, in three dimensions."""
     dim, parts = (0, groups) if is_spread else (1, 1)
     if x.dtype != torch.bfloat16 or weight.shape[dim] == parts:
         return _image(_wide(x), last), _with_three(_wide(weight).contiguous())
@@ -166,7 +166,7 @@ def _images(two: tuple[Tensor, Tensor], weight: Tensor, groups: int, last: bool)
 
 
 def _image(x: Tensor, last: bool) -> Tensor:
-    """The input or gradient with three dimensions of space, and with its channels first, or contiguous with them last."""
+    """The input or gradient with three space dimensions; channels first, or last and contiguous."""
     rank, is_short = x.dim(), x.element_size() == 2
     is_last = rank in _FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=_FORMATS[rank])
     if not last:
@@ -196,7 +196,7 @@ def _as_torchs(found: Tensor, x: Tensor, last: bool) -> Tensor:
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    """Returns True if torch suggests channels last for the results of `x` (`is_channels_last_strides_2d` of its C++ code)."""
+    """Returns True if torch suggests channels last for results of `x` (its `is_channels_last_strides_2d`)."""
     if x.is_contiguous():
         return False
     sizes, strides, least = x.shape, x.stride(), 0
@@ -209,7 +209,10 @@ def _is_channels_last(x: Tensor) -> bool:
     return True
 
 
-_REASON = "oneDNN blocks by the CPU and the number of threads: chains of fused multiply-adds in the order of the definition"
+_REASON = (
+    "oneDNN blocks by the CPU and the number of threads: chains of fused multiply-adds in the order of the "
+    "definition"
+)
 
 REPLACEMENTS = (
     *replacements(("_convolution",), always(_convolution), _REASON),

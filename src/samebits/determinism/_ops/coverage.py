@@ -1,4 +1,4 @@
-"""The overloads that `across="machines"` covers: on the CPU each has our kernel, a reason to keep torch's, or a refusal."""
+"""The overloads that `across="machines"` covers: by our kernel, or a reason to keep torch's; others raise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from samebits.errors import ConflictError
 FILE = Path(__file__).with_name("covered.toml")
 
 EXACT, OURS, COMPOSED, DENIED = "exact", "ours", "composed", "refused"
-"""torch's kernel, which computes nothing that a machine could change | a kernel of ours | made of other ops | raises."""
+"""torch's kernel, whose results no machine could change | a kernel of ours | made of other ops | raises."""
 REAL, INTEGERS = "real", "integers"
 """Types for which torch's kernel stays: all but complex numbers | where no argument is of floating point."""
 
@@ -61,14 +61,14 @@ def refusal_groups() -> list[Mapping[str, Any]]:
 
 
 def refusal_group(full: str) -> Mapping[str, Any]:
-    """Returns the family of a refused overload (full name); `family` and `reason` are empty if none is known."""
+    """Returns the family of a refused overload (full name), with empty `family` and `reason` if unknown."""
     name = full.removeprefix("aten::").partition(".")[0].rstrip("_")
     found = (one for one in refusal_groups() if any(fnmatchcase(name, op) for op in one["ops"]))
     return next(found, {"family": "", "reason": ""})
 
 
 def refusal_reason(full: str) -> str:
-    """Returns what is known of a refused overload (full name), with what to do instead; empty if nothing is."""
+    """Returns the reason why an overload (full name) is refused and what to do instead; empty if unknown."""
     return refusal_group(full)["reason"]
 
 
@@ -95,7 +95,7 @@ def _by_class() -> dict[str, Coverage]:
 
 
 def of_torch(row: OverloadRow, functional: OverloadRow) -> Coverage:
-    """Returns the coverage of an overload for which there is no kernel of ours. `functional`: the form that it follows."""
+    """Returns the coverage of an overload without a kernel of ours; it follows the form `functional`."""
     for name in (functional.name, functional.name.partition(".")[0], row.name):
         if (named := _named(name)) is not None:
             return named
@@ -108,7 +108,7 @@ def of_torch(row: OverloadRow, functional: OverloadRow) -> Coverage:
 
 
 def stays(full: str) -> bool:
-    """Returns True if an overload (full name) has the same bits on every machine, for all types, with its kernel without the mode."""
+    """Returns True if an overload (full name) has the same bits everywhere without the mode, in all types."""
     rows = reviewed().rows
     row = rows.get(full.removeprefix("aten::"))
     covered = None if row is None else of_torch(row, rows[row.form_of])
@@ -116,7 +116,7 @@ def stays(full: str) -> bool:
 
 
 def refusals(ours: frozenset[tuple[str, str]]) -> Iterator[tuple[str, str, Coverage]]:
-    """Yields what stands in front of torch's kernels: full name, dispatch key, and the coverage (a refusal, or one of some types).
+    """Yields the refusals in front of torch's kernels: full name, dispatch key and coverage.
 
     `ours`: the overloads, with dispatch key, that have a kernel of ours.
     """
@@ -154,7 +154,7 @@ def _stays(row: OverloadRow, functional: OverloadRow, layout: str) -> bool:
 
 
 CAPABILITIES = ("AVX2", "AVX512")
-"""Of `torch.backends.cpu.get_cpu_capability()`: the plain C++ kernels of a lesser one draw other normal numbers."""
+"""Values of `torch.backends.cpu.get_cpu_capability()`; a lesser one's kernels draw other normal numbers."""
 
 
 def has_vectors() -> bool:
@@ -168,6 +168,7 @@ def check() -> None:
     if not has_vectors():
         found = torch.backends.cpu.get_cpu_capability()
         raise ConflictError(
-            f'enable_op_determinism(across="machines"): torch uses its kernels for {found!r} here, and the same bits are '
-            f"promised for x86-64 with AVX2 and FMA. Unset ATEN_CPU_CAPABILITY, or use a CPU that has them."
+            f'enable_op_determinism(across="machines"): torch uses its kernels for {found!r} here, and the '
+            "same bits are promised for x86-64 with AVX2 and FMA. Unset ATEN_CPU_CAPABILITY, or use a CPU "
+            "that has them."
         )

@@ -1,11 +1,12 @@
 """Draws and sequences (arange, range, linspace), each by covered operations.
 
-Draws that torch makes by MKL or with logarithms of the system's library are
-covered functions of its uniform draws here.
+Draws that torch makes by MKL or with logarithms of the system's library are covered functions of its uniform
+draws here.
 
-With u uniform on [0, 1): exponential is -log(1 - u) / lambda, but at least half a unit of rounding; log-normal is exp of a
-normal draw; Cauchy is median + sigma tan(pi (u - 1/2)); geometric is ceil(log(1 - u) / log(1 - p)), at least 1. They
-take other numbers from the generator than torch's own, so that other draws follow.
+With u uniform on [0, 1): exponential is -log(1 - u) / lambda, but at least half a unit of rounding;
+log-normal is exp of a normal draw; Cauchy is median + sigma tan(pi (u - 1/2)); geometric is ceil(log(1 - u) /
+log(1 - p)), at least 1. They take other numbers from the generator than torch's own, so that other draws
+follow.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import torch
 from torch import Tensor
 
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import always, or_torchs, replacements
 
 
 def _drawing(draw: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
-    """Returns what makes an op that fills its tensor by `draw(shape-giving tensor, parameters, generator)`."""
+    """Returns the `make` of an op that fills its tensor by `draw(shape-giving tensor, args, generator)`."""
 
     def make(kernel: Kernel) -> Kernel:
         def drawing(self: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
@@ -62,33 +62,26 @@ def _log_of_rest(room: Tensor, generator: Any) -> Tensor:
     return room.uniform_(generator=generator).neg_().add_(1).log_()
 
 
-def _leaky(kernel: Kernel) -> Kernel:
-    """rrelu_with_noise: each element that is not positive, times a uniform draw of its own; `noise` keeps the factors."""
-
-    def rrelu(
-        self: Tensor,
-        noise: Tensor,
-        lower: float = 1 / 8,
-        upper: float = 1 / 3,
-        training: bool = False,
-        generator: Any = None,
-        *,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        if training:
-            drawn = torch.empty_like(self, dtype=torch.float32).uniform_(lower, upper, generator=generator)
-            noise.copy_(torch.where(self <= 0, drawn.to(self.dtype), torch.ones((), dtype=self.dtype)))
-            result = self * noise
-        else:
-            result = torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
-        return result if out is None else into(out, result)
-
-    return rrelu
+def _rrelu(
+    self: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """rrelu_with_noise: each element <= 0 is multiplied by a uniform draw of its own, kept in `noise`."""
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
+    drawn = torch.empty_like(self, dtype=torch.float32).uniform_(lower, upper, generator=generator)
+    noise.copy_(torch.where(self <= 0, drawn.to(self.dtype), torch.ones((), dtype=self.dtype)))
+    return self * noise
 
 
-def _leaky_in_place(kernel: Kernel) -> Kernel:
-    rrelu = _leaky(kernel)
-    return lambda self, *args, **kwargs: self.copy_(rrelu(self, *args, **kwargs))
+def _rrelu_in_place(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return self.copy_(_rrelu(self, *args, **kwargs))
 
 
 _REASON = "torch draws by MKL or the system's logarithms: ours by covered functions of its uniform draws"
@@ -101,8 +94,8 @@ _BY_DRAW = (
 )
 _DRAWS = (
     *(one for name, draw in _BY_DRAW for one in replacements([name], _drawing(draw), _REASON)),
-    *replacements(["rrelu_with_noise", "rrelu_with_noise.out"], _leaky, _REASON),
-    *replacements(["rrelu_with_noise_"], _leaky_in_place, _REASON),
+    *replacements(["rrelu_with_noise", "rrelu_with_noise.out"], or_torchs(_rrelu), _REASON),
+    *replacements(["rrelu_with_noise_"], always(_rrelu_in_place), _REASON),
 )
 
 
@@ -145,7 +138,10 @@ def _multiples(count: int, step: float) -> Tensor:
     return torch.arange(count, dtype=torch.int64).double().mul_(step)
 
 
-_REASON_SEQUENCES = "torch adds the lanes of a vector to its first element: ours rounds start + i step once per operation, in float64"
+_REASON_SEQUENCES = (
+    "torch adds the lanes of a vector to its first element: ours rounds start + i step once per operation, "
+    "in float64"
+)
 
 _SEQUENCES = (
     *replacements(["arange.start_out", "range.out"], _counting, _REASON_SEQUENCES),

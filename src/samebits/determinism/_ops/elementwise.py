@@ -1,6 +1,6 @@
-"""Elementwise functions of tensors: type promotion, broadcasting, the layout of the result, and results that exist already.
+"""Elementwise functions of tensors: type promotion, broadcasting, layout of the result, existing results.
 
-Operands that have one dense layout are given to the kernel as they are; else copies of them in the layout of the result.
+The kernel gets operands of one dense layout as they are, others as copies in the layout of the result.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
-from samebits._inspect import user_code
 from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.arithmetic.elementwise_kernel import FILLED
 from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
+from samebits.determinism._kernels.out_argument import resize
 from samebits.determinism._ops.operands import has_complex
 from samebits.determinism._replacement import NotCoveredError, Replacement
 
 Call = tuple[ElementwiseFunction, tuple[Any, ...], tuple[float, ...]]
-"""One evaluation: a function, operands (tensors, and numbers where torch allows them), and its Python numbers."""
+"""One evaluation: a function, operands (tensors, numbers where torch allows them), and Python numbers."""
 
 
 class TorchRaisesError(Exception):
@@ -60,7 +60,9 @@ def evaluate_into(call: Call, result: Tensor, *, in_place: bool) -> Tensor:
         raise TorchRaisesError
     computed = _general(call)[0]
     if result.shape != shape:
-        resize(result, shape, computed.stride())
+        resize(result, shape)
+        if result.stride() != computed.stride():
+            result.as_strided_(shape, computed.stride())
     return result.copy_(computed)
 
 
@@ -69,25 +71,13 @@ def evaluate_all(call: Call) -> list[Tensor]:
     return _general(call)
 
 
-def resize(out: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> None:
-    """Gives `out` another shape, with torch's warning if it had elements."""
-    if out.numel():
-        user_code.warn(
-            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
-            f"match the required output shape {list(shape)}.",
-            UserWarning,
-        )
-    out.resize_(shape)
-    if out.stride() != strides:
-        out.as_strided_(shape, strides)
-
-
 def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
     """Returns the addresses and steps of operands that have one type, shape and dense layout, else None."""
     if not isinstance(like, Tensor):
         return None
-    if not like.is_contiguous():
-        return _addresses_of_dense(like, operands)
+    strides = None if like.is_contiguous() else like.stride()
+    if strides is not None and not _is_dense(like):
+        return None
     found: list[int] = []
     dtype, shape = like.dtype, like.shape
     for operand in operands:
@@ -95,23 +85,7 @@ def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
             isinstance(operand, Tensor)
             and operand.dtype is dtype
             and operand.shape == shape
-            and operand.is_contiguous()
-        ):
-            return None
-        found += (operand.data_ptr(), 1)
-    return found
-
-
-def _addresses_of_dense(like: Tensor, operands: Sequence[Any]) -> list[int] | None:
-    if not _is_dense(like):
-        return None
-    found: list[int] = []
-    for operand in operands:
-        if operand is not like and not (
-            isinstance(operand, Tensor)
-            and operand.dtype is like.dtype
-            and operand.shape == like.shape
-            and operand.stride() == like.stride()
+            and (operand.is_contiguous() if strides is None else operand.stride() == strides)
         ):
             return None
         found += (operand.data_ptr(), 1)
@@ -152,7 +126,7 @@ def _strides(tensors: Sequence[Tensor], shape: torch.Size) -> tuple[int, ...]:
 def _dense(
     operand: Any, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
 ) -> tuple[Tensor, int]:
-    """Returns an operand in the layout of the result, and its step; one value fills a vector, and its step is 0."""
+    """Returns an operand in the layout of the result, and its step: 0 for one value, which fills a vector."""
     if not isinstance(operand, Tensor):
         return torch.full((FILLED,), operand, dtype=dtype), 0
     if (
@@ -250,11 +224,11 @@ def _unary(function: ElementwiseFunction, kernel: Kernel) -> Kernel:
 
 
 _BY_PARTS = ("add", "sub", "rsub")
-"""A sum of complex numbers is one of their real and one of their imaginary parts; with a factor, the formula refuses them."""
+"""Complex sums of these are sums of real numbers; with a factor, the formula refuses them."""
 
 
 def _of_real_numbers(name: str, kernel: Kernel) -> Kernel:
-    """Returns torch's kernel for what no formula takes; complex numbers, of which the compiler may contract products, raise."""
+    """Returns torch's kernel for what no formula takes; complex numbers raise: products may be fused."""
     if name.partition(".")[0].rstrip("_") in _BY_PARTS:
         return kernel
 

@@ -1,7 +1,7 @@
-"""embedding_bag: rows times their weights, in float32 (float64 for float64), added one after the other in the order of indices.
+"""embedding_bag: rows times weights, in float32 (float64 for float64), added in the order of indices.
 
-Torch's kernels call the vendor's axpy and dot, or generated code that fuses the product with the addition. The largest of a bag
-(mode 2) is torch's; what is added in its gradient is added by index_add.
+Torch's kernels call the vendor's axpy and dot, or generated code that fuses the product with the addition.
+The largest of a bag (mode 2) is torch's; in its gradient index_add adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import or_torchs, replacements
 
 _MEAN, _MAX = 1, 2
 
@@ -63,65 +63,59 @@ def _bags(offsets: Tensor, count: int, bags: int) -> Tensor:
     return torch.repeat_interleave(torch.arange(bags), ends - starts, output_size=count)
 
 
-def _dense_backward(kernel: Kernel) -> Kernel:
-    def gradient(
-        grad: Tensor,
-        indices: Tensor,
-        offset2bag: Tensor,
-        bag_size: Tensor,
-        maximum_indices: Tensor,
-        num_weights: int,
-        scale_grad_by_freq: bool,
-        mode: int,
-        per_sample_weights: Tensor | None,
-        padding_idx: int = -1,
-    ) -> Tensor:
-        takes("_embedding_bag_dense_backward", grad.dtype)
-        if mode == _MAX or not indices.numel() or grad.dtype not in MEMORY:
-            return kernel(
-                *(grad, indices, offset2bag, bag_size, maximum_indices, num_weights),
-                *(scale_grad_by_freq, mode, per_sample_weights, padding_idx),
-            )
-        rows = _wide(grad).index_select(0, offset2bag)
-        if mode == _MEAN:
-            rows = rows / bag_size.clamp(min=1).index_select(0, offset2bag).to(rows.dtype).unsqueeze(1)
-        if per_sample_weights is not None:
-            rows = rows * _wide(per_sample_weights).unsqueeze(1)
-        if scale_grad_by_freq:
-            counts = torch.bincount(indices, minlength=num_weights)
-            rows = rows / counts.index_select(0, indices).to(rows.dtype).unsqueeze(1)
-        if padding_idx >= 0:
-            rows = rows.masked_fill((indices == padding_idx).unsqueeze(1), 0)
-        return rows.new_zeros((num_weights, rows.shape[1])).index_add_(0, indices, rows).to(grad.dtype)
-
-    return gradient
+def _dense_gradient(
+    grad: Tensor,
+    indices: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor | None:
+    takes("_embedding_bag_dense_backward", grad.dtype)
+    if mode == _MAX or not indices.numel() or grad.dtype not in MEMORY:
+        return None
+    rows = _wide(grad).index_select(0, offset2bag)
+    if mode == _MEAN:
+        rows = rows / bag_size.clamp(min=1).index_select(0, offset2bag).to(rows.dtype).unsqueeze(1)
+    if per_sample_weights is not None:
+        rows = rows * _wide(per_sample_weights).unsqueeze(1)
+    if scale_grad_by_freq:
+        counts = torch.bincount(indices, minlength=num_weights)
+        rows = rows / counts.index_select(0, indices).to(rows.dtype).unsqueeze(1)
+    if padding_idx >= 0:
+        rows = rows.masked_fill((indices == padding_idx).unsqueeze(1), 0)
+    return rows.new_zeros((num_weights, rows.shape[1])).index_add_(0, indices, rows).to(grad.dtype)
 
 
-def _weights_backward(kernel: Kernel) -> Kernel:
-    def gradient(
-        grad: Tensor,
-        weight: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        offset2bag: Tensor,
-        mode: int,
-        padding_idx: int = -1,
-    ) -> Tensor:
-        takes("_embedding_bag_per_sample_weights_backward", grad.dtype)
-        if mode or not indices.numel() or grad.dtype not in MEMORY:
-            return kernel(grad, weight, indices, offsets, offset2bag, mode, padding_idx)
-        bag = offset2bag if offset2bag.numel() else _bags(offsets, indices.numel(), len(grad))
-        products = _wide(grad).index_select(0, bag) * _wide(weight.index_select(0, indices))
-        made = products.sum(1)
-        return (made.masked_fill(indices == padding_idx, 0) if padding_idx >= 0 else made).to(grad.dtype)
-
-    return gradient
+def _weights_gradient(
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor | None:
+    takes("_embedding_bag_per_sample_weights_backward", grad.dtype)
+    if mode or not indices.numel() or grad.dtype not in MEMORY:
+        return None
+    bag = offset2bag if offset2bag.numel() else _bags(offsets, indices.numel(), len(grad))
+    products = _wide(grad).index_select(0, bag) * _wide(weight.index_select(0, indices))
+    made = products.sum(1)
+    return (made.masked_fill(indices == padding_idx, 0) if padding_idx >= 0 else made).to(grad.dtype)
 
 
-_REASON = "the vendor's axpy and dot, or generated code with an fma: products and index_add, in the order of indices"
+_REASON = (
+    "the vendor's axpy and dot, or generated code with an fma: products and index_add, in the order of "
+    "indices"
+)
 
 REPLACEMENTS = (
     *replacements(["_embedding_bag", "_embedding_bag_forward_only"], _forward, _REASON),
-    *replacements(["_embedding_bag_dense_backward"], _dense_backward, _REASON),
-    *replacements(["_embedding_bag_per_sample_weights_backward"], _weights_backward, _REASON),
+    *replacements(["_embedding_bag_dense_backward"], or_torchs(_dense_gradient), _REASON),
+    *replacements(["_embedding_bag_per_sample_weights_backward"], or_torchs(_weights_gradient), _REASON),
 )

@@ -1,11 +1,11 @@
-"""Fused optimizers on the CPU: one kernel a tensor, with the bits of the single-tensor and foreach implementations."""
+"""Fused optimizers on the CPU: one kernel a tensor, with the bits of the other implementations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,9 +13,12 @@ from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import addresses_of
-from samebits.determinism._replacement import NotCoveredError, Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement, always, replacements
 
-_REASON = "vector code contracts products and sums, and scalar code computes them in float64; ours is one sequence of operations"
+_REASON = (
+    "vector code contracts products and sums, and scalar code computes them in float64; ours is one sequence "
+    "of operations"
+)
 
 
 @lru_cache(maxsize=256)
@@ -89,131 +92,118 @@ def _update(
             each.copy_(result)
 
 
-def _unscale(grads: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-    """Takes the scale out of the gradients, as torch's kernel does."""
-    if grad_scale is not None:
-        for grad in grads:
-            grad.div_(grad_scale)
+class _FusedStep(NamedTuple):
+    """One step of an optimizer, the same for all of its parameters but for the numbers."""
+
+    function: ElementwiseFunction
+    states: tuple[Sequence[Tensor], ...]
+    numbers: Callable[[int], tuple[float, ...]]
+    """Those of the parameter of that index."""
 
 
-def _is_infinite(found_inf: Tensor | None) -> bool:
-    """Returns True if a gradient was infinite: the step is skipped."""
-    return found_inf is not None and found_inf.item() == 1
+def _fused(op: str, step_of: Callable[..., _FusedStep]) -> Kernel:
+    """Returns the kernel of an optimizer; `step_of` gets its lists and settings."""
 
-
-def _adam_kernel(op: str, decoupled: bool, kernel: Kernel) -> Kernel:
     def fused(
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
-        exp_avgs: Sequence[Tensor],
-        exp_avg_sqs: Sequence[Tensor],
-        max_exp_avg_sqs: Sequence[Tensor],
-        state_steps: Sequence[Tensor],
-        *,
+        *lists: Sequence[Tensor],
         lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
         maximize: bool,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
+        **settings: Any,
     ) -> None:
-        states = (exp_avgs, exp_avg_sqs, *((max_exp_avg_sqs,) if amsgrad else ()))
-        if _is_infinite(found_inf):
+        if found_inf is not None and found_inf.item() == 1:  # a gradient was infinite: no step
             return
-        lr = lr.item() if isinstance(lr, Tensor) else lr
-        decay = weight_decay != 0
-        function = _adam(decoupled=decoupled and decay, decay=decay, amsgrad=amsgrad)
-        _check(op, function, params, grads, *states)
-        _unscale(grads, grad_scale)
-        factor = 1 - lr * weight_decay if decoupled else weight_decay
-        for param, grad, step, *state in zip(params, grads, state_steps, *states, strict=True):
-            count = int(step.item())
-            step_size = lr / (1 - power(beta1, count))
-            root = math.sqrt(1 - power(beta2, count))
-            sign = -1.0 if maximize else 1.0
-            numbers = (sign, factor, 1 - beta1, beta2, 1 - beta2, root, eps, -step_size)
-            _update(function, grad, (param, *state), numbers)
+        rate, sign = (lr.item() if isinstance(lr, Tensor) else lr), -1.0 if maximize else 1.0
+        step = step_of(*lists, lr=rate, sign=sign, **settings)
+        _check(op, step.function, params, grads, *step.states)
+        if grad_scale is not None:
+            for grad in grads:
+                grad.div_(grad_scale)  # as torch's kernel does
+        for index, (param, grad, *state) in enumerate(zip(params, grads, *step.states, strict=True)):
+            _update(step.function, grad, (param, *state), step.numbers(index))
 
     return fused
 
 
-def _sgd_kernel(op: str, kernel: Kernel) -> Kernel:
-    def fused(
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        buffers: Sequence[Tensor],
-        *,
-        weight_decay: float,
-        momentum: float,
-        lr: Any,
-        dampening: float,
-        nesterov: bool,
-        maximize: bool,
-        is_first_step: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        if _is_infinite(found_inf):
-            return
-        lr = lr.item() if isinstance(lr, Tensor) else lr
-        moving = momentum != 0
-        function = _sgd(
-            decay=weight_decay != 0,
-            momentum=moving,
-            first=is_first_step and moving,
-            nesterov=nesterov and moving,
-        )
-        _check(op, function, params, grads, *((buffers,) if moving else ()))
-        _unscale(grads, grad_scale)
-        numbers = (-1.0 if maximize else 1.0, weight_decay, momentum, 1 - dampening, -lr)
-        for param, grad, *state in zip(params, grads, *((buffers,) if moving else ()), strict=True):
-            _update(function, grad, (param, *state), numbers)
+def _adam_of(
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    max_exp_avg_sqs: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    *,
+    lr: float,
+    sign: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    decoupled: bool,
+) -> _FusedStep:
+    decay = weight_decay != 0
+    factor = 1 - lr * weight_decay if decoupled else weight_decay
 
-    return fused
+    def numbers(index: int) -> tuple[float, ...]:
+        count = int(state_steps[index].item())
+        step_size = lr / (1 - power(beta1, count))
+        root = math.sqrt(1 - power(beta2, count))
+        return sign, factor, 1 - beta1, beta2, 1 - beta2, root, eps, -step_size
+
+    function = _adam(decoupled=decoupled and decay, decay=decay, amsgrad=amsgrad)
+    return _FusedStep(function, (exp_avgs, exp_avg_sqs, *((max_exp_avg_sqs,) if amsgrad else ())), numbers)
 
 
-def _adagrad_kernel(op: str, kernel: Kernel) -> Kernel:
-    def fused(
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        state_sums: Sequence[Tensor],
-        state_steps: Sequence[Tensor],
-        *,
-        lr: Any,
-        lr_decay: float,
-        weight_decay: float,
-        eps: float,
-        maximize: bool,
-        grad_scale: Tensor | None = None,
-        found_inf: Tensor | None = None,
-    ) -> None:
-        if _is_infinite(found_inf):
-            return
-        lr = lr.item() if isinstance(lr, Tensor) else lr
-        function = _adagrad(decay=weight_decay != 0)
-        _check(op, function, params, grads, state_sums)
-        _unscale(grads, grad_scale)
-        for param, grad, total, step in zip(params, grads, state_sums, state_steps, strict=True):
-            rate = lr / (1 + (step.item() - 1) * lr_decay)
-            numbers = (-1.0 if maximize else 1.0, weight_decay, eps, -rate)
-            _update(function, grad, (param, total), numbers)
+def _sgd_of(
+    buffers: Sequence[Tensor],
+    *,
+    lr: float,
+    sign: float,
+    weight_decay: float,
+    momentum: float,
+    dampening: float,
+    nesterov: bool,
+    is_first_step: bool,
+) -> _FusedStep:
+    moving = momentum != 0
+    function = _sgd(
+        decay=weight_decay != 0,
+        momentum=moving,
+        first=is_first_step and moving,
+        nesterov=nesterov and moving,
+    )
+    numbers = (sign, weight_decay, momentum, 1 - dampening, -lr)
+    return _FusedStep(function, (buffers,) if moving else (), lambda _: numbers)
 
-    return fused
+
+def _adagrad_of(
+    state_sums: Sequence[Tensor],
+    state_steps: Sequence[Tensor],
+    *,
+    lr: float,
+    sign: float,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+) -> _FusedStep:
+    def numbers(index: int) -> tuple[float, ...]:
+        rate = lr / (1 + (state_steps[index].item() - 1) * lr_decay)
+        return sign, weight_decay, eps, -rate
+
+    return _FusedStep(_adagrad(decay=weight_decay != 0), (state_sums,), numbers)
 
 
 def _replacements() -> Iterator[Replacement]:
-    makers: dict[str, Callable[..., Kernel]] = {
-        "_fused_adam_": partial(_adam_kernel, "aten::_fused_adam_", False),
-        "_fused_adamw_": partial(_adam_kernel, "aten::_fused_adamw_", True),
-        "_fused_sgd_": partial(_sgd_kernel, "aten::_fused_sgd_"),
-        "_fused_adagrad_": partial(_adagrad_kernel, "aten::_fused_adagrad_"),
-    }
-    for name, make in makers.items():
-        for variant in ("", ".tensor_lr"):
-            yield Replacement(f"aten::{name}{variant}", make, _REASON)
+    for name, step_of in (
+        ("_fused_adam_", partial(_adam_of, decoupled=False)),
+        ("_fused_adamw_", partial(_adam_of, decoupled=True)),
+        ("_fused_sgd_", _sgd_of),
+        ("_fused_adagrad_", _adagrad_of),
+    ):
+        make = always(_fused(f"aten::{name}", step_of))
+        yield from replacements((name, f"{name}.tensor_lr"), make, _REASON)
 
 
 REPLACEMENTS = tuple(_replacements())

@@ -1,4 +1,4 @@
-"""grid_sample of a grid without gaps: torch's kernel goes through the points in the order of the grid's memory, which its sums follow."""
+"""grid_sample of a contiguous grid: torch's kernel adds points in the order of the grid's memory."""
 
 from __future__ import annotations
 
@@ -25,5 +25,6 @@ def _contiguous(kernel: Kernel) -> Kernel:
 REPLACEMENTS = replacements(
     grid_sample.OPS,
     _contiguous,
-    "points are added in the order of the grid's memory: made contiguous; half types are computed in float32, NaN is -1",
+    "points are added in the order of the grid's memory: made contiguous; half types are computed in "
+    "float32, NaN is -1",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,30 +11,26 @@ from samebits.arithmetic.normalization.batch_tensors import format_of
 from samebits.arithmetic.normalization.groups import group_gradients, normalized_groups
 from samebits.arithmetic.normalization.layers import lanes_type
 from samebits.arithmetic.reductions.tensors import MEMORY
-from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import or_torchs, replacements
 
 
-def _forward(kernel: Kernel) -> Kernel:
-    def group_norm(
-        input: Tensor,  # noqa: A002
-        weight: Tensor | None,
-        bias: Tensor | None,
-        N: int,  # noqa: N803 (torch's names)
-        C: int,  # noqa: N803
-        HxW: int,  # noqa: N803
-        group: int,
-        eps: float,
-    ) -> Any:
-        takes("native_group_norm", input.dtype)
-        if not _valid(input, (N, C, HxW, group), weight, bias):
-            return kernel(input, weight, bias, N, C, HxW, group, eps)
-        out, mean, rstd = normalized_groups(input.contiguous(), (N, C, HxW, group), weight, bias, eps)
-        kind = next((p.dtype for p in (weight, bias) if p is not None), input.dtype)
-        return out.contiguous(memory_format=format_of(input)), mean.to(kind), rstd.to(kind)
-
-    return group_norm
+def _group_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,  # noqa: N803 (torch's names)
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
+    group: int,
+    eps: float,
+) -> tuple[Tensor, ...] | None:
+    takes("native_group_norm", input.dtype)
+    if not _valid(input, (N, C, HxW, group), weight, bias):
+        return None
+    out, mean, rstd = normalized_groups(input.contiguous(), (N, C, HxW, group), weight, bias, eps)
+    kind = next((p.dtype for p in (weight, bias) if p is not None), input.dtype)
+    return out.contiguous(memory_format=format_of(input)), mean.to(kind), rstd.to(kind)
 
 
 def _valid(x: Tensor, sizes: tuple[int, int, int, int], *parameters: Tensor | None) -> bool:
@@ -51,40 +46,37 @@ def _valid(x: Tensor, sizes: tuple[int, int, int, int], *parameters: Tensor | No
     )
 
 
-def _backward(kernel: Kernel) -> Kernel:
-    def gradients(
-        grad_out: Tensor,
-        input: Tensor,  # noqa: A002
-        mean: Tensor,
-        rstd: Tensor,
-        weight: Tensor | None,
-        N: int,  # noqa: N803
-        C: int,  # noqa: N803
-        HxW: int,  # noqa: N803
-        group: int,
-        output_mask: Sequence[bool],
-    ) -> Any:
-        takes("native_group_norm_backward", grad_out.dtype, input.dtype)
-        sizes = (N, C, HxW, group)
-        if not _valid(input, sizes, weight) or grad_out.dtype != input.dtype:
-            return kernel(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
-        kind = lanes_type(input)
-        center, scale = mean.to(kind).contiguous(), rstd.to(kind).contiguous()
-        grad, x = grad_out.contiguous(), input.contiguous()
-        dx, dw, db = group_gradients(grad, x, sizes, weight, center, scale, wanted=output_mask[0])
-        parameters = mean.dtype if weight is None else weight.dtype
-        return (
-            None if dx is None else dx.contiguous(memory_format=format_of(input)),
-            dw.to(parameters) if output_mask[1] else None,
-            db.to(parameters) if output_mask[2] else None,
-        )
-
-    return gradients
+def _gradients(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,  # noqa: N803
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    takes("native_group_norm_backward", grad_out.dtype, input.dtype)
+    sizes = (N, C, HxW, group)
+    if not _valid(input, sizes, weight) or grad_out.dtype != input.dtype:
+        return None
+    kind = lanes_type(input)
+    center, scale = mean.to(kind).contiguous(), rstd.to(kind).contiguous()
+    grad, x = grad_out.contiguous(), input.contiguous()
+    dx, dw, db = group_gradients(grad, x, sizes, weight, center, scale, wanted=output_mask[0])
+    parameters = mean.dtype if weight is None else weight.dtype
+    return (
+        None if dx is None else dx.contiguous(memory_format=format_of(input)),
+        dw.to(parameters) if output_mask[1] else None,
+        db.to(parameters) if output_mask[2] else None,
+    )
 
 
 _REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
 REPLACEMENTS = (
-    *replacements(["native_group_norm"], _forward, _REASON),
-    *replacements(["native_group_norm_backward"], _backward, _REASON),
+    *replacements(["native_group_norm"], or_torchs(_group_norm), _REASON),
+    *replacements(["native_group_norm_backward"], or_torchs(_gradients), _REASON),
 )

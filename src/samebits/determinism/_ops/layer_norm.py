@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,31 +16,27 @@ from samebits.arithmetic.normalization.layers import (
     weight_gradients,
 )
 from samebits.arithmetic.reductions.tensors import MEMORY
-from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import or_torchs, replacements
 
 
-def _forward(kernel: Kernel) -> Kernel:
-    def layer_norm(
-        input: Tensor,  # noqa: A002
-        normalized_shape: Sequence[int],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-    ) -> Any:
-        outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm")
-        if outer is None:
-            return kernel(input, normalized_shape, weight, bias, eps)
-        x = input if input.is_contiguous() else input.contiguous()
-        statistics = (*outer, *(1,) * len(normalized_shape))
-        out, mean, rstd = normalized_rows(x, math.prod(normalized_shape), statistics, weight, bias, eps)
-        kind = _statistics_type(input, weight, bias)
-        if kind is not mean.dtype:
-            mean, rstd = mean.to(kind), rstd.to(kind)
-        return out, mean, rstd
-
-    return layer_norm
+def _layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...] | None:
+    outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm")
+    if outer is None:
+        return None
+    x = input if input.is_contiguous() else input.contiguous()
+    statistics = (*outer, *(1,) * len(normalized_shape))
+    out, mean, rstd = normalized_rows(x, math.prod(normalized_shape), statistics, weight, bias, eps)
+    kind = _statistics_type(input, weight, bias)
+    if kind is not mean.dtype:
+        mean, rstd = mean.to(kind), rstd.to(kind)
+    return out, mean, rstd
 
 
 def _statistics_type(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
@@ -71,30 +66,27 @@ def _outer(
     return shape[:rank]
 
 
-def _backward(kernel: Kernel) -> Kernel:
-    def gradients(
-        grad_out: Tensor,
-        input: Tensor,  # noqa: A002
-        normalized_shape: Sequence[int],
-        mean: Tensor,
-        rstd: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        output_mask: Sequence[bool],
-    ) -> Any:
-        outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm_backward")
-        if outer is None or grad_out.dtype != input.dtype:
-            return kernel(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
-        length, kind = math.prod(normalized_shape), lanes_type(input)
-        grad, x = as_read(grad_out, input.dtype), as_read(input, input.dtype)
-        center, scale = as_read(mean, kind), as_read(rstd, kind)
-        dx = input_gradient(grad, x, length, weight, center, scale) if output_mask[0] else None
-        dw = db = None
-        if (weight is not None and output_mask[1]) or (bias is not None and output_mask[2]):
-            dw, db = weight_gradients(grad, x, length, center, scale)
-        return dx, _shaped(dw, weight, output_mask[1]), _shaped(db, bias, output_mask[2])
-
-    return gradients
+def _gradients(
+    grad_out: Tensor,
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:
+    outer = _outer(input, normalized_shape, weight, bias, "native_layer_norm_backward")
+    if outer is None or grad_out.dtype != input.dtype:
+        return None
+    length, kind = math.prod(normalized_shape), lanes_type(input)
+    grad, x = as_read(grad_out, input.dtype), as_read(input, input.dtype)
+    center, scale = as_read(mean, kind), as_read(rstd, kind)
+    dx = input_gradient(grad, x, length, weight, center, scale) if output_mask[0] else None
+    dw = db = None
+    if (weight is not None and output_mask[1]) or (bias is not None and output_mask[2]):
+        dw, db = weight_gradients(grad, x, length, center, scale)
+    return dx, _shaped(dw, weight, output_mask[1]), _shaped(db, bias, output_mask[2])
 
 
 def _shaped(total: Tensor | None, parameter: Tensor | None, wanted: bool) -> Tensor | None:
@@ -106,6 +98,6 @@ def _shaped(total: Tensor | None, parameter: Tensor | None, wanted: bool) -> Ten
 _REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
 REPLACEMENTS = (
-    *replacements(["native_layer_norm"], _forward, _REASON),
-    *replacements(["native_layer_norm_backward"], _backward, _REASON),
+    *replacements(["native_layer_norm"], or_torchs(_layer_norm), _REASON),
+    *replacements(["native_layer_norm_backward"], or_torchs(_gradients), _REASON),
 )

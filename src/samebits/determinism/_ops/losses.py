@@ -1,4 +1,7 @@
-"""Losses (nll_loss, ctc_loss, elementwise ones), logcumsumexp and weight_norm: those that torch computes with the system's exp and log, or with sums of the machine's lanes."""
+"""Losses (nll_loss, ctc_loss, elementwise ones), logcumsumexp and weight_norm.
+
+Torch computes these with the system's exp and log, or with sums of the machine's lanes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,9 @@ from samebits.arithmetic.losses import NONE, alphas, gradients, likelihood
 from samebits.arithmetic.reductions.scans import logcumsumexp
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._ops.elementwise import Call, Plan, evaluate, forms
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import Replacement, replacements
+from samebits.determinism._replacement import Replacement, always, or_torchs, replacements
 
 
 class _CtcItems:
@@ -70,79 +72,67 @@ def _ctc(kernel: Kernel) -> Kernel:
     return loss
 
 
-def _ctc_backward(kernel: Kernel) -> Kernel:
-    def gradient(
-        grad: Tensor,
-        log_probs: Tensor,
-        targets: Tensor,
-        input_lengths: Any,
-        target_lengths: Any,
-        neg_log_likelihood: Tensor,
-        log_alpha: Tensor,
-        blank: int,
-        zero_infinity: bool = False,
-    ) -> Tensor:
-        takes("_ctc_loss_backward", log_probs.dtype)
-        items = _CtcItems(log_probs, targets, input_lengths, target_lengths)
-        alpha, losses = log_alpha.double().contiguous(), neg_log_likelihood.double().contiguous()
-        beta, made, factors = torch.empty_like(alpha), torch.zeros_like(items.p), grad.double().contiguous()
-        gradients()(
-            items.batch,
-            *items.addresses(),
-            *(each.data_ptr() for each in (alpha, losses, beta, made, factors)),
-            *(items.batch, items.times, items.classes, items.places, blank, int(zero_infinity)),
-        )
-        return made.to(log_probs.dtype)
-
-    return gradient
+def _ctc_gradient(
+    grad: Tensor,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    neg_log_likelihood: Tensor,
+    log_alpha: Tensor,
+    blank: int,
+    zero_infinity: bool = False,
+) -> Tensor:
+    takes("_ctc_loss_backward", log_probs.dtype)
+    items = _CtcItems(log_probs, targets, input_lengths, target_lengths)
+    alpha, losses = log_alpha.double().contiguous(), neg_log_likelihood.double().contiguous()
+    beta, made, factors = torch.empty_like(alpha), torch.zeros_like(items.p), grad.double().contiguous()
+    gradients()(
+        items.batch,
+        *items.addresses(),
+        *(each.data_ptr() for each in (alpha, losses, beta, made, factors)),
+        *(items.batch, items.times, items.classes, items.places, blank, int(zero_infinity)),
+    )
+    return made.to(log_probs.dtype)
 
 
-def _logcumsumexp(kernel: Kernel) -> Kernel:
-    def scan(self: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
-        takes("logcumsumexp", self.dtype)
-        if self.dtype not in MEMORY or not -max(1, self.dim()) <= dim < max(1, self.dim()):
-            return kernel(self, dim, **({} if out is None else {"out": out}))
-        made = logcumsumexp(self, dim)
-        return made if out is None else into(out, made)
-
-    return scan
+def _logcumsumexp(self: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor | None:
+    takes("logcumsumexp", self.dtype)
+    rank = max(1, self.dim())
+    return logcumsumexp(self, dim) if self.dtype in MEMORY and -rank <= dim < rank else None
 
 
-def _weight_norm(kernel: Kernel) -> Kernel:
-    def normalized(v: Tensor, g: Tensor, dim: int = 0) -> Any:
-        takes("_weight_norm_interface", v.dtype)
-        wide = v if v.dtype == torch.float64 else v.float()
-        norms = torch.linalg.vector_norm(wide, 2, _others(v, dim), True)
-        return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), norms
-
-    return normalized
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    takes("_weight_norm_interface", v.dtype)
+    wide = v if v.dtype == torch.float64 else v.float()
+    norms = torch.linalg.vector_norm(wide, 2, _others(v, dim), True)
+    return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), norms
 
 
 def _others(x: Tensor, dim: int) -> list[int]:
     return [each for each in range(x.dim()) if each != dim % x.dim()]
 
 
-def _weight_norm_backward(kernel: Kernel) -> Kernel:
-    def gradient(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int) -> Any:
-        takes("_weight_norm_interface_backward", grad_w.dtype)
-        kind = torch.float64 if saved_v.dtype == torch.float64 else torch.float32
-        grad, v, g, norms = (each.to(kind) for each in (grad_w, saved_v, saved_g, saved_norms))
-        along = (grad * v).sum(_others(v, dim), keepdim=True) / norms
-        made = (g / norms) * (grad - v * (along / norms))
-        return made.to(saved_v.dtype), along.to(saved_g.dtype)
-
-    return gradient
+def _weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    takes("_weight_norm_interface_backward", grad_w.dtype)
+    kind = torch.float64 if saved_v.dtype == torch.float64 else torch.float32
+    grad, v, g, norms = (each.to(kind) for each in (grad_w, saved_v, saved_g, saved_norms))
+    along = (grad * v).sum(_others(v, dim), keepdim=True) / norms
+    made = (g / norms) * (grad - v * (along / norms))
+    return made.to(saved_v.dtype), along.to(saved_g.dtype)
 
 
 _LIBRARY = "torch calls exp and log of the system's library: in float64 by a fixed sequence of operations"
 _LANES = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
 
-_OTHERS = (
+_SEQUENCES = (
     *replacements(["_ctc_loss", "_ctc_loss.Tensor"], _ctc, _LIBRARY),
-    *replacements(["_ctc_loss_backward", "_ctc_loss_backward.Tensor"], _ctc_backward, _LIBRARY),
-    *replacements(["_logcumsumexp", "_logcumsumexp.out"], _logcumsumexp, _LIBRARY),
-    *replacements(["_weight_norm_interface"], _weight_norm, _LANES),
-    *replacements(["_weight_norm_interface_backward"], _weight_norm_backward, _LANES),
+    *replacements(["_ctc_loss_backward", "_ctc_loss_backward.Tensor"], always(_ctc_gradient), _LIBRARY),
+    *replacements(["_logcumsumexp", "_logcumsumexp.out"], or_torchs(_logcumsumexp), _LIBRARY),
+    *replacements(["_weight_norm_interface"], always(_weight_norm), _LANES),
+    *replacements(["_weight_norm_interface_backward"], always(_weight_norm_backward), _LANES),
 )
 
 
@@ -150,23 +140,15 @@ _OTHERS = (
 # on each element.
 
 
-def _forward(kernel: Kernel) -> Kernel:
-    def nll_loss(
-        self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, **out: Tensor
-    ) -> Any:
-        takes("nll_loss", self.dtype)
-        made = None
-        if _valid(self, target, weight, reduction):
-            x = self if self.dim() > 1 else self.unsqueeze(0)
-            targets = target if self.dim() > 1 else target.view(1)
-            made = likelihood(
-                x.contiguous(), targets.to(torch.int64).contiguous(), weight, reduction, ignore_index
-            )
-        if made is None:
-            return kernel(self, target, weight, reduction, ignore_index, **out)
-        return tuple(map(into, out.values(), made)) if out else made
-
-    return nll_loss
+def _nll_loss(
+    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, **_out: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    takes("nll_loss", self.dtype)
+    if not _valid(self, target, weight, reduction):
+        return None
+    x = self if self.dim() > 1 else self.unsqueeze(0)
+    targets = target if self.dim() > 1 else target.view(1)
+    return likelihood(x.contiguous(), targets.to(torch.int64).contiguous(), weight, reduction, ignore_index)
 
 
 def _valid(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> bool:
@@ -183,12 +165,10 @@ def _valid(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> 
     )
 
 
-_REASON = "torch's sums have lanes that follow the machine's vectors: 16 lanes by definition"
-
 _LIKELIHOOD = replacements(
     ("nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_forward", "nll_loss2d_forward.output"),
-    _forward,
-    _REASON,
+    or_torchs(_nll_loss, ("output", "total_weight")),
+    _LANES,
 )
 
 
@@ -201,42 +181,26 @@ _NONE, _MEAN = 0, 1
 _REASON_ELEMENTWISE = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
 
 
-def _binary_cross_entropy(kernel: Kernel) -> Kernel:
-    def binary_cross_entropy(
-        self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
-    ) -> Tensor:
-        if self.shape != target.shape or self.dtype != target.dtype:
-            return kernel(self, target, weight, reduction)  # raises
-        loss = evaluate((FUNCTIONS["binary_cross_entropy"], (self, target), ()))
-        # The logarithm of what is outside of 0 and 1 is NaN.
-        if bool(loss.isnan().any()) and not bool(((self >= 0) & (self <= 1)).all()):
-            return kernel(self, target, weight, reduction)  # raises
-        if weight is not None:
-            loss = loss.mul_(weight)
-        if reduction == _NONE:
-            return loss
-        return torch.mean(loss) if reduction == _MEAN else torch.sum(loss)
-
-    return binary_cross_entropy
-
-
-def _binary_cross_entropy_out(kernel: Kernel) -> Kernel:
-    def torchs(self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-        return kernel(self, target, weight, reduction, out=self.new_empty(0))
-
-    ours = _binary_cross_entropy(torchs)
-
-    def binary_cross_entropy_out(
-        self: Tensor,
-        target: Tensor,
-        weight: Tensor | None = None,
-        reduction: int = _MEAN,
-        *,
-        out: Tensor,
-    ) -> Tensor:
-        return into(out, ours(self, target, weight, reduction))
-
-    return binary_cross_entropy_out
+def _binary_cross_entropy(
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    *,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """Returns the loss; None where torch's kernel raises."""
+    if self.shape != target.shape or self.dtype != target.dtype:
+        return None
+    loss = evaluate((FUNCTIONS["binary_cross_entropy"], (self, target), ()))
+    # The logarithm of what is outside of 0 and 1 is NaN.
+    if bool(loss.isnan().any()) and not bool(((self >= 0) & (self <= 1)).all()):
+        return None
+    if weight is not None:
+        loss = loss.mul_(weight)
+    if reduction == _NONE:
+        return loss
+    return torch.mean(loss) if reduction == _MEAN else torch.sum(loss)
 
 
 def _backward_of(name: str) -> Plan:
@@ -255,11 +219,8 @@ def _backward_of(name: str) -> Plan:
 
 
 def _replacements() -> Iterator[Replacement]:
-    for name, make in (
-        ("binary_cross_entropy", _binary_cross_entropy),
-        ("binary_cross_entropy.out", _binary_cross_entropy_out),
-    ):
-        yield Replacement(f"aten::{name}", make, _REASON_ELEMENTWISE)
+    names = ("binary_cross_entropy", "binary_cross_entropy.out")
+    yield from replacements(names, or_torchs(_binary_cross_entropy), _REASON_ELEMENTWISE)
     yield from forms(
         _backward_of("smooth_l1_backward"), _REASON_ELEMENTWISE, "", "", "smooth_l1_loss_backward.grad_input"
     )
@@ -268,4 +229,4 @@ def _replacements() -> Iterator[Replacement]:
 
 ELEMENTWISE = tuple(_replacements())
 
-REPLACEMENTS = (*ELEMENTWISE, *_LIKELIHOOD, *_OTHERS)
+REPLACEMENTS = (*ELEMENTWISE, *_LIKELIHOOD, *_SEQUENCES)

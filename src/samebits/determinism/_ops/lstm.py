@@ -1,6 +1,7 @@
-"""LSTM layers of float32 and bfloat16: products and one kernel for each step. Other LSTM layers are composed of ops that are covered.
+"""LSTM layers of float32 and bfloat16: products and one kernel a step. Others are composed of covered ops.
 
-Under autocast a layer is one of bfloat16, outputs and states too, as oneDNN's is; torch would compose it of both types.
+Under autocast a layer is one of bfloat16, outputs and states too, as oneDNN's is; torch would compose it of
+both types.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _lstm(kernel: Kernel) -> Kernel:
 
 
 def _autocast(x: Tensor, *lists: Sequence[Tensor]) -> Any:
-    """Returns the tensors in autocast's type if that is one of ours, as torch hands them to oneDNN's layer."""
+    """Returns the tensors in autocast's type if that is one of ours, as torch hands them to oneDNN."""
     dtype = torch.get_autocast_dtype("cpu")
     every = (x, *lists[0], *lists[1])
     if dtype not in DTYPES or not all(one.dtype in (dtype, torch.float32) for one in every):
@@ -129,7 +130,7 @@ def _fit(
     *,
     batch_first: bool,
 ) -> bool:
-    """Returns True for shapes that belong together, without projections; torch's own function tells what is wrong with others."""
+    """Returns True for shapes that fit together, without projections; torch's function explains others."""
     if x.dim() != 3 or len(states) != 2 or states[0].dim() != 3 or x.numel() * states[0].numel() == 0:
         return False
     batch, hidden = x.shape[0 if batch_first else 1], states[0].shape[2]
@@ -154,7 +155,7 @@ REPLACEMENTS = (Replacement("aten::lstm.input", _lstm, _REASON, device="Autograd
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """A block in which torch composes LSTM layers: its flag for oneDNN is off, which other covered ops do not look at."""
+    """A block in which torch composes LSTM layers: its oneDNN flag is off, which other covered ops ignore."""
     torchs = torch._C  # at the end of the process the module's own names are gone
     before = torchs._get_mkldnn_enabled()
     torchs._set_mkldnn_enabled(False)

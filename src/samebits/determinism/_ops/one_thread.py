@@ -1,4 +1,4 @@
-"""Torch's kernels on one thread, for `across="threads"`: what none of ours computes, and what is not known to be equal."""
+"""Torch's kernels on one thread, for `across="threads"`: all that is neither ours nor known to be equal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from samebits.determinism.table import _verdicts as verdicts
 
 def wanted() -> Iterator[Replacement]:
     """Yields what the mode installs."""
-    return (
-        replacements.with_others(only_covered=False)
-        if coverage.has_vectors()
-        else replacements.without_ours()
-    )
+    if coverage.has_vectors():
+        return replacements.with_others(only_covered=False)
+    return replacements.without_ours()
 
 
 def otherwise(op: str, kernel: Kernel) -> Callable[[NotCoveredError], Kernel]:
@@ -30,7 +28,7 @@ def otherwise(op: str, kernel: Kernel) -> Callable[[NotCoveredError], Kernel]:
 
 
 def put_rest(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
-    """Installs one thread in front of torch's kernels that the op table does not know to be equal over threads."""
+    """Installs one thread in front of kernels that the op table does not know as equal over threads."""
     replaced = frozenset((it.op, it.device) for it in ours)
     for full, key, types in verdicts.cpu_table().serial_kernels():
         if (full, key) not in replaced:

@@ -11,14 +11,16 @@ from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._ops.coverage import INTEGERS, REAL
 from samebits.determinism._replacement import NotCoveredError
 
-_CURE = (
-    'Use real numbers, or run this part inside `with samebits.enable_op_determinism(across="threads"):`, where the same '
-    "bits are promised on one model of CPU"
+OTHER_MODE = (
+    'run this part inside `with samebits.enable_op_determinism(across="threads"):`, '
+    "where the same bits are promised on one model of CPU"
 )
+"""The way out of a refusal."""
+_CURE = f"Use real numbers, or {OTHER_MODE}"
 
 
 def takes(op: str, *dtypes: torch.dtype) -> bool:
-    """Returns True if the types are such as our kernels read, False for integers, which torch's kernel adds exactly.
+    """Returns True for types that our kernels read, False for integers, which torch's kernel adds exactly.
 
     Raises:
         NotCoveredError: complex numbers, or floating point of 8 bits.
@@ -54,4 +56,4 @@ def _is_fraction(value: Any) -> bool:
 
 
 IS_NOT_COVERED = {REAL: has_complex, INTEGERS: _has_fractions}
-"""Of torch's kernels that stay for some types alone: a function of the arguments that is True for the others."""
+"""For torch's kernels that stay for some types: a function of the arguments, True for the other types."""

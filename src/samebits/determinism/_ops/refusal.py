@@ -10,7 +10,7 @@ from torch import Tensor
 from samebits._inspect.user_call import calling_function, calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, tensors_for_numbers
 from samebits.determinism._ops import coverage, replacements
-from samebits.determinism._ops.operands import IS_NOT_COVERED
+from samebits.determinism._ops.operands import IS_NOT_COVERED, OTHER_MODE
 from samebits.determinism._replacement import NotCoveredError, Replacement
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnimplementedError, UnimplementedWarning
@@ -35,10 +35,7 @@ def _text(op: str, what: str, cure: str | None = None) -> str:
 
 def _other_ways(op: str) -> str:
     name = calling_function() or op.removeprefix("aten::").partition(".")[0]
-    return (
-        f"`samebits ops {name}` says what is covered; or run this part inside `with samebits.enable_op_determinism("
-        'across="threads"):`, where the same bits are promised on one model of CPU'
-    )
+    return f"`samebits ops {name}` says what is covered; or {OTHER_MODE}"
 
 
 def wanted() -> Iterator[Replacement]:
@@ -47,7 +44,7 @@ def wanted() -> Iterator[Replacement]:
 
 
 def put_rest(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
-    """Installs a refusal in front of every kernel of the CPU that is not covered. `ours`: the kernels of ours that are installed."""
+    """Installs refusals in front of CPU kernels that are not covered. `ours`: our installed kernels."""
     replaced = frozenset((it.op, it.device) for it in ours)
     for full, key, covered in coverage.refusals(replaced):
         # torch hands out no kernel of oneDNN's own layout, so that a warning could not run it.
@@ -75,8 +72,11 @@ def _make(full: str, covered: coverage.Coverage, *, warn: bool) -> Callable[[Ker
                 what = f"of {', '.join(_kinds(args, kwargs))}" if covered.types else ""
                 if not warn:
                     raise UnimplementedError(_text(full, what))
-                text = lambda: f"{_text(full, what)} It runs all the same (on_unimplemented='warn')."  # noqa: E731
-                warn_once(f"machine {full}", text, UnimplementedWarning)
+                warn_once(
+                    f"machine {full}",
+                    lambda: f"{_text(full, what)} It runs all the same (on_unimplemented='warn').",
+                    UnimplementedWarning,
+                )
             return kernel(*args, **kwargs)
 
         return checked

@@ -1,4 +1,4 @@
-"""Every replacement with one arithmetic, for threads and machines: the switch installs them, the op table reads their names."""
+"""All replacements with one arithmetic, for threads and machines: for the switch and the op table."""
 
 from __future__ import annotations
 
@@ -37,30 +37,16 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *fused_optimizers.REPLACEMENTS,
     *losses.ELEMENTWISE,
 )
-REPLACEMENTS: tuple[Replacement, ...] = (
-    *activations.REPLACEMENTS,
-    *arithmetic.REPLACEMENTS,
-    *fused_optimizers.REPLACEMENTS,
-    *creation.REPLACEMENTS,
-    *attention.REPLACEMENTS,
-    *convolution.REPLACEMENTS,
-    *embedding_bag.REPLACEMENTS,
-    *losses.REPLACEMENTS,
-    *lstm.REPLACEMENTS,
-    *products.REPLACEMENTS,
-    *batch_norm.REPLACEMENTS,
-    *grid_sample.REPLACEMENTS,
-    *group_norm.REPLACEMENTS,
-    *layer_norm.REPLACEMENTS,
-    *vector_norms.REPLACEMENTS,
-    *softmax.REPLACEMENTS,
-    *sums.REPLACEMENTS,
+_ROOMS = (
+    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
+    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
 )
+REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
 
 
 def with_others(*, only_covered: bool) -> Iterator[Replacement]:
-    """Yields ours, and those of other ops that stay beside them; `only_covered`: such as have the same bits on every machine."""
+    """Yields ours, and those of other ops that stay; `only_covered`: with the same bits on every machine."""
     yield from REPLACEMENTS
     ours = {it.op for it in REPLACEMENTS if it.device == "CPU"}
     for it in without_mode.REPLACEMENTS:

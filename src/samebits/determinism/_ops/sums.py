@@ -1,4 +1,4 @@
-"""sum, mean, nansum, prod, dot and vdot, of any layout and over any dimensions (the definition is in `arithmetic.reductions`)."""
+"""sum, mean, nansum, prod, dot, vdot, of any layout and dimensions (defined in `arithmetic.reductions`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT
 from samebits.arithmetic.reductions.tensors import reduce
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import Replacement, replacements
+from samebits.determinism._replacement import Replacement, or_torchs, replacements
 
 REASON = (
     "the lanes of torch's sum are those of the machine's vectors: ours are 16 in blocks of 256, by definition"
@@ -21,53 +20,35 @@ REASON = (
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def _summing(kernel: Kernel, *, op: str, what: str, last: int = PLAIN) -> Kernel:
-    def summed(
-        self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
-    ) -> Tensor:
-        result = _reduced(op, what, self, dim or (), keepdim, _kind(self, dtype, out), last)
-        if result is None:
-            return kernel(self, dim, keepdim, dtype=dtype, **({} if out is None else {"out": out}))
-        return result if out is None else into(out, result)
-
-    return summed
-
-
-def _prod_of_all(kernel: Kernel) -> Kernel:
-    def product(self: Tensor, *, dtype: Any = None) -> Tensor:
-        result = _reduced("prod", "prod", self, (), False, _kind(self, dtype, None), PLAIN)
-        return kernel(self, dtype=dtype) if result is None else result
-
-    return product
+def _summed(
+    self: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    out: Any = None,
+    op: str,
+    what: str,
+    last: int = PLAIN,
+) -> Tensor | None:
+    return _reduced(op, what, self, dim or (), keepdim, _kind(self, dtype, out), last)
 
 
-def _prod_of_dim(kernel: Kernel) -> Kernel:
-    def product(
-        self: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None, out: Any = None
-    ) -> Tensor:
-        result = _reduced("prod", "prod", self, (dim,), keepdim, _kind(self, dtype, out), PLAIN)
-        if result is None:
-            return kernel(self, dim, keepdim, dtype=dtype, **({} if out is None else {"out": out}))
-        return result if out is None else into(out, result)
-
-    return product
+def _prod_of_all(self: Tensor, *, dtype: Any = None) -> Tensor | None:
+    return _reduced("prod", "prod", self, (), False, _kind(self, dtype, None), PLAIN)
 
 
-def _dot(kernel: Kernel) -> Kernel:
+def _prod_of_dim(
+    self: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+) -> Tensor | None:
+    return _reduced("prod", "prod", self, (dim,), keepdim, _kind(self, dtype, out), PLAIN)
+
+
+def _dot(self: Tensor, tensor: Tensor) -> Tensor | None:
     """Those of two vectors: dot and vdot, whose form with `out=` calls the plain one."""
-
-    def dot(self: Tensor, tensor: Tensor) -> Tensor:
-        is_ours = takes("dot", self.dtype, tensor.dtype) and self.dtype == tensor.dtype
-        if (
-            not is_ours
-            or not self.numel()
-            or not self.dim() == tensor.dim() == 1
-            or self.shape != tensor.shape
-        ):
-            return kernel(self, tensor)
-        return reduce("dot", self.contiguous(), y=tensor.contiguous())
-
-    return dot
+    is_ours = takes("dot", self.dtype, tensor.dtype) and self.dtype == tensor.dtype
+    is_valid = self.numel() and self.dim() == tensor.dim() == 1 and self.shape == tensor.shape
+    return reduce("dot", self.contiguous(), y=tensor.contiguous()) if is_ours and is_valid else None
 
 
 def _tensordot(kernel: Kernel) -> Kernel:
@@ -103,15 +84,15 @@ def _reduced(
 
 REPLACEMENTS = tuple(
     replacement
-    for names, make in (
-        (("sum.dim_IntList", "sum.IntList_out"), partial(_summing, op="sum", what="sum")),
-        (("mean.dim", "mean.out"), partial(_summing, op="mean", what="sum", last=QUOTIENT)),
-        (("nansum", "nansum.out"), partial(_summing, op="nansum", what="nansum")),
+    for names, compute in (
+        (("sum.dim_IntList", "sum.IntList_out"), partial(_summed, op="sum", what="sum")),
+        (("mean.dim", "mean.out"), partial(_summed, op="mean", what="sum", last=QUOTIENT)),
+        (("nansum", "nansum.out"), partial(_summed, op="nansum", what="nansum")),
         (("prod",), _prod_of_all),
         (("dot", "vdot"), _dot),
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
-    for replacement in replacements(names, make, REASON)
+    for replacement in replacements(names, or_torchs(compute), REASON)
 ) + tuple(
     Replacement(
         f"aten::{name}",

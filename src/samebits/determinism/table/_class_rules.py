@@ -20,12 +20,12 @@ class Rule:
     name: str
     reason: str
     names: str = ""
-    """A regular expression (verbose) for the whole name of the op, without overload and trailing underscore."""
+    """A regular expression (verbose) for the whole name of the op, without overload and last underscore."""
     traits: frozenset[str] = frozenset()
     """Or one of these traits."""
     verdict: str = DETERMINISTIC
     evidence: str = "none"
-    """`source`: torch's own tag or schema says it, or it follows from the definition of the op. `none`: not checked."""
+    """`source`: torch's tag or schema says it, or the op's definition implies it. `none`: not checked."""
 
     def matches(self, name: str, traits: frozenset[str]) -> bool:
         """Returns True if an op of this name, with these traits, is of this class."""
@@ -50,7 +50,8 @@ _ROUNDING = "the vector body and the scalar tail of a thread's share may round d
 RULES = (
     Rule(
         "unwritten",
-        "gives memory that nobody wrote: the switch has torch fill it, with NaN or the largest integer (fill_uninitialized_memory)",
+        "gives memory that nobody wrote: the switch has torch fill it, with NaN or the largest integer "
+        "(fill_uninitialized_memory)",
         r"_?empty(_.*)? | new_empty(_strided)? | _?resize(_as|_output)?",
         verdict=UNWRITTEN,
         evidence="source",
@@ -78,30 +79,32 @@ RULES = (
     Rule(
         "fill",
         "every element is given its value without arithmetic",
-        r"""(new_)?(zeros|ones|full)(_like)? | fill | zero | eye | scalar_tensor | tri[ul]_indices | _new_zeros_.*
-        | _efficientzerotensor""",
+        r"""(new_)?(zeros|ones|full)(_like)? | fill | zero | eye | scalar_tensor | tri[ul]_indices
+        | _new_zeros_.* | _efficientzerotensor""",
         verdict=OVER_THREADS,
         evidence="source",
     ),
     Rule(
         "metadata",
         "reads or sets what a tensor is, or asserts something of it: nothing is computed",
-        r"""is_(coalesced|pinned|same_size|set_to) | _has_same_storage_numel | _?dim[IV] | (dense|sparse)_dim | _?nnz
-        | _coalesced | name | q_(scale|zero_point|per_channel_.*) | qscheme | set | (set|shallow_copy)_data | record_stream | lift
-        | _pin_memory | _use_(cudnn|miopen)_.* | sym_.* | _functional_(assert|sym)_.* | _assert_.* | _print
-        | _make_dep_token | _linalg_check_errors | _validate_.* | sparse_resize.*""",
+        r"""is_(coalesced|pinned|same_size|set_to) | _has_same_storage_numel | _?dim[IV] | (dense|sparse)_dim
+        | _?nnz | _coalesced | name | q_(scale|zero_point|per_channel_.*) | qscheme | set
+        | (set|shallow_copy)_data | record_stream | lift | _pin_memory | _use_(cudnn|miopen)_.* | sym_.*
+        | _functional_(assert|sym)_.* | _assert_.* | _print | _make_dep_token | _linalg_check_errors
+        | _validate_.* | sparse_resize.*""",
         verdict=OVER_THREADS,
         evidence="source",
     ),
     Rule(
         "copy",
         "each output element is copied or cast from one input element, or chosen between two",
-        r"""copy | clone | _to_copy | _copy_from.* | _reshape_copy | _lazy_clone | cat | _?stack | _chunk_cat | block_diag
-        | repeat | roll | flip | rot90 | tri[ul] | constant_pad_nd | pixel_(un)?shuffle | (native_)?channel_shuffle
-        | index | _unsafe_index | _unsafe_masked_index | index_select | gather | take | masked_select | masked_fill
-        | index_fill | where | im2col | diag_embed | embedding | repeat_interleave | (reflection|replication)_pad\dd
-        | (slice|select|diagonal|as_strided)_scatter | (slice|select|diagonal)_backward | unsafe_split.* | int_repr
-        | nonzero(_static)? | _local_scalar_dense | _?upsample_nearest(_exact)?\dd""",
+        r"""copy | clone | _to_copy | _copy_from.* | _reshape_copy | _lazy_clone | cat | _?stack | _chunk_cat
+        | block_diag | repeat | roll | flip | rot90 | tri[ul] | constant_pad_nd | pixel_(un)?shuffle
+        | (native_)?channel_shuffle | index | _unsafe_index | _unsafe_masked_index | index_select | gather
+        | take | masked_select | masked_fill | index_fill | where | im2col | diag_embed | embedding
+        | repeat_interleave | (reflection|replication)_pad\dd | (slice|select|diagonal|as_strided)_scatter
+        | (slice|select|diagonal)_backward | unsafe_split.* | int_repr | nonzero(_static)?
+        | _local_scalar_dense | _?upsample_nearest(_exact)?\dd""",
         verdict=OVER_THREADS,
         evidence="source",
     ),
@@ -114,8 +117,8 @@ RULES = (
         "backend",
         "a kernel for one vendor's library or one number format",
         r"""_?(cudnn|miopen|mkldnn|mps|nnpack|cslt|fbgemm|xpu|mkl)_.* | to_mkldnn.* | lstm_mps_.* | _triton_.*
-        | .*quantize.* | quantized_.* | _make_per_\w+_quantized_tensor | _dyn_quant.* | .*int[48].* | .*semi_structured.*
-        | _scaled_(grouped_|add)?mm.* | _mixed_dtypes_linear""",
+        | .*quantize.* | quantized_.* | _make_per_\w+_quantized_tensor | _dyn_quant.* | .*int[48].*
+        | .*semi_structured.* | _scaled_(grouped_|add)?mm.* | _mixed_dtypes_linear""",
     ),
     Rule(
         "sparse or nested",
@@ -125,18 +128,18 @@ RULES = (
     Rule(
         "pointwise",
         f"each output element is computed from its own inputs; {_ROUNDING}",
-        r"""(elu|hard\w+|leaky_relu|softplus|softshrink|glu|gelu|silu|mish|rrelu_with_noise|_prelu_kernel)_backward
-        | log_sigmoid_(forward|backward) | glu_(backward_)?jvp | glu | hardswish | _prelu_kernel | _add_relu | arange
-        | range | linspace | logspace | \w+_window | complex | polar | rsub | floor_divide | bucketize | searchsorted
-        | isin | _masked_scale
-        | leaky_relu | _conj_physical""",
+        r"""(elu|hard\w+|leaky_relu|softplus|softshrink|glu|gelu|silu|mish|rrelu_with_noise)_backward
+        | _prelu_kernel(_backward)? | log_sigmoid_(forward|backward) | glu_(backward_)?jvp | glu | hardswish
+        | _add_relu | arange | range | linspace | logspace | \w+_window | complex | polar | rsub
+        | floor_divide | bucketize | searchsorted | isin | _masked_scale | leaky_relu | _conj_physical""",
         traits=frozenset({"pointwise"}),
         evidence="source",
     ),
     Rule(
         "linalg",
         "LAPACK: blocked algorithms, whose order of summation may depend on the thread count",
-        r"_?linalg_.* | _?cholesky.* | geqrf | ormqr | lu_unpack | triangular_solve | _compute_linear_combination",
+        r"""_?linalg_.* | _?cholesky.* | geqrf | ormqr | lu_unpack | triangular_solve
+        | _compute_linear_combination""",
     ),
     Rule(
         "matmul",
@@ -161,7 +164,8 @@ RULES = (
     Rule(
         "indexed write",
         "writes or adds at indices: what duplicates give depends on their order",
-        r"index_.* | scatter.* | put | masked_scatter.* | _(unsafe|index)_.* | _?embedding.* | _?segment_.* | _?hist.* | bincount",
+        r"""index_.* | scatter.* | put | masked_scatter.* | _(unsafe|index)_.* | _?embedding.* | _?segment_.*
+        | _?hist.* | bincount""",
     ),
     Rule(
         "order",
@@ -172,7 +176,8 @@ RULES = (
     Rule(
         "reduction",
         "a sum over elements, which may be split by the thread count",
-        r".*_loss\w* | binary_cross_entropy\w* | allclose | hash_tensor | _is_a(ny|ll)_true | native_norm | _?[cp]dist.* | dist | _euclidean_dist",
+        r""".*_loss\w* | binary_cross_entropy\w* | allclose | hash_tensor | _is_a(ny|ll)_true | native_norm
+        | _?[cp]dist.* | dist | _euclidean_dist""",
         traits=frozenset({"reduction"}),
     ),
     Rule("fft", "the vendor's plan may depend on the thread count", r"_?fft_.*"),

@@ -1,6 +1,7 @@
-"""Evidence of the op table: what a GPU has run, and cases over threads. Of CUDA entries: the overloads that a GPU has run again and again with the same bits under the switch.
+"""Evidence of the op table: cases over threads, and the overloads that a GPU has run again and again.
 
-One block per GPU and version of torch in `gpus.toml`; `tools/op_table/gpu_evidence.py` writes it from a report.
+Those had the same bits each time, under the switch: one block per GPU and version of torch in `gpus.toml`;
+`tools/op_table/gpu_evidence.py` writes it from a report.
 """
 
 from __future__ import annotations

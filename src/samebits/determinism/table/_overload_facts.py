@@ -1,7 +1,7 @@
 """The reviewed overloads and the table's facts about each, from text files. Reading them executes nothing.
 
-One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names; the
-differences of other versions are in `versions.csv`. `tools/op_table/update.py` writes them.
+One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names;
+the differences of other versions are in `versions.csv`. `tools/op_table/update.py` writes them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def all_reviews() -> dict[str, ReviewedOverloads]:
 
 @cache
 def reviewed() -> ReviewedOverloads:
-    """Returns the review of the running torch; where there is none, that of the newest version before it, or of the oldest.
+    """Returns the review of the running torch, else of the newest version before it, or of the oldest.
 
     Example:
         >>> review = samebits.determinism.table.reviewed()
@@ -96,7 +96,7 @@ def read(path: Path) -> ReviewedOverloads:
 
 
 def read_others(path: Path, pinned: ReviewedOverloads) -> dict[str, ReviewedOverloads]:
-    """Reads the other reviewed versions: a line is an overload as one version has it; without a schema, it is gone there."""
+    """Reads the other reviewed versions: a line is an overload there; without a schema, it is gone."""
     rows: dict[str, dict[str, OverloadRow]] = {}
     with path.open(encoding="ascii", newline="") as file:
         file.readline()

@@ -1,4 +1,4 @@
-"""The aten ops behind a name that a person types: `torch.stft`, `Tensor.cumsum`, `nn.LSTM`, `F.cross_entropy`."""
+"""The aten ops behind a name that a person types: `torch.stft`, `Tensor.cumsum`, `F.cross_entropy`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ops_of(name: str) -> tuple[str, ...]:
     """Returns the aten ops (without overload) that `name` stands for; empty if no op has this name.
 
     Args:
-        name: of a function, a method, a module or an op, with or without what stands before it: `torch.linalg.inv`,
+        name: of a function, method, module or op, with or without what stands before it: `torch.linalg.inv`,
             `Tensor.sum_`, `torch.nn.CrossEntropyLoss`, `aten::mm`. Case and underscores do not matter.
 
     Example:
@@ -46,7 +46,7 @@ def names_near(name: str) -> list[str]:
 
 @cache
 def known_ops() -> frozenset[str]:
-    """Returns the names of all ops, the running torch's that are not reviewed too, without `aten::` and overload."""
+    """Returns the names of all ops, those of the running torch too, without `aten::` and overload."""
     new = (full.removeprefix("aten::") for full in not_reviewed())
     return frozenset(row.partition(".")[0] for row in (*reviewed().rows, *new))
 
@@ -75,7 +75,7 @@ def _plain(text: str) -> str:
 
 @cache
 def _packets() -> Mapping[str, str]:
-    """Returns each op by its name without underscores; of `sum` and `sum_` the first, of `_softmax` and `softmax` the second."""
+    """Returns each op by its name without underscores: `sum` before `sum_`, `softmax` before `_softmax`."""
     ranked = sorted(known_ops(), key=lambda op: (op.startswith("_"), op.endswith("_"), op))
     found: dict[str, str] = {}
     for op in ranked:

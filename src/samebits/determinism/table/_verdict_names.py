@@ -5,7 +5,7 @@ from __future__ import annotations
 OVER_THREADS = "deterministic over threads"
 """Equal from run to run and for any intra-op thread count."""
 DETERMINISTIC = "deterministic"
-"""Equal from run to run at a fixed thread count. On CUDA, where CPU threads do not count, the best there is."""
+"""Equal from run to run at a fixed thread count. On CUDA, which has no CPU threads, the best there is."""
 ALTERNATIVE = "has an alternative here"
 """The switch installs a kernel of ours in front of torch's."""
 SERIAL = "serial"
@@ -34,9 +34,7 @@ VERDICTS = (
     NO_KERNEL,
 )
 EVIDENCE = ("battery", "opinfo", "source", "none")
-"""Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; not checked."""
+"""Measured by the battery, or with OpInfo's samples; read in torch's docs, tags, kernels; not checked."""
 MACHINE = ("exact", "integers", "ours", "composed", "refused")
-"""The CPU under `across="machines"`: torch's kernel stays, stays for integers alone, ours, made of other ops,
-raises.
-"""
+"""The CPU under `across="machines"`: torch's kernel, torch's for integers alone, ours, other ops, raises."""
 DEVICES = ("cpu", "cuda")

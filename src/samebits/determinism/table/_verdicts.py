@@ -1,4 +1,4 @@
-"""The verdict of one overload on one device: from our replacements, its line in `own.toml`, its class, and measurements."""
+"""The verdict of an overload on a device: from our replacements, `own.toml`, its class, and measurements."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ class Entry:
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
     machine: str = ""
-    """The CPU under `across="machines"`: `exact` (torch's kernel stays), `integers` (for these alone),
-    `ours`, `composed`,
-    or `refused` (it raises, at least for one ordinary argument); empty elsewhere."""
+    """Under `across="machines"`: `exact` (torch's kernel), `integers` (torch's, for these alone), `ours`,
+    `composed`, or `refused` (it raises, at least for one ordinary argument); empty except on the CPU."""
 
     @property
     def deterministic(self) -> bool:
@@ -105,8 +104,9 @@ class OpTable:
             return _not_reviewed_entry(name, device)
         if name not in self.snapshot.rows or device not in DEVICES:
             raise InvalidArgumentError(
-                f"lookup({op!r}, {device!r}): the op table has the aten overloads of torch {self.snapshot.torch}, by "
-                f"full name as aten::sum.dim_IntList, for the devices {' and '.join(DEVICES)}."
+                f"lookup({op!r}, {device!r}): the op table has the aten overloads of torch "
+                f"{self.snapshot.torch}, by full name as aten::sum.dim_IntList, for the devices "
+                f"{' and '.join(DEVICES)}."
             )
         if (name, device) not in self._entries:
             row = self.snapshot.rows[name]
@@ -148,7 +148,7 @@ class OpTable:
         return self._new(row, device, verdict, rule.reason, rule.evidence, rule.name)
 
     def _with_one_thread(self, row: OverloadRow) -> Entry:
-        """Returns the entry of torch's kernel in front of which `across="threads"` puts one thread, for all types or for some."""
+        """Returns the entry of torch's kernel that `across="threads"` runs on one thread, for some types."""
         types = self._serial[row.name]
         entry = self._unmeasured(row, "cpu")
         reason = f"{entry.reason}; with across='threads' {_ON_ONE_THREAD[types]} one thread"
@@ -156,10 +156,11 @@ class OpTable:
         return self._with_measurement(replace(entry, verdict=verdict, reason=reason), row, "ours")
 
     def serial_kernels(self) -> Iterator[tuple[str, str, str]]:
-        """Yields the kernels of torch's that run on one thread with `across="threads"`: full name, dispatch key, and types.
+        """Yields torch's kernels that `across="threads"` runs on one thread: full name, dispatch key, types.
 
-        They are those that `across="machines"` refuses, for all types or (`integers`, `real`) for the others, but for dense
-        ones that are known to have the same bits for any thread count. oneDNN's layout has kernels that torch hands out to nobody.
+        They are those that `across="machines"` refuses, for all types or (`integers`, `real`) for the others,
+        but for dense ones that are known to have the same bits for any thread count. oneDNN's layout has
+        kernels that torch hands out to nobody.
         """
         for full, key, covered in coverage.refusals(frozenset()):
             if (key == "CPU" and full.removeprefix("aten::") in self._serial) or key not in {
@@ -215,14 +216,17 @@ class OpTable:
         return Entry(f"aten::{row.name}", device, verdict, reason, evidence, self.snapshot.torch, rule)
 
     def _replacement(self, row: OverloadRow, device: str) -> Replacement | None:
-        """Returns ours for this overload, or for another form of it where torch's one kernel for all devices calls that."""
+        """Returns ours for this overload, or for a form that torch's one kernel for all devices calls."""
         forms = [row, *self._forms[row.form_of]] if row.kernels == ("explicit",) else [row]
         return next((self._ours[one.name, device] for one in forms if (one.name, device) in self._ours), None)
 
     def _replaced(self, row: OverloadRow, ours: Replacement) -> Entry:
         device = ours.device.lower()
         if not ours.verified:
-            reason = f"alternative unverified (no {ours.device} has run it, so torch's error stands): {ours.reason}"
+            reason = (
+                f"alternative unverified (no {ours.device} has run it, so torch's error stands): "
+                f"{ours.reason}"
+            )
             return self._new(row, device, REFUSED, reason, "source", REPLACED)
         if device == "cuda":
             reason = f"{ours.reason}; ran on {ours.verified}"
@@ -231,7 +235,7 @@ class OpTable:
         return self._with_measurement(entry, row, "ours")
 
     def _composite(self, row: OverloadRow, device: str) -> Entry:
-        """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
+        """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of them."""
         if not row.calls:
             reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
@@ -260,7 +264,7 @@ class OpTable:
         return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
     def _with_measurement(self, entry: Entry, row: OverloadRow, kernel: str) -> Entry:
-        """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
+        """Returns the entry with the measurement of the overload, or of another form with the same kernel."""
         measured = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
         if measured is None:
             return entry
@@ -330,11 +334,11 @@ def _table(replacements: Iterable[Replacement], gpus: Iterable[GpuEvidence]) -> 
 
 
 def lookup(op: str, device: str) -> Entry:
-    """Returns the entry of an overload (`aten::sum.dim_IntList`, as `OpOverload.name()` returns it) on `cpu` or `cuda`.
+    """Returns the entry of an overload on `cpu` or `cuda`, by the name that `OpOverload.name()` returns.
 
     Raises:
-        InvalidArgumentError: the reviewed torch has no such overload (TorchScript's own are not in the table), or
-            the device is another one.
+        InvalidArgumentError: the reviewed torch has no such overload (TorchScript's own are not in the
+            table), or the device is not one of the two.
 
     Example:
         >>> samebits.determinism.table.lookup("aten::mm", "cpu").verdict
@@ -350,8 +354,7 @@ def lookup(op: str, device: str) -> Entry:
 
 
 def refused_parts(op: str) -> tuple[str, ...]:
-    """Returns the ops that `across="machines"` refuses among those that a composite op calls; empty for other
-    ops.
+    """Returns the ops that a composite op calls and `across="machines"` refuses; empty for other ops.
 
     Args:
         op: the full name of an overload.
