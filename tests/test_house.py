@@ -16,7 +16,7 @@ KEPT = {
     "determinism/_ops/grid_sample.py": "an op's own room, which a reader finds by the op's name",
 }
 """Fragments that stay files, and why."""
-OVERRIDING = 46
+OVERRIDING = 15
 """Classes that override a concrete method of a class of ours, at most: the number only falls, to five with a reason each."""
 BUDGET = {
     ".": 1110,
@@ -27,7 +27,7 @@ BUDGET = {
     "callbacks": 1240,
     "checkpoint": 4360,
     "cli": 2220,
-    "data": 8540,
+    "data": 8390,
     "determinism": 9850,
     "nn": 1620,
     "random": 5170,

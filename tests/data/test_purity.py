@@ -31,6 +31,11 @@ def load_corpus(name="purity_corpus"):
     return corpus
 
 
+def side_effects(function):
+    """The changes that outlast a call, as far as reading the code shows them."""
+    return list(purity.read(function).findings.values())
+
+
 def noticed(function, tries=3):
     """What reading and trying out find, as a pipeline does."""
     reading = purity.read(function)
@@ -61,7 +66,7 @@ def test_no_impure_function_of_the_corpus_is_missed():
 def test_reading_alone_finds_all_but_the_hidden_one():
     """What no code shows is found by comparing captured state only: the second way is needed, and the first is not blind."""
     corpus = load_corpus()
-    unread = [function.__name__ for function in corpus.IMPURE if not purity.side_effects(function)]
+    unread = [function.__name__ for function in corpus.IMPURE if not side_effects(function)]
     assert unread == ["hidden"]
 
 
@@ -96,9 +101,9 @@ def test_a_count_in_globals_is_made_in_one_process():
 
 
 def test_a_finding_names_variable_kind_line_and_file():
-    """`side_effects` tells where."""
+    """A finding tells the file and the line of the change."""
     corpus = load_corpus()
-    (found,) = purity.side_effects(corpus.counts_in_a_global)
+    (found,) = side_effects(corpus.counts_in_a_global)
     assert (found.variable, found.kind) == ("total", "global variable set")
     assert found.file == corpus.__file__
     assert "total += 1" in Path(found.file).read_text().splitlines()[found.line - 1]
@@ -278,7 +283,7 @@ def test_objects_of_libraries_are_looked_into_for_functions_of_the_users():
     seen = []
     holder = torch.nn.Identity()
     holder.transforms = [seen.append, lambda x: seen.append(x)]
-    assert {found.variable for found in purity.side_effects(lambda x: holder(x))} == {"seen"}
+    assert {found.variable for found in side_effects(lambda x: holder(x))} == {"seen"}
 
 
 class Lazily:
@@ -331,7 +336,7 @@ class _Unknown:
 
 def test_the_source_is_read_as_well():
     """A dataset that counts its reads has a side effect, which is found."""
-    (found,) = purity.side_effects(_Unknown().__getitem__)
+    (found,) = side_effects(_Unknown().__getitem__)
     assert found.variable.endswith("reads")
 
 
@@ -352,7 +357,7 @@ def test_iterators_and_files_that_are_captured_are_state(tmp_path):
         lambda x: open(tmp_path / "log", "a").write(str(x)),
     ]
     for case in cases:
-        assert purity.side_effects(case), case
-    assert not purity.side_effects(lambda x: rng.normal())
-    assert not purity.side_effects(lambda x: open(tmp_path / "log").read())
+        assert side_effects(case), case
+    assert not side_effects(lambda x: rng.normal())
+    assert not side_effects(lambda x: open(tmp_path / "log").read())
     file.close()

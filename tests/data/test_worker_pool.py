@@ -533,7 +533,7 @@ def test_batches_of_a_pipeline_lie_in_their_slots():
     ):
         stage = make(Pipeline.range(8).map(lambda n: np.ones((64, 64))), 4)._stage.bind((1, 2))
         slot = ResultMemory()
-        (batch,) = StageWork([stage], Draws(may_draw=False)).compute(WorkerJob(0, 0, (0, 1)), slot)
+        (batch,) = StageWork([stage], Draws(may_draw=False).run).compute(WorkerJob(0, 0, (0, 1)), slot)
         assert (slot.owns(batch.numpy()) == 0) == place
         slot.close()
 

@@ -1,4 +1,4 @@
-"""`check`: reads a pipeline or a loader in several ways and names the first element that differs, and what causes it."""
+"""`check`: reads a pipeline or loader in several ways; names the first difference, and its cause."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def check(
     resume_at: int | None = None,
     count: int = 200,
 ) -> str:
-    """Reads the first `count` elements again, with each number of workers, and resumed after element `resume_at`.
+    """Reads the first `count` elements again, with each number of workers, and resumed after `resume_at`.
 
-    Each reading is in a process forked off this one, so that a function remembers nothing from another reading. The
-    elements of a `samebits.data.DataLoader` are its batches; they are those of its first epoch.
+    Each reading is in a process forked off this one, so that a function remembers nothing from another
+    reading. The elements of a `samebits.data.DataLoader` are its batches; they are those of its first epoch.
 
     Returns:
         The digest of these elements, the same for all ways of reading.
 
     Raises:
-        PipelineDifferenceError: two ways give different elements. The message names the first one, and the function or
-            stage whose bits change from call to call.
+        PipelineDifferenceError: two ways give different elements. The message names the first one, and the
+            function or stage whose bits change from call to call.
         InvalidArgumentError: this is neither a pipeline nor a loader of samebits'.
 
     Example:
@@ -136,15 +136,15 @@ def _report(pipeline: Pipeline | DataLoader[Any], reading: str, alone: list[int]
         else _culprit(stage, min(number, 64))
     )
     cure = (
-        "It depends on something besides its element: a counter, the time, a set's order, another thread. Make it a function "
-        "of its element, or give it a parameter `rng` or `key` to draw from."
+        "It depends on something besides its element: a counter, the time, a set's order, another thread. "
+        "Make it a function of its element, or give it a parameter `rng` or `key` to draw from."
     )
     named = f"; {culprit} gives different bits when it is called again" if culprit else ""
     raise PipelineDifferenceError(f"samebits.data.check: {reading}, {difference}{named}. {cure}")
 
 
 def _culprit_of_loader(stage: LoaderBatches, first_difference: int) -> str | None:
-    """Returns the name of the dataset or the collate function if it gives different bits for this batch; None if not."""
+    """Returns the dataset or collate function with different bits for this batch; None if it is neither."""
     task = next(islice(stage.tasks(0, first_difference), 1))
     draws = Draws()
     for name, compute in stage.steps(task):
@@ -154,7 +154,7 @@ def _culprit_of_loader(stage: LoaderBatches, first_difference: int) -> str | Non
 
 
 def _culprit(stage: Stage, first_difference: int) -> str | None:
-    """Returns the stage nearest to the source that gives different bits for the same ordinals; None if there is none."""
+    """Returns the stage nearest to the source that gives different bits for the same ordinals, or None."""
     for below in stage.inputs:
         found = _culprit(below, first_difference)
         if found is not None:
@@ -168,10 +168,11 @@ def _culprit(stage: Stage, first_difference: int) -> str | None:
 
 
 def call_in_fork(function: Callable[[], Any], warned: dict[str, type[Warning]]) -> Any:
-    """Calls `function` in a forked process, and returns or raises as it does. It finds this process's caches as they are
-    now and fills none of them. `warned` gets its warnings.
+    """Calls `function` in a forked process, and returns or raises as it does.
 
-    It runs in this process where it cannot fork: CUDA is initialised, which a fork does not survive, or this is a worker.
+    It finds this process's caches as they are now and fills none of them. `warned` gets its warnings.
+
+    It runs in this process if this is a worker, or if CUDA is initialised, which no fork survives.
     """
     if torch.cuda.is_initialized() or not may_start():
         return function()

@@ -75,7 +75,7 @@ _STACKED = {**default_collate_fn_map, torch.Tensor: _collate_tensors, np.ndarray
 
 
 class PadCollate:
-    """Stacks arrays and tensors, padded with `value`; collates dicts and tuples by field, all else as torch's default."""
+    """Stacks arrays and tensors, padded with `value`; collates dicts and tuples by field, others as torch."""
 
     def __init__(self, value: float, sizes: Sequence[int] | None) -> None:
         """`sizes`: of a padded element; -1 is the largest of the batch; None is -1 in every dimension."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data as torch_data
 
-from samebits._arguments import require_int
+from samebits._arguments import require, require_int
 from samebits._context import process
 from samebits._unseeded import no_seed
 from samebits.data._calls.user_function import Function, key_words
@@ -30,8 +30,8 @@ _ACCELERATE = "accelerate"
 class NeverRebuilt:
     """Raises `UnimplementedError` where Accelerate reads the arguments of a loader to build its own.
 
-    That one would shuffle and draw as torch's, and have none of our state. Each of Accelerate's functions that builds
-    one reads all arguments of the given loader, `multiprocessing_context` included, which is a property in torch.
+    That one would shuffle and draw as torch's, and have none of our state. Each function of Accelerate's that
+    builds one reads all arguments of the given loader: `multiprocessing_context` is a property in torch.
     """
 
     @property
@@ -39,11 +39,13 @@ class NeverRebuilt:
         """Returns the context that loader workers are started with, as torch's property."""
         if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] == _ACCELERATE:
             raise UnimplementedError(
-                "accelerator.prepare(...) was given a samebits.data.DataLoader, and would build a torch DataLoader of it, "
-                "with other batches and without their state. Prepare the rest only, and iterate the samebits loader:\n"
+                "accelerator.prepare(...) was given a samebits.data.DataLoader, and would build a torch "
+                "DataLoader of it, with other batches and without their state. Prepare the rest only, and "
+                "iterate the samebits loader:\n"
                 "    model, optimizer = accelerator.prepare(model, optimizer)\n"
                 "    for step, batch in run.steps(loader):  # tensors move by batch.to(accelerator.device)\n"
-                "Under several processes it takes sampler=torch.utils.data.distributed.DistributedSampler(dataset, seed=1)."
+                "Under several processes it takes "
+                "sampler=torch.utils.data.distributed.DistributedSampler(dataset, seed=1)."
             )
         return _TORCHS.fget(self)
 
@@ -61,16 +63,16 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
     The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
 
     - Shuffling is a keyed permutation of the indices: O(1) memory. Resuming at any batch costs O(1).
-    - Before each `__getitem__` the global generators of torch, NumPy and Python are set from
-      (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So are generators that
-      belong to objects which dataset or collate_fn reach (albumentations, MONAI, a dataset's own). So unmodified
-      random transforms give the same bits for any number of workers, and after a resume.
+    - Before each `__getitem__` the global generators of torch, NumPy and Python are set from (seed, epoch,
+      ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So are generators that
+      belong to objects which dataset or collate_fn reach (albumentations, MONAI, a dataset's own). So
+      unmodified random transforms give the same bits for any number of workers, and after a resume.
     - Creating or iterating it never moves the caller's generators.
     - `state_dict` / `load_state_dict` at any batch: small, JSON-able, free of worker numbers.
 
     The seed is `seed`, else the initial seed of `generator`, else that of `samebits.set_random_seed` (or
-    `torch.manual_seed`). Two loaders over equally long datasets shuffle in the same order unless their seeds differ.
-    Each `iter()` starts the next epoch. Inside the body of a `Run` loop, an iteration of another loader (for
+    `torch.manual_seed`). Two loaders over equally long datasets shuffle alike unless their seeds differ. Each
+    `iter()` starts the next epoch. Inside the body of a `Run` loop, an iteration of another loader (for
     validation, say) is keyed by the run's position instead, so that it is the same after a resume.
 
     Raises:
@@ -115,8 +117,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         _check(dataset, batch_size, num_workers, seed, generator, in_order=in_order)
         try:
             super().__init__(
-                dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments
+                dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
+                drop_last, timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
@@ -143,8 +145,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
     def _stage(self) -> LoaderBatches:  # type: ignore[override]
         order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
         parameters = {
-            "dataset": type(self.dataset).__name__, "length": len(self.dataset), "batch_size": self.batch_size,  # type: ignore[arg-type]
-            "drop_last": self.drop_last, "order": order
+            "dataset": type(self.dataset).__name__, "length": len(self.dataset),  # type: ignore[arg-type]
+            "batch_size": self.batch_size, "drop_last": self.drop_last, "order": order
         }  # fmt: skip
         return LoaderBatches(
             self._order, self.dataset, self._functions(), parameters,
@@ -164,15 +166,17 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         return self._called
 
     @property
-    def _options(self) -> _LoaderOptions:  # type: ignore[override]
-        return _LoaderOptions(
+    def _options(self) -> Options:  # type: ignore[override]
+        pins = self.pin_memory and torch.accelerator.is_available()
+        return Options(
             num_parallel_calls=self.num_workers,
             prefetch=self.num_workers * (self.prefetch_factor or 2) + 1,  # one of them is the next
             timeout=self.timeout or None,
             start_method=_start_method(self.multiprocessing_context),
-            pin_memory=self.pin_memory,
+            moved_by=torch_data._utils.pin_memory.pin_memory if pins else None,
             rank=0,
             world_size=1,
+            workers_are_counted=True,
             kept_workers=self._kept_workers,
         )
 
@@ -200,17 +204,6 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         return torch.initial_seed()
 
 
-class _LoaderOptions(Options):
-    """The options of a loader: its workers are counted when it is made, and it pins memory as torch's does."""
-
-    def workers(self, cores: int) -> Any:
-        return self.num_parallel_calls
-
-    def placement(self) -> Callable[[Any], Any] | None:
-        pins = self.pin_memory and torch.accelerator.is_available()
-        return torch_data._utils.pin_memory.pin_memory if pins else None
-
-
 def _end_workers(kept: list[Workers]) -> None:
     for workers in kept:
         workers.close()
@@ -228,9 +221,9 @@ def _check(
     call = "samebits.data.DataLoader"
     if isinstance(dataset, torch_data.IterableDataset):
         raise UnimplementedError(
-            f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness could be "
-            "keyed by. Give it __len__ and __getitem__ (a map-style dataset), or read it as a pipeline: "
-            "samebits.data.Pipeline.from_iterable(dataset).batch(batch_size)."
+            f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness "
+            "could be keyed by. Give it __len__ and __getitem__ (a map-style dataset), or read it as a "
+            "pipeline: samebits.data.Pipeline.from_iterable(dataset).batch(batch_size)."
         )
     if isinstance(dataset, Pipeline):
         raise InvalidArgumentError(
@@ -249,11 +242,8 @@ def _check(
         require_int(call, batch_size=batch_size)
     if seed is not None:
         require_int(call, 0, seed=seed)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise InvalidArgumentError(
-            f"{call}(generator={type(generator).__name__}(...)): takes a torch.Generator, whose initial_seed() is the "
-            "loader's seed. Pass seed= instead."
-        )
+    wanted = "takes a torch.Generator, whose initial_seed() is the loader's seed. Pass seed= instead"
+    require(generator is None or isinstance(generator, torch.Generator), call, wanted, generator=generator)
     if not in_order:
         raise UnimplementedError(
             f"{call}(in_order=False): batches in order of completion differ from run to run."

@@ -1,7 +1,6 @@
 """The batches of a `DataLoader`: the elements of each, and the stage that computes them.
 
-The elements are a function of (key, epoch, batch), or a user's sampler replayed. Generators are set from the position.
-
+The elements are a function of (key, epoch, batch), or of a replayed sampler. Generators follow the position.
 Where the code of dataset and collate provably does not draw, nothing is set; see `process_generators`.
 """
 
@@ -121,14 +120,14 @@ class SamplerOrder:
             first += 1 if self.single else len(indices)
 
     def _rank_path(self) -> tuple[str | int, ...]:
-        """Returns what the elements' keys are folded with: each rank counts from 0, and ranks must not draw alike."""
+        """Returns the path folded into the elements' keys: each rank counts from 0, and draws its own."""
         for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
             if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
                 return "rank", sampler.rank
         return ()
 
     def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
-        """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
+        """Yields the sampler's items; it draws from its own generators, whatever is drawn in between."""
         of_objects = OwnGenerators(self._roots)
         with OwnBlock(), generator_states.preserve_states():
             if of_objects.enter():
@@ -180,7 +179,8 @@ class LoaderBatches(Blocks):
 
     kind = "DataLoader"
     unit = "batch"
-    makes_batches = True
+    key_path = ()
+    describes_in_parts = True
     has_digest = False  # it would be a pass over each batch, which takes up to half of the time to collate it
 
     def __init__(
@@ -195,12 +195,10 @@ class LoaderBatches(Blocks):
         worker_init: Callable[[int], None] | None,
     ) -> None:
         """`functions`: the dataset's, which is called through the dataset, and the collate function."""
-        super().__init__()
+        super().__init__(parameters=parameters, functions=functions)
         self.order, self.dataset, self._single = order, dataset, single
         self.read, self.collate = functions
-        self._parameters = parameters
         self._num_workers, self._worker_init = num_workers, worker_init
-        self._counts_epochs = True
 
     @property
     @override
@@ -211,28 +209,6 @@ class LoaderBatches(Blocks):
     @override
     def groups(self) -> int:
         return self.length
-
-    @override
-    def functions(self) -> list[Function]:
-        return [self.read, self.collate]
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return self._parameters
-
-    @override
-    def parts(self) -> list[str]:
-        return [f"{self.kind}({name}={value})" for name, value in self._parameters.items()]
-
-    @override
-    def stage_key(self, key: Words) -> Words:
-        return key
-
-    @override
-    def keyed_by_position(self) -> LoaderBatches:
-        other = copy.copy(self)
-        other._counts_epochs = False
-        return other
 
     def with_workers(self, count: int) -> LoaderBatches:
         """Returns the same batches for another number of workers."""
@@ -255,7 +231,7 @@ class LoaderBatches(Blocks):
 
     @override
     def tasks(self, repetition: int, first: int) -> Iterator[BatchTask]:
-        key = int_keys.fold(self.key, "epoch", repetition) if self._counts_epochs else self.key
+        key = int_keys.fold(self.key, "epoch", repetition) if self.counts_epochs else self.key
         return self.order.tasks(key, repetition, first)
 
     @override
@@ -274,9 +250,9 @@ class LoaderBatches(Blocks):
         return type(self.dataset).__name__
 
     def _read(self, task: BatchTask) -> Any:
-        indices = iter(() if self._single else task.indices)
+        indices = iter([task.indices] if self._single else task.indices)
         try:
-            return self._single_element(task) if self._single else self._elements(task, indices)
+            return self._each(indices, task, 1)[0] if self._single else self._elements(task, indices)
         except Exception as error:
             done = 0 if self._single else len(task.indices) - length_hint(indices)
             read = f"[{task.indices if self._single else task.indices[done - 1]!r}]"
@@ -286,7 +262,7 @@ class LoaderBatches(Blocks):
             raise
 
     def _annotate_error(self, error: Exception, task: BatchTask, source: str) -> None:
-        """Adds to an error of the user's code where it was raised: only our frames are between it and the loop."""
+        """Notes where an error of the user's code was raised: only our frames are between it and the loop."""
         worker = torch_data.get_worker_info()
         where = "" if worker is None else f", in worker {worker.id}"
         place = f"raised by {source}, for batch {task.number} of the epoch{where}"
@@ -297,10 +273,6 @@ class LoaderBatches(Blocks):
             ) from error
         error.add_note(f"samebits.data.DataLoader: {place}")
 
-    def _single_element(self, task: BatchTask) -> Any:
-        (element,) = self._each(iter([task.indices]), task, 1)
-        return element
-
     def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
         if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
             if not self.read.compared and self._is_filling():
@@ -310,23 +282,20 @@ class LoaderBatches(Blocks):
         return self._each(indices, task, len(task.indices))
 
     def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
-        """Returns the elements; the first ones of a process that may draw are checked (`Function.call_checked`)."""
+        """Returns the elements; the first of a process that may draw are checked (`call_checked`)."""
         dataset = self.dataset
         if not self._is_filling():
             return [dataset[index] for index in indices]
         keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
         filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
-        if self.read.compared:
-            return [dataset[index] for index, _ in zip(indices, filled, strict=False)]
         elements: list[Any] = []
         for index, _ in zip(indices, filled, strict=False):
-            place = len(elements)
-            seed, offset = keys[place].tolist()
-            elements.append(
-                dataset[index]
-                if self.read.compared
-                else self.read.call_checked(index, task.first + place, (seed, offset))
-            )
+            if self.read.compared:
+                elements.append(dataset[index])
+            else:
+                seed, offset = keys[len(elements)].tolist()
+                place = task.first + len(elements)
+                elements.append(self.read.call_checked(index, place, (seed, offset)))
         return elements
 
     def _is_filling(self) -> bool:

@@ -33,9 +33,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 class Share:
     """Rows `rank`, `rank + world_size`, ... of each batch.
 
-    Where a batch cannot be shared evenly: "pad" repeats its first rows, so that all ranks get the same number; "drop"
-    leaves out its last rows; "uneven" gives some ranks one row more (a batch of fewer rows than ranks still gives
-    each rank one).
+    Where a batch cannot be shared evenly: "pad" repeats its first rows, so that all ranks get the same
+    number; "drop" leaves out its last rows; "uneven" gives some ranks one row more (a batch of fewer rows
+    than ranks still gives each rank one).
     """
 
     rank: int = 0
@@ -58,25 +58,10 @@ class Share:
         """Raises `InvalidArgumentError` if full batches would not be shared evenly."""
         if batch_size % self.world_size and self.remainder != "uneven":
             raise InvalidArgumentError(
-                f"Pipeline.batch(batch_size={batch_size}): this is the size of the global batch, and {self.world_size} ranks "
-                f'cannot share it evenly; take a multiple of {self.world_size}, or with_options(remainder="uneven")'
+                f"Pipeline.batch(batch_size={batch_size}): this is the size of the global batch, and "
+                f"{self.world_size} ranks cannot share it evenly; take a multiple of {self.world_size}, or "
+                'with_options(remainder="uneven")'
             )
-
-
-def share(rank: int | None, world_size: int | None, remainder: Remainder) -> Share:
-    """Returns the share of this process: as given, else that of torch.distributed, else everything.
-
-    Raises:
-        InvalidArgumentError: only one of rank and world_size is given, or 0 <= rank < world_size does not hold.
-    """
-    if rank is None and world_size is None:
-        together = dist.is_available() and dist.is_initialized()
-        return Share(dist.get_rank(), dist.get_world_size(), remainder) if together else Share()
-    if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise InvalidArgumentError(
-            f"Pipeline.with_options(rank={rank}, world_size={world_size}): give both, with 0 <= rank < world_size"
-        )
-    return Share(rank, world_size, remainder)
 
 
 @dataclass(frozen=True)
@@ -99,8 +84,12 @@ class Options:
     rank: int | None = None
     world_size: int | None = None
     remainder: Remainder | None = None
+    moved_by: Callable[[Any], Any] | None = None
+    """Moves elements, in the place of `device` and `pin_memory`."""
+    workers_are_counted: bool = False
+    """True for a loader: where it is made, an observer learns the number and `samebits verify` sets it."""
     kept_workers: list[Any] | None = None
-    """The worker processes (`Workers`) that live from one iteration to the next; None: each iteration has its own."""
+    """The worker processes (`Workers`) that live on between iterations; None: each iteration has its own."""
 
     def with_changes(self, **changed: object) -> Options:
         """Returns these options with those that are not None changed; checked."""
@@ -116,17 +105,34 @@ class Options:
     def workers(self, cores: int) -> int | Literal["auto"] | None:
         """Returns the number of workers, which an observer learns and `samebits verify` may replace."""
         count = self.num_parallel_calls
+        if self.workers_are_counted:
+            return count
         notify("workers_wanted", (cores if count == "auto" else count) or 0)
         return count if process.overrides.num_workers is None else process.overrides.num_workers
 
     def share(self) -> Share:
-        """Returns the rows of each batch that this process computes."""
-        return share(self.rank, self.world_size, self.remainder or "pad")
+        """Returns the rows of each batch that this process computes.
+
+        They are as given, else those of torch.distributed, else all.
+
+        Raises:
+            InvalidArgumentError: only one of rank and world_size is given, or not 0 <= rank < world_size.
+        """
+        rank, world_size, remainder = self.rank, self.world_size, self.remainder or "pad"
+        if rank is None and world_size is None:
+            together = dist.is_available() and dist.is_initialized()
+            return Share(dist.get_rank(), dist.get_world_size(), remainder) if together else Share()
+        if rank is None or world_size is None or not 0 <= rank < world_size:
+            raise InvalidArgumentError(
+                f"Pipeline.with_options(rank={rank}, world_size={world_size}): give both, with 0 <= rank < "
+                "world_size"
+            )
+        return Share(rank, world_size, remainder)
 
     def placement(self) -> Callable[[Any], Any] | None:
         """Returns the object that moves elements to their device; None if none is needed."""
         if self.device is None and not self.pin_memory:
-            return None
+            return self.moved_by
         return Placement(self.device, pin_memory=bool(self.pin_memory))
 
     def is_ordered(self) -> bool:
@@ -139,7 +145,10 @@ class Options:
             return True
         if not process.op_determinism:
             return False
-        text = "Pipeline: deterministic=False would give elements in order of completion, while op determinism is on"
+        text = (
+            "Pipeline: deterministic=False would give elements in order of completion, while op determinism "
+            "is on"
+        )
         if self.on_conflict == "raise":
             raise ConflictError(
                 f"{text}. Leave deterministic out, or call samebits.enable_op_determinism(False)"
@@ -168,8 +177,8 @@ class Options:
 class Placement:
     """Moves the tensors of an element, also those in dicts, lists and tuples; all else stays as it is.
 
-    To CUDA an element goes through pinned memory on a separate stream, so that the copy runs while the device still
-    computes the previous step. Nothing is read ahead, so positions do not change.
+    To CUDA an element goes through pinned memory on a separate stream, so that the copy runs while the device
+    still computes the previous step. Nothing is read ahead, so positions do not change.
     """
 
     def __init__(self, device: str | torch.device | None, *, pin_memory: bool) -> None:
@@ -185,7 +194,8 @@ class Placement:
         if (self._cuda or pin_memory) and not torch.cuda.is_available():
             asked = f"prefetch(device={str(device)!r})" if self._cuda else "with_options(pin_memory=True)"
             raise InvalidArgumentError(
-                f"Pipeline.{asked}: torch finds no CUDA device here. Leave it out, or check torch.cuda.is_available() first"
+                f"Pipeline.{asked}: torch finds no CUDA device here. Leave it out, or check "
+                "torch.cuda.is_available() first"
             )
 
     def __call__(self, element: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`Pipeline`: an immutable description of a stream of elements, read with equal bits by any number of workers."""
+"""`Pipeline`: an immutable description of a stream of elements, with equal bits for any number of workers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Pipeline(Resumable):
-    """A stream of elements (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
+    """A stream (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
 
-    Every method returns a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
-    epoch is shuffled and augmented anew. The seed is `with_options(seed=)`, else that of `samebits.set_random_seed`.
+    Every method returns a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch;
+    each epoch is shuffled and augmented anew. The seed is `with_options(seed=)`, else that of
+    `samebits.set_random_seed`.
 
-    A user's function may draw random numbers in three ways, which all depend only on the element's place: from a
-    parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from the
-    generators of torch, NumPy and Python, which are set for each element (slower by 5 to 10 us) and restored. So are
-    generators that belong to objects which the function reaches.
+    A user's function may draw random numbers in three ways, which all depend only on the element's place:
+    from a parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`),
+    or from the generators of torch, NumPy and Python, which are set for each element (slower by 5 to 10 us)
+    and restored. So are generators that belong to objects which the function reaches.
 
     Example:
         >>> numbers = samebits.data.Pipeline.range(6).shuffle().batch(2).with_options(seed=1)
@@ -66,10 +67,10 @@ class Pipeline(Resumable):
 
     @classmethod
     def from_source(cls, data: Any, *, stateful: bool | None = None) -> Pipeline:
-        """Returns the elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
+        """Returns the elements of an object with `__len__` and `__getitem__`: list, array, tensor, dataset.
 
-        `__getitems__(indices)` is used where the object has it. `stateful` is as for `map`: False where reading an element
-        leaves a change that does not matter, such as a memo.
+        `__getitems__(indices)` is used where the object has it. `stateful` is as for `map`: False where
+        reading an element leaves a change that does not matter, such as a memo.
 
         Raises:
             InvalidArgumentError: the object cannot be indexed.
@@ -79,7 +80,7 @@ class Pipeline(Resumable):
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> Pipeline:
-        """Returns the elements of an iterable that can be iterated again and again, or of a function that returns one.
+        """Returns the elements of an iterable that can be read again, or of a function that returns one.
 
         A resume reads and drops the elements before it; prefer `from_source` where there is an index.
         """
@@ -118,11 +119,11 @@ class Pipeline(Resumable):
             function: returns the new element; None is an error. The class says what it may draw.
             num_parallel_calls: worker processes; "auto": as many as cores where that is faster, else none.
                 The pipeline has one team of workers, of the largest number that a stage requests.
-            executor: "process", "thread" (for functions that do not draw from the process's generators), or "auto".
+            executor: "process", "thread" (where no function draws from the process's generators), or "auto".
             deterministic: False gives elements in order of completion (not under the switch).
-            stateful: True if a call leaves a change (a global, a closure's variable, an attribute). Then the function
-                is called in this process, one element at a time and in order. By default its code is read for such
-                changes, and what it has captured is compared before and after the first elements.
+            stateful: True if a call leaves a change (a global, a closure's variable, an attribute). Then the
+                function is called in this process, one element at a time and in order. By default its code is
+                read for such changes, and its captured values are compared around the first elements.
         """
         options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
@@ -134,13 +135,13 @@ class Pipeline(Resumable):
     ) -> Pipeline:
         """Applies `function(batch)` to every batch; options as for `map`.
 
-        A parameter named `key` gets one key for each row, of shape (rows, 2): the keys that `map` before `batch` would
-        have given to the elements.
+        A parameter named `key` gets one key for each row, of shape (rows, 2): the keys that `map` before
+        `batch` would have given to the elements.
         """
         if batching_below(self._stage) is None:
             raise InvalidArgumentError(
-                f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
-                "elements"
+                f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use "
+                "map for single elements"
             )
         mapped = self._apply(MapBatches, function, stateful)
         return Pipeline(mapped._stage, self._options.with_changes(**options))
@@ -150,7 +151,7 @@ class Pipeline(Resumable):
         return self._apply(Filter, predicate, stateful)
 
     def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
-        """Returns all elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
+        """Returns all elements of the finite iterables `function(element)`; `stateful` is as for `map`."""
         return self._apply(FlatMap, function, stateful)
 
     def interleave(
@@ -159,7 +160,7 @@ class Pipeline(Resumable):
         """Yields `block_length` elements of each of `cycle_length` inner streams in turn, as in tf.data.
 
         Args:
-            function: element -> `Pipeline`, indexable object or iterable; one that has ended is replaced by the next.
+            function: element -> `Pipeline`, indexable object or iterable; the next replaces one that ended.
             cycle_length: inner streams that are open at once.
             block_length: consecutive elements of one of them.
         """
@@ -174,10 +175,10 @@ class Pipeline(Resumable):
     # Order
 
     def shuffle(self, buffer_size: int | None = None, *, reshuffle_each_epoch: bool = True) -> Pipeline:
-        """Yields all elements in a keyed order: O(1) memory, nothing to fill before the first, resumed at once.
+        """Yields all elements in a keyed order: O(1) memory, no buffer to fill, resumed at once.
 
-        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of that size. For indexable inputs
-        the buffer holds indices only; else elements, which the state refers to by their positions in the input.
+        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of that size. It holds
+        indices of indexable inputs, else elements, to which the state refers by their positions in the input.
 
         Raises:
             InvalidArgumentError: without a buffer, this pipeline can only be read in order.
@@ -192,8 +193,8 @@ class Pipeline(Resumable):
             )
         if not isinstance(self._stage, Addressed):
             raise InvalidArgumentError(
-                f"Pipeline.shuffle(): after {self._stage.describe()} elements can only be read in order; shuffle before it, "
-                "or give a buffer_size"
+                f"Pipeline.shuffle(): after {self._stage.describe()} elements can only be read in order; "
+                "shuffle before it, or give a buffer_size"
             )
         return self._append_stage(order.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
 
@@ -216,10 +217,9 @@ class Pipeline(Resumable):
     def shard(self, num_shards: int, index: int) -> Pipeline:
         """Keeps every `num_shards`-th element, from number `index` on."""
         require_int("Pipeline.shard", num_shards=num_shards)
-        if not 0 <= index < num_shards:
-            raise InvalidArgumentError(
-                f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
-            )
+        require(
+            0 <= index < num_shards, "Pipeline.shard", f"0 <= index < num_shards={num_shards}", index=index
+        )
         return self._slice("shard", range(index, INFINITE, num_shards))
 
     def enumerate(self, start: int = 0) -> Pipeline:
@@ -242,7 +242,8 @@ class Pipeline(Resumable):
         """Mixes elements in proportion to the weights, evenly spread, until one pipeline has run out."""
         if len(pipelines) != len(weights):
             raise InvalidArgumentError(
-                f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
+                f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for "
+                "each"
             )
         fits = all(0 < weight < float("inf") for weight in weights)
         require(fits, "Pipeline.mix", "the weights must be positive and finite", weights=weights)
@@ -268,8 +269,8 @@ class Pipeline(Resumable):
         self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
         drop_remainder: bool = False
     ) -> Pipeline:  # fmt: skip
-        """Returns batches of elements of different sizes, padded at the end to the largest, or to `padded_shape`
-        (-1: the largest of the batch).
+        """Returns batches of elements of different sizes, padded at the end to the largest, or to
+        `padded_shape` (-1: the largest of the batch).
         """
         require_int("Pipeline.padded_batch", batch_size=batch_size)
         collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
@@ -296,8 +297,8 @@ class Pipeline(Resumable):
         """
         if list(boundaries) != sorted(set(boundaries)) or len(batch_sizes) != len(boundaries) + 1:
             raise InvalidArgumentError(
-                f"Pipeline.bucket_by_length: boundaries={list(boundaries)} must increase, and batch_sizes={list(batch_sizes)} "
-                f"have one more ({len(boundaries) + 1})"
+                f"Pipeline.bucket_by_length: boundaries={list(boundaries)} must increase, and "
+                f"batch_sizes={list(batch_sizes)} have one more ({len(boundaries) + 1})"
             )
         for size in batch_sizes:
             require_int("Pipeline.bucket_by_length", batch_size=size)
@@ -312,8 +313,9 @@ class Pipeline(Resumable):
     def pack(self, length: int, *, open_rows: int = 8) -> Pipeline:
         """Packs sequences side by side in rows of `length`, first fit among `open_rows` rows.
 
-        An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
-        the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
+        An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size
+        `length`: the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and
+        `positions` in the sequence.
         """
         require_int("Pipeline.pack", length=length)
         require_int("Pipeline.pack", open_rows=open_rows)
@@ -328,7 +330,8 @@ class Pipeline(Resumable):
     def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
         """Lets workers be `buffer_size` batches ahead (without workers nothing is computed ahead).
 
-        `device`: the device of tensors, also in dicts, lists and tuples; to CUDA through pinned memory, on a separate stream.
+        `device`: where tensors go, also those in dicts, lists and tuples; to CUDA through pinned memory, on a
+        separate stream.
         """
         return Pipeline(self._stage, self._options.with_changes(prefetch=buffer_size, device=device))
 
@@ -336,8 +339,8 @@ class Pipeline(Resumable):
         self, *, seed: int | None = None, deterministic: bool | None = None,
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
-        remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
-        pin_memory: bool | None = None
+        remainder: Remainder | None = None, start_method: StartMethod | None = None,
+        on_conflict: OnConflict | None = None, pin_memory: bool | None = None
     ) -> Pipeline:  # fmt: skip
         """Returns the same elements (of another `seed`), read in another way.
 
@@ -347,28 +350,29 @@ class Pipeline(Resumable):
             num_parallel_calls: as for `map`.
             executor: as for `map`.
             timeout: seconds to wait for a batch of a worker before an error is raised.
-            rank: of this process, which computes its rows of each batch. By default that of torch.distributed, if it is set up.
+            rank: of this process, which computes its rows of each batch; default: that of torch.distributed.
             world_size: the number of processes. The batches together are the same for any number.
-            on_conflict: reaction to `deterministic=False` under the switch: "warn" (the default; it is ignored), "raise".
-            remainder: treatment of a batch that cannot be shared evenly: "pad" (the default), "drop", "uneven".
-            start_method: of worker processes. "fork" shares what this process has loaded. "server" forks them off another
-                process, which shares nothing with this one and is sent the pipeline by value. "auto" is "server" where CUDA
-                is initialised, which does not survive a fork, else "fork".
+            on_conflict: for `deterministic=False` under the switch: "warn" (default: it is ignored), "raise".
+            remainder: for a batch that cannot be shared evenly: "pad" (the default), "drop", "uneven".
+            start_method: of worker processes. "fork" shares what this process has loaded. "server" forks them
+                off another process, which shares nothing with this one and is sent the pipeline by value.
+                "auto" is "server" where CUDA is initialised, which does not survive a fork, else "fork".
             pin_memory: puts tensors into pinned memory, from which copies to CUDA run beside the computation.
         """
         return Pipeline(
             self._stage,
             self._options.with_changes(
-                seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
-                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
-                on_conflict=on_conflict
+                seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls,
+                executor=executor, timeout=timeout, rank=rank, world_size=world_size, remainder=remainder,
+                start_method=start_method, on_conflict=on_conflict, pin_memory=pin_memory
             )
         )  # fmt: skip
 
     def as_iterable_dataset(self) -> PipelineDataset:
-        """Returns a dataset for `torch.utils.data.DataLoader(dataset, batch_size=None)` and its users (Lightning, Accelerate).
+        """Returns a dataset for `torch.utils.data.DataLoader(dataset, batch_size=None)` and its users
+        (Lightning, Accelerate).
 
-        Its `state_dict` and `load_state_dict` are the pipeline's. The pipeline has the workers, the loader none.
+        Its `state_dict` and `load_state_dict` are the pipeline's, which has the workers; the loader has none.
         """
         return PipelineDataset(self)
 
@@ -381,7 +385,7 @@ class Pipeline(Resumable):
 
     @property
     def endless(self) -> bool:
-        """True if an epoch is known to have no end, as after `repeat()`: `len` raises, and a loop needs `steps_per_epoch`."""
+        """True if an epoch is known to be endless: `len` raises, and a loop needs `steps_per_epoch`."""
         return self._stage.endless
 
     def __repr__(self) -> str:
@@ -420,7 +424,8 @@ class Pipeline(Resumable):
         inside = range(part.start, min(part.stop, self._stage.length), part.step)
         if not inside:
             raise InvalidArgumentError(
-                f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
+                f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of "
+                f"{self._stage.describe()}"
             )
         return self._append_stage(order.Slice(self._stage, kind, inside))
 
@@ -437,9 +442,9 @@ class PipelineDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             raise UnimplementedError(
-                "a samebits pipeline in a worker of torch's DataLoader: each worker would read all of it, and none would know "
-                "its position. Give the DataLoader num_workers=0 and the pipeline its own workers: "
-                "pipeline.with_options(num_parallel_calls=4).as_iterable_dataset()"
+                "a samebits pipeline in a worker of torch's DataLoader: each worker would read all of it, "
+                "and none would know its position. Give the DataLoader num_workers=0 and the pipeline its "
+                "own workers: pipeline.with_options(num_parallel_calls=4).as_iterable_dataset()"
             )
         return iter(self._pipeline)
 
@@ -464,7 +469,8 @@ def _refuse_elements(given: Any) -> NoReturn:
     """Raises for elements in the place of a stage, `Pipeline([1, 2])`, with the method that takes them."""
     if isinstance(given, Pipeline):
         raise InvalidArgumentError(
-            "samebits.data.Pipeline(<Pipeline>): it is a pipeline. Use it as it is, or call its methods: pipeline.batch(32)."
+            "samebits.data.Pipeline(<Pipeline>): it is a pipeline. Use it as it is, or call its methods: "
+            "pipeline.batch(32)."
         )
     method = "from_source" if hasattr(given, "__len__") and hasattr(given, "__getitem__") else "from_iterable"
     shown = {"list": "[...]", "tuple": "(...)"}.get(type(given).__name__, "...")

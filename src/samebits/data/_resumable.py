@@ -5,6 +5,7 @@ A position holds only for a pipeline with the same stages and seed, which its fi
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _DIGITS = 4
 
 
 class Resumable:
-    """An iterable whose elements are a function of (stages, seed, epoch, number), and that resumes after any of them."""
+    """An iterable whose elements are a function of (stages, seed, epoch, number); it resumes after any."""
 
     _stage: Stage
     _options: Options
@@ -46,7 +47,7 @@ class Resumable:
     _resumed: PipelineIterator | None = None
     """The iterator that the last `load_state_dict` has set to its state."""
     _is_state = False
-    """True while it is an object of a run, which commits its position: then `iter()` in the body of a step is its next epoch."""
+    """True for an object of a run, which commits its position: `iter()` in a step is then its next epoch."""
 
     def __iter__(self) -> PipelineIterator:
         if process.position is not None and not self._is_state:
@@ -61,9 +62,11 @@ class Resumable:
         return iterator
 
     def _iter_at(self, position: Position, start: int) -> PipelineIterator:
-        """Returns the elements from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
+        """Returns the elements from `start` on of an iteration keyed by a run's position: it is no epoch."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        iterator = PipelineIterator(self._stage.keyed_by_position(), key, 0, self._seed(), self._options)
+        stage = copy.copy(self._stage)
+        stage.counts_epochs = False
+        iterator = PipelineIterator(stage, key, 0, self._seed(), self._options)
         if start:
             iterator.skip_batches(start)
         return iterator
@@ -79,14 +82,13 @@ class Resumable:
         return state or self._iterate(self._key(), epoch).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes the next `iter()` after the element at which `state` was taken, in O(1) where there is an index.
+        """Resumes the next `iter()` after the element at which `state` was taken: O(1) if there is an index.
 
         An iterator that was made before, and not read from, is set there, too: `it = iter(loader)` may stand
         above the line that resumes.
 
         Raises:
-            PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline (the message says
-                where it differs).
+            PipelineMismatchError: no such state, of a newer samebits, or of another pipeline; it says where.
         """
         probe = self._iterate(self._key(), 0)
         probe.load_state_dict(state)
@@ -100,7 +102,7 @@ class Resumable:
 
     @property
     def _rolling_digest(self) -> int:
-        """Returns the rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
+        """The rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
         return 0 if self._live is None else self._live.rolling_digest
 
     def _forget_iteration(self) -> None:
@@ -148,8 +150,8 @@ class PipelineIterator(Iterator[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last element delivered: small, JSON-able, free of worker numbers.
 
-        `delivered` counts the elements of this epoch; `digest` is a rolling digest of them, so a resumed iteration
-        ends with the same digest as an uninterrupted one.
+        `delivered` counts the elements of this epoch; `digest` is a rolling digest of them, so a resumed
+        iteration ends with the same digest as an uninterrupted one.
 
         Raises:
             UnimplementedError: elements come in order of completion, so no position says which ones came.
@@ -166,7 +168,7 @@ class PipelineIterator(Iterator[Any]):
         self.close()
 
     def skip_batches(self, count: int) -> None:
-        """Steps over the next `count` elements: without computing them where they have numbers, else by reading them.
+        """Steps over the next `count` elements: those with numbers are not computed, others are read.
 
         They count as delivered; the rolling digest records that they were skipped.
         """
@@ -224,12 +226,13 @@ class PipelineIterator(Iterator[Any]):
 
 
 def _last_batching(stage: Stage) -> Batching:
-    """Returns the stage whose batches the ranks share: the last one, unless a stage after it takes them apart."""
+    """Returns the stage whose batches the ranks share: the last, unless a stage after it takes them apart."""
     while not isinstance(stage, Batching):
         if stage.kind not in ("map", "map_batches", "enumerate", "take", "skip", "repeat"):
             raise InvalidArgumentError(
-                f"a pipeline that several ranks read must end in batches, which they share; {stage.describe()} comes after them. "
-                "Batch last, or give each rank its own pipeline: with_options(rank=0, world_size=1) and shard()"
+                "a pipeline that several ranks read must end in batches, which they share; "
+                f"{stage.describe()} comes after them. Batch last, or give each rank its own pipeline: "
+                "with_options(rank=0, world_size=1) and shard()"
             )
         stage = stage.inputs[0]
     return stage
@@ -261,9 +264,9 @@ class ReadPosition:
             and not self.options.is_ordered()
         ):
             raise UnimplementedError(
-                "PipelineIterator.state_dict: with deterministic=False elements come in order of completion, so that "
-                "no position says which ones are still to come. Leave deterministic=False out where the state is saved, or "
-                "save it between two epochs"
+                "PipelineIterator.state_dict: with deterministic=False elements come in order of completion, "
+                "so that no position says which ones are still to come. Leave deterministic=False out where "
+                "the state is saved, or save it between two epochs"
             )
         return {
             "schema": SCHEMA,
@@ -289,12 +292,13 @@ class ReadPosition:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PipelineMismatchError(
-                f"load_state_dict: not a state of a samebits.data.Pipeline or DataLoader ({error!r}): {state!r:.200}"
+                f"load_state_dict: not a state of a samebits.data.Pipeline or DataLoader ({error!r}): "
+                f"{state!r:.200}"
             ) from None
         if schema > SCHEMA:
             raise PipelineMismatchError(
-                f"load_state_dict: the state has schema {schema}, this samebits knows up to {SCHEMA}; use the samebits that "
-                "wrote it, or a newer one"
+                f"load_state_dict: the state has schema {schema}, this samebits knows up to {SCHEMA}; use "
+                "the samebits that wrote it, or a newer one"
             )
         _check_fingerprint(saved, self.stage, self.seed)
         if self.length is not None and (isinstance(inner, list) or (inner or 0) > self.length):
@@ -319,13 +323,13 @@ def _check_state(state: Any) -> State:
 
 
 def fingerprint(stage: Stage, seed: int) -> str:
-    """Returns 16 hexadecimal digits for the whole, and 4 for the seed and for each part of each stage from the sources on."""
+    """Returns 16 hexadecimal digits for the whole, then 4 for the seed and for each part of the stages."""
     parts = _parts(stage, seed)
     return "".join([xxhash.xxh3_64_hexdigest("\n".join(parts).encode()), *map(_short, parts)])
 
 
 def _check_fingerprint(saved: str, stage: Stage, seed: int) -> None:
-    """Raises `PipelineMismatchError`, naming what differs, unless `saved` is the fingerprint of this pipeline."""
+    """Raises `PipelineMismatchError` with the difference unless `saved` is this pipeline's fingerprint."""
     if saved == fingerprint(stage, seed):
         return
     theirs = [saved[at : at + _DIGITS] for at in range(16, len(saved), _DIGITS)]
@@ -340,15 +344,14 @@ def _check_fingerprint(saved: str, stage: Stage, seed: int) -> None:
 
 def _message(difference: str, theirs: int, mine: int) -> str:
     counts = "" if theirs == mine else f" (it had {theirs - 1} parts, this one has {mine - 1})"
-    return f"the position belongs to another pipeline: {difference}{counts}. Build it as it was, or start anew without the state"
+    return (
+        f"the position belongs to another pipeline: {difference}{counts}. Build it as it was, or start anew "
+        "without the state"
+    )
 
 
 def _parts(stage: Stage, seed: int) -> list[str]:
-    return [f"seed {seed}", *(part for one in _stages(stage) for part in one.parts())]
-
-
-def _stages(stage: Stage) -> list[Stage]:
-    return [*(one for below in stage.inputs for one in _stages(below)), stage]
+    return [f"seed {seed}", *(part for one in stage.chain() for part in one.parts())]
 
 
 def _short(part: str) -> str:

@@ -16,7 +16,7 @@ _LEAVES = (torch.Tensor, np.ndarray, bool, int, float, complex, str, bytes, type
 def update_digest(before: int, element: Any) -> int:
     """Returns the digest after one more element, 64 bits.
 
-    Arrays, tensors, numbers and strings count, also in dicts, lists and tuples; of other objects, the type's name.
+    Arrays, tensors, numbers and strings count, also in dicts, lists and tuples; of other objects, the type.
     """
     return xxhash.xxh3_64_intdigest(_hash(element).to_bytes(8, "little"), before)
 

@@ -1,7 +1,7 @@
 """The places that may remember something from one call of a function to the next, and how to detect it.
 
-A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. They are found by a walk
-over the objects that a function reaches, whatever its code does with them.
+A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. They are found by
+a walk over the objects that a function reaches, whatever its code does with them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from samebits.data._purity.abstract_values import PLAIN, contents
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
 """Bounds: objects that are walked over, keepers, items of a container that are visited."""
 FEW = 16
-"""Items of a container up to which a replaced plain value is detected; of larger ones only the number of items."""
+"""Items of a container up to which a replaced plain value is detected; of larger ones only their number."""
 LARGE = 1 << 20
 """Bytes of an array from which a copy would cost too much."""
-_CONTAINERS = (
-    dict,
-    set,
-    list,
-    deque,
-    MutableMapping,
-    MutableSet,
-)  # the last two: weak ones, OrderedDict, ...
+_CONTAINERS = (dict, set, list, deque, MutableMapping, MutableSet)
+"""The last two for weak ones, OrderedDict and the like."""
 _NOTHING = object()
 
 Part = tuple[Any, str]
@@ -236,7 +230,7 @@ def _ids(target: Any) -> list[int]:
 
 
 def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the global variables and the attributes that a function's code names, inner functions included."""
+    """Returns the global variables and the attributes that a function's code names, with inner functions."""
     read = [item for one in bytecode.whole(code) for item in bytecode.instructions(one)]
     used = dict.fromkeys(item.argval for item in read if item.opname.endswith(("_GLOBAL", "_NAME")))
     attributes = dict.fromkeys(item.argval for item in read if item.opname.endswith(("_ATTR", "_METHOD")))

@@ -1,4 +1,4 @@
-"""Generators that belong to objects: found once in a process, set from the key of each call, put back after a task.
+"""Generators of objects: found once in a process, set from the key of each call, put back after a task.
 
 A library's transform draws from a generator of its own (`albumentations.Compose.random_generator`, MONAI's
 `Randomizable.R`), so does many a dataset. Its state would depend on all calls before, and on the worker.
@@ -26,7 +26,7 @@ from samebits.random._process import generator_states
 from samebits.random._process.owned_states import WORDS, OwnedState, State, owned_state
 
 SEARCHES = 4
-"""Searches of one process and epoch. Later, a generator that was replaced is still followed where it stood."""
+"""Searches of one process and epoch. Later, a replaced generator is still followed where it stood."""
 _AT_ONCE = 16
 """Elements whose words are made by one call."""
 _PLACES, _ITEMS = 256, 256
@@ -48,13 +48,12 @@ class OwnGenerators:
     """The generators that a function can reach, in this process."""
 
     def __init__(self, roots: Roots) -> None:
-        """`roots`: gives groups of named objects to search in; what an earlier group reaches keeps its name."""
+        """`roots`: gives groups of named objects to search; what an earlier group reaches keeps its name."""
         self._roots = roots
         self._searches = 0
         self._names: list[str] = []
-        self._entered_with: dict[
-            int, Any
-        ] = {}  # the objects, too: an id is unique only while its object lives
+        self._entered_with: dict[int, Any] = {}
+        """By identity, with the objects: an id is unique only while its object lives."""
         self._own: list[_Own] = []
         self._parts, self._lengths = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._missing: list[Getter] = []
@@ -79,7 +78,7 @@ class OwnGenerators:
         next(self.set_each(np.array([key], np.uint64)))
 
     def set_each(self, keys: np.ndarray) -> Iterator[None]:
-        """Sets the generators for the call of the next key, at every step. `keys`: uint64, of shape (calls, 2)."""
+        """Sets the generators for the call of the next key, at each step. `keys`: uint64, (calls, 2)."""
         for first in range(0, len(keys), _AT_ONCE):
             part = keys[first : first + _AT_ONCE]
             rows = np.empty((len(part), len(self._own), WORDS), np.uint32)
@@ -111,7 +110,7 @@ class OwnGenerators:
             self._entered_with = {id(own.generator): own.generator for own in self._own}
 
     def has_new(self) -> bool:
-        """Returns True if a generator was made or replaced since the task's begin, and the next calls will set another one."""
+        """Returns True if a generator was made or replaced since the task began: the next calls set it."""
         watches = self._searches < SEARCHES
         if watches and ((self._own and self._was_replaced()) or self._may_have_more()):
             self._search()
@@ -149,7 +148,7 @@ class OwnGenerators:
 
 
 class OwnBlock:
-    """A block of a task: the generators of objects that are set in it are put back to their states before it."""
+    """A block of a task: generators of objects that are set in it are put back to their states before it."""
 
     def __init__(self) -> None:
         self._entered: dict[int, tuple[OwnGenerators, list[tuple[OwnedState, State]]]] = {}
@@ -223,7 +222,7 @@ def _fill_rows(keys: Any, parts: Any, sizes: Any, rows: Any) -> None:
 
 
 def _numbers(names: Iterable[str]) -> np.ndarray:
-    """Returns the number that is folded in for each path: not its place in the list, which another generator would move."""
+    """Returns the number folded in for each path: not its place in the list, which others move."""
     seen: dict[str, int] = {}
     numbers = []
     for name in names:  # two functions may have variables of one name
@@ -284,7 +283,7 @@ def _is_missing(place: Getter, value: Any) -> bool:
 
 
 def _watched_sizes(objects: Iterable[Any]) -> Iterator[Any]:
-    """Yields the attributes of objects, and empty containers: a generator that is made later may appear there."""
+    """Yields attributes of objects, and empty containers, where a generator that is made later may appear."""
     for one in objects:
         if type(one) in (list, dict, set):
             if not one:

@@ -1,8 +1,8 @@
 """The process's generators while elements are computed: set for each call, or proven to be untouched.
 
-Setting the generators of torch, NumPy and Python costs time at each element (docs/pipelines.md), so it is not done
-for functions whose code was read and cannot draw (`purity`). Such a proof is checked on every task: if a generator
-moved all the same, that task is computed again with the generators set, and so are all later ones.
+Setting the generators of torch, NumPy and Python costs time at each element (docs/pipelines.md), so it is not
+done for functions whose code was read and cannot draw (`purity`). Such a proof is checked on every task: if a
+generator moved all the same, that task is computed again with the generators set, and so are all later ones.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from samebits.random._process import generator_states
 T = TypeVar("T")
 
 CURE = (
-    "Then the element that is first in a process determines all others in it, and other workers, or a resume, give other "
-    "elements. Draw outside of the cached code; draw it once before the pipeline is read, so that all workers have it; or "
-    "remember it by its origin: a parameter `key`, say."
+    "Then the element that is first in a process determines all others in it, and other workers, or a "
+    "resume, give other elements. Draw outside of the cached code; draw it once before the pipeline is read, "
+    "so that all workers have it; or remember it by its origin: a parameter `key`, say."
 )
 
 
@@ -110,7 +110,7 @@ def refill_all(own: OwnGenerators, key: Words) -> None:
 
 
 class Draws:
-    """The knowledge, in this process, of whether a pipeline's functions draw from the process's generators."""
+    """The knowledge, in this process, of whether a pipeline's functions draw from its generators."""
 
     def __init__(self, *, may_draw: bool = True) -> None:
         """`may_draw`: False where reading the functions proved that they do not."""
@@ -118,10 +118,10 @@ class Draws:
         self._tried = False
 
     def run(self, task: Callable[[], T]) -> T:
-        """Returns the result of `task`. Afterwards the process's generators and those of objects are restored.
+        """Returns the result of `task`. Afterwards the generators of process and objects are restored.
 
         Raises:
-            PipelineError: the task drew although reading had shown no draw, and not when it was computed again.
+            PipelineError: the task drew although reading had shown no draw, but not when computed again.
         """
         with OwnBlock() as block:
             result = self._run(task)
@@ -150,14 +150,14 @@ class Draws:
             result = task()
         if not watch.drew and not imported:
             raise PipelineError(
-                "a task of the pipeline drew from the process's generators, and not when it was computed again: one of its "
-                f"functions remembers its draw. {CURE}"
+                "a task of the pipeline drew from the process's generators, and not when it was computed "
+                f"again: one of its functions remembers its draw. {CURE}"
             )
         return result
 
     @contextmanager
     def fill_each_call(self) -> Iterator[None]:
-        """Sets the generators for each call in the block, for functions that run only once; restores the caller's afterwards.
+        """Sets the generators for each call of functions that run only once; then restores the caller's.
 
         The draws are watched: if none was seen, later blocks do not set the generators.
         """

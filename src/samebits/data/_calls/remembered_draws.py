@@ -1,6 +1,6 @@
-"""Detection of functions that remember a draw: the element that is first in a process would determine all others in it.
+"""Detection of functions that remember a draw: a process's first element would determine all others in it.
 
-A call that left something remembered (see `keepers`) is repeated with the same element and the same generators. A memo
+A call that left something remembered (see `keepers`) is repeated with the same element and generators. A memo
 of a computed value makes no difference; a memo of a draw is not drawn again, so the generators end elsewhere.
 """
 
@@ -22,11 +22,11 @@ from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
 
 FIRST = 16
-"""Calls that are checked closely: a copy of the element is kept, and the first two that draw are repeated anyway."""
+"""Calls that are checked closely: with a copy of the element, and a repetition of the first two that draw."""
 EACH, SOME = 64, 16
 """Of the calls after which something is remembered, the first EACH are repeated, and then every SOME-th."""
 _RESTORED = ("attribute", "item", "closure variable set", "global variable set", "changed while it ran")
-"""Side effects that keepers restore after a repetition; they do not restore a file or an iterator that was read."""
+"""Side effects that keepers restore after a repetition: not a file or an iterator that was read."""
 _METHODS = ("append", "add", "update", "setdefault", "setattr", "extend", "__setitem__")
 
 
@@ -52,7 +52,7 @@ class Memos:
         effects: list[Finding],
         repeatable: bool = True,
     ) -> None:
-        """`own`: generators of objects that are set, too; `effects`: known lasting changes of a call; `repeatable`: False if it must be called only once."""
+        """`own`: generators of objects; `effects`: lasting changes; `repeatable`: False: call it once."""
         self._function, self._own = function, own
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
@@ -70,12 +70,13 @@ class Memos:
 
         Raises:
             DrawRememberedError: called again for the same element, the function drew differently.
+            UnsetGeneratorError: the first call, repeated, gave other bits in an array or a tensor.
         """
         if not self._repeatable:
             return self._function(element)
         self._calls += 1
         if self._calls == 1 and not self._effects:
-            return self.compare(element, key, memos=True)
+            return self._compare(element, key)
         early = self._calls <= FIRST
         element_copy = _copy(element) if early or self._changes_elements else element
         before = self._last or self._mark()
@@ -91,17 +92,12 @@ class Memos:
                 self._repeat(element_copy, key, where)
         return result
 
-    def compare(self, element: Any, key: Words, *, memos: bool) -> Any:
-        """Returns the result for one element, called twice if that is safe.
-
-        Raises:
-            DrawRememberedError: it drew differently (only with `memos`).
-            UnsetGeneratorError: the second result has other bits in an array or a tensor.
-        """
+    def _compare(self, element: Any, key: Words) -> Any:
+        """Returns the result for one element, called twice if it can be copied."""
         element_copy = _copy(element)
         before = self._mark()
         result = self._function(element)
-        if not self._repeatable or self._effects or element_copy is _NO_COPY:
+        if element_copy is _NO_COPY:
             return result
         digest = _digest_of_arrays(result)
         if self._own().has_new():  # the task is computed again, with them
@@ -109,7 +105,7 @@ class Memos:
             return result
         where = self._changed_places(before, self._mark())
         again, differs = self._call_again(element_copy, key)
-        if memos and differs:
+        if differs:
             raise DrawRememberedError(where)
         if again is not _NO_RESULT and _digest_of_arrays(again) != digest:
             raise UnsetGeneratorError
@@ -145,7 +141,7 @@ class Memos:
             raise DrawRememberedError(where)
 
     def _call_again(self, element_copy: Any, key: Words) -> tuple[Any, bool]:
-        """Returns the result of another call with the same generators, and True if it left them in other states."""
+        """Returns the result of a call with the same generators; True if it left them in other states."""
         own = self._own()
         after, states = _states(own), own.save()
         process_generators.refill_all(own, key)
@@ -174,7 +170,7 @@ _NO_RESULT: Any = object()
 
 
 def _digest_of_arrays(value: Any) -> int:
-    """Returns the digest of the arrays, tensors and images in a result: numbers beside them may be counters and times."""
+    """Returns the digest of a result's arrays, tensors and images: its numbers may be counters and times."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return update_digest(0, value)
     if isinstance(value, dict):

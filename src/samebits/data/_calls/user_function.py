@@ -1,4 +1,4 @@
-"""Calls of a user's function, each with its own random numbers, made from the element's place in the epoch's stream."""
+"""Calls of a user's function, with random numbers made from the element's place in the epoch's stream."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ COMPARED = 4
 class Function:
     """A user's function in a stage.
 
-    A parameter named `key` gets a `samebits.random` key, one named `rng` a `numpy.random.Generator`; without either
-    the process's torch, NumPy and Python generators are set for each call (see `process_generators`). All of it is a function of
-    (stage's key, place), and of no worker, thread or order of calls.
+    A parameter named `key` gets a `samebits.random` key, one named `rng` a `numpy.random.Generator`; without
+    either the process's torch, NumPy and Python generators are set for each call (see `process_generators`).
+    All of it is a function of (stage's key, place), and of no worker, thread or order of calls.
     """
 
     def __init__(
         self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None, of: Any = None
     ) -> None:
-        """`stateful`: True if a call leaves a change; None: found by reading its code and by running it. `of`: a dataset."""
+        """`stateful`: True if a call leaves a change; None: reading and running it tell. `of`: a dataset."""
         if not callable(function):
             raise InvalidArgumentError(
                 f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
@@ -119,7 +119,8 @@ class Function:
                 if self.draws == "rng":
                     call_with_generators(self.call, elements, rows, results, own)
                 else:
-                    for each, element, _ in zip(key_tensors(rows), elements, own, strict=False):
+                    keys = torch.from_numpy(rows).unbind(0)  # 0.5 us each; made one at a time, each costs 2.6
+                    for each, element, _ in zip(keys, elements, own, strict=False):
                         results.append(self.call(element, key=each))
             elif has_own or process_generators.is_filling():
                 rows = key_words(key, places)
@@ -143,7 +144,7 @@ class Function:
         return self._left <= 0
 
     def call_checked(self, element: Any, place: Place, key: Words) -> Any:
-        """Returns the result for one of the first elements, which may be called twice with the same generators.
+        """Returns the result for one of the first elements; it may be called twice with the same generators.
 
         Raises:
             PipelineError: the results differ, or the second call drew differently.
@@ -161,16 +162,16 @@ class Function:
         if isinstance(error, DrawRememberedError):
             where = " and in ".join(error.args[0]) or "something that was not found"
             return PipelineError(
-                f"{self._where}: element {place} drew from the process's generators, and the draw is remembered "
-                f"in {where}: called for this element again, with the same generators, it drew differently. "
-                f"{process_generators.CURE}"
+                f"{self._where}: element {place} drew from the process's generators, and the draw is "
+                f"remembered in {where}: called for this element again, with the same generators, it drew "
+                f"differently. {process_generators.CURE}"
             )
         return PipelineError(
-            f"{self._where}: two calls for element {element!r:.40} with the same random "
-            "generators gave different arrays, so other workers, or a resume, would give different batches. It draws from a "
-            "generator that cannot be set (in C++ code, of the system, behind an object without attributes), or counts its "
-            "calls. Draw from torch's, NumPy's or Python's generators, or seed its generator at the beginning of each call: "
-            "seed=int(torch.randint(2**31, ()))"
+            f"{self._where}: two calls for element {element!r:.40} with the same random generators gave "
+            "different arrays, so other workers, or a resume, would give different batches. It draws from a "
+            "generator that cannot be set (in C++ code, of the system, behind an object without attributes), "
+            "or counts its calls. Draw from torch's, NumPy's or Python's generators, or seed its generator "
+            "at the beginning of each call: seed=int(torch.randint(2**31, ()))"
         )
 
     def call_with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
@@ -184,7 +185,8 @@ class Function:
         whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()
         cure = f". The element is one tuple of {len(element)}: take it as one parameter" if whole else ""
         return PipelineError(
-            f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: {error}{cure}"
+            f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: "
+            f"{error}{cure}"
         )
 
     def _takes_one(self) -> bool:
@@ -198,13 +200,8 @@ class Function:
         return True
 
 
-def key_rows(key: Words, places: Places) -> torch.Tensor:
-    """Returns one key per row, of shape (rows, 2): the keys that `Function.call_each` gives to the elements."""
-    return torch.from_numpy(key_words(key, places))
-
-
 def _parameter(function: Callable[..., Any]) -> str | None:
-    """Returns `key` or `rng` if the function takes, besides the element, a parameter of that name; else None."""
+    """Returns the `key` or `rng` that the function takes as a parameter besides the element; else None."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature
@@ -233,10 +230,10 @@ def _fold_paths(seed: Any, offset: Any, paths: Any, rows: Any) -> None:
 
 
 def generator_states(rows: np.ndarray) -> np.ndarray:
-    """Returns for every key the state of a `numpy.random.SFC64`, uint64 of shape (keys, 4); no two keys share one.
+    """Returns the state of a `numpy.random.SFC64` for every key, uint64 of shape (keys, 4); no two are equal.
 
-    The key's words and 0 are its three words of seed, followed by 12 rounds, as NumPy seeds it (Chris Doty-Humphrey, PractRand).
-    It draws 1.3 times as fast as Philox and 1.1 times as fast as PCG64.
+    The key's words and 0 are its three words of seed, followed by 12 rounds, as NumPy seeds it (Chris
+    Doty-Humphrey, PractRand). It draws 1.3 times as fast as Philox and 1.1 times as fast as PCG64.
     """
     states = np.empty((len(rows), 4), np.uint64)
     _seed_sfc64(rows, states)
@@ -255,11 +252,6 @@ def _seed_sfc64(rows: Any, states: Any) -> None:
         states[row, 0], states[row, 1], states[row, 2], states[row, 3] = a, b, c, np.uint64(13)
 
 
-def key_tensors(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
-    """Returns one key tensor of shape (2,) for each row: 0.5 us each; made one at a time, each costs 2.6."""
-    return torch.from_numpy(rows).unbind(0)
-
-
 _spare = threading.local()
 """An unused generator, one for each thread: to set one costs 0.6 us, to make one 8."""
 
@@ -271,17 +263,14 @@ def call_with_generators(
     results: list[Any],
     before: Iterable[None],
 ) -> None:
-    """Appends `call(element, rng=...)` for every element: its generator is an SFC64, seeded with the row's key.
+    """Appends `call(element, rng=...)` of every element: its generator is an SFC64, seeded by the row's key.
 
     A step of `before` is made before each call.
 
-    It is one object, set anew for each call, unless the user has kept it: then that object is left alone, and another
-    one is made.
+    It is one object, set anew for each call; one that the user has kept is left alone, and replaced.
     """
-    generator, _spare.generator = (
-        getattr(_spare, "generator", None),
-        None,
-    )  # a call within a call makes its own
+    generator = getattr(_spare, "generator", None)
+    _spare.generator = None  # a call within a call makes its own
     inner: dict[str, Any] = {}
     state = {"bit_generator": "SFC64", "state": inner, "has_uint32": 0, "uinteger": 0}
     for element, words, _ in zip(elements, generator_states(rows), before, strict=False):
@@ -296,7 +285,7 @@ def call_with_generators(
 
 
 def _references(generator: np.random.Generator) -> tuple[int, int]:
-    """Returns the reference counts of it and of its bits; they depend on the Python version, so they are compared."""
+    """Returns the reference counts of it and of its bits: compared, as they depend on the Python version."""
     return sys.getrefcount(generator), sys.getrefcount(generator.bit_generator)
 
 

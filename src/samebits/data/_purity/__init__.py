@@ -1,4 +1,4 @@
-"""The reading of a user's function: whether it may draw from the process's generators, and its lasting side effects."""
+"""The reading of a user's function: its draws from the process's generators, and its lasting side effects."""
 
 from __future__ import annotations
 
@@ -25,14 +25,7 @@ def read(function: Callable[..., Any]) -> Reading:
     key: Value = frozenset({Made((0, 5), torch.Tensor)})
     try:
         reading.read(function, [GIVEN], {"rng": rng, "key": key})
-    except (
-        Exception
-    ) as error:  # a bytecode or an object that the reader does not know must not stop a pipeline
+    except Exception as error:  # a bytecode or an object that it does not know must not stop a pipeline
         reading.complete = False
         reading.may_draw = reading.may_draw or f"it cannot be read ({type(error).__name__}: {error})"
     return reading
-
-
-def side_effects(function: Callable[..., Any]) -> list[Finding]:
-    """Returns the changes that outlast a call, as far as reading the code shows them."""
-    return list(read(function).findings.values())

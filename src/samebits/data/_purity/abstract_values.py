@@ -17,7 +17,7 @@ MANY = 64
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """An object that the function found and did not make: a global, a closure's variable, an attribute of one."""
+    """An object that the function found and did not make: a global, a closure's variable, an attribute."""
 
     object: Any
     name: str
@@ -85,7 +85,7 @@ class ClosureValue:
 
 @dataclass(frozen=True)
 class MethodValue:
-    """Attribute `name` of `of`: `function` where it is a Python function of its class, else only known by name."""
+    """Attribute `name` of `of`; `function` if it is a Python function of its class, else None."""
 
     of: Captured | Made | Given
     name: str

@@ -1,4 +1,4 @@
-"""Hashes of a function's captured values, before and after the first elements: they find what reading missed."""
+"""Hashes of a function's captured values around the first elements: they find what reading missed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.data._purity.abstract_values import PLAIN, contents
 from samebits.data._purity.reading import Reading
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
-"""Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""
+"""Bounds of the look: levels, (last) items of each container, bytes of an array (its ends), values in all."""
 
 
 def snapshot(reading: Reading) -> dict[str, int]:
@@ -95,7 +95,7 @@ def _state_of(found: Any) -> Any:
 
 
 def _without_draws(found: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes without generators; of a library's transform without the numbers that it drew last, too."""
+    """Returns the attributes without generators; of a library's transform without its last draws."""
     parts = {name: one for name, one in parts.items() if not isinstance(one, known.GENERATORS)}
     kind = type(found)
     if not known.is_installed(known.root(kind.__module__)) or not _has_generator(found):
@@ -122,7 +122,7 @@ def _is_lazy(found: Any, name: str) -> bool:
 
 
 def _listed(found: Any) -> Any:
-    """Returns the last items of a container that is no list (`collections.deque`, `array.array`, `bytearray`), or None."""
+    """Returns the last items of a container that is no list (deque, `array.array`, bytearray), or None."""
     if type(found).__module__ in ("collections", "array", "builtins") and hasattr(type(found), "__len__"):
         return list(found)[-ITEMS:]
     return None

@@ -1,8 +1,8 @@
-"""One call of a Python function, read and not run: the effect of each instruction on what may be on the stack.
+"""One call of a Python function, read and not run: the effect of each instruction on the stack.
 
-CPython 3.11 to 3.14. The instructions are gone through in their order, each with the stack of all that jump to it;
-variables hold all that is stored in them anywhere. An instruction of no known meaning may leave on the stack all that
-it took. The result does not depend on the order of the instructions: it over-approximates.
+CPython 3.11 to 3.14. The instructions are gone through in their order, each with the stack of all that jump
+to it; variables hold all that is stored in them anywhere. An instruction of no known meaning may leave on the
+stack all that it took. The result does not depend on the order of the instructions: it over-approximates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dis
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 from samebits._inspect._program import bytecode
 from samebits.data._purity.abstract_values import (
@@ -29,6 +29,7 @@ from samebits.data._purity.abstract_values import (
     Value,
 )
 from samebits.data._purity.known_functions import GENERATORS, names
+from samebits.data._purity.lookups import Lookups
 
 _PASSES = 6
 _LEAVES = names(
@@ -48,25 +49,6 @@ _ADD_ITEMS = names("LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE")
 """They add the items of their operand, not the operand."""
 
 
-class _Host(Protocol):
-    """Heap, globals and libraries around a frame (`Reading`)."""
-
-    once: set[str]
-
-    def called(self, callee: Value, call: CallSite) -> Value: ...
-    def attribute(self, of: Value, name: str, line: int) -> Value: ...
-    def item(self, of: Value, index: Value, line: int) -> Value: ...
-    def inside(self, of: Value, line: int) -> Value: ...
-    def holds(self, made: Value, more: Value) -> None: ...
-    def changed(self, of: Value, how: str, line: int, part: str = "") -> None: ...
-    def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value: ...
-    def entered(self, of: Value, line: int) -> Value: ...
-    def stored(self, cell: CellValue, line: int) -> None: ...
-    def stored_global(self, name: str, line: int) -> None: ...
-    def named_global(self, name: str, line: int) -> Value: ...
-    def imported(self, name: str) -> Value: ...
-
-
 class Frame:
     """A call: its variables, and what it returns or yields."""
 
@@ -75,7 +57,7 @@ class Frame:
         code: CodeType,
         variables: dict[str, Value],
         around: dict[str, CellValue],
-        host: _Host,
+        host: Lookups,
         namespace: tuple[dict[str, Any], str],
     ) -> None:
         self.code, self.host, self.namespace = code, host, namespace
@@ -90,7 +72,7 @@ class Frame:
         self._guarded: list[tuple[str, int, list[str]]] = []
 
     def read(self) -> Value:
-        """Reads the code until nothing new comes up; returns what the call returns, or its generator yields."""
+        """Reads the code until nothing new comes up; returns what a call returns or its generator yields."""
         instructions = bytecode.instructions(self.code)
         self._guarded = list(_guarded(instructions))
         before = -1
@@ -128,10 +110,9 @@ class Frame:
         """Returns the stack where the jump goes: `_step` has left it as it is without the jump."""
         if op.opname.endswith("_OR_POP"):
             return [*self.stack, self._popped]
-        gone = (
-            {"FOR_ITER": 2, "SEND": 1}.get(op.opname, 0) if not _END_FOR_POPS else 0
-        )  # 3.12 keeps the iterator
-        return self.stack[: len(self.stack) - gone]
+        if _END_FOR_POPS:  # 3.12 keeps the iterator
+            return list(self.stack)
+        return self.stack[: len(self.stack) - {"FOR_ITER": 2, "SEND": 1}.get(op.opname, 0)]
 
     def _step(self, op: dis.Instruction) -> None:
         name = op.opname
@@ -348,7 +329,7 @@ class Frame:
         self._call_callee(op, [several], {"*": several, "**": self.host.inside(by_name, self.line)})
 
     def _call_callee(self, op: dis.Instruction, arguments: list[Value], named: dict[str, Value]) -> None:
-        """Calls what is below the arguments, with `self` where both are there: their order differs between Pythons."""
+        """Calls what is below the arguments, with `self` if both are there: Pythons differ in their order."""
         one, other = self._pops(2)
         callee, first = (one, [other]) if one and other else (one | other, [])
         call = CallSite([*first, *arguments], named, (id(self.code), op.offset), self.line)
@@ -373,7 +354,7 @@ class Frame:
     # What the above is made of
 
     def _initialises(self, op: dis.Instruction) -> bool:
-        """Returns True if this sets only what was None, from captured objects alone: a file that is opened."""
+        """Returns True if this sets only what was None, from captured objects alone: an opened file."""
         for name, offset, variables in self._guarded:
             if name == op.argval and offset == op.offset:
                 return all(isinstance(a, Captured) for v in variables for a in self._variable(v) or GIVEN)
@@ -402,7 +383,7 @@ _STORES = ("STORE_ATTR", "STORE_GLOBAL")
 _EXIT: Value = frozenset({MethodValue(Made((0, 0), dict), "__exit__")})
 """The method that a `with` calls at its end: it is read where the block is entered."""
 _END_FOR_POPS = {(3, 11): 0, (3, 12): 2}.get(sys.version_info[:2], 1)
-"""Values that END_FOR pops; 0: Python 3.11 has no such instruction, and FOR_ITER pops the iterator. 3.13 does it in two steps."""
+"""Values that END_FOR pops; 0: Python 3.11 has none, and FOR_ITER pops the iterator. 3.13 takes two steps."""
 _null_behind = "CALL_KW" in dis.opmap
 """3.13 pushes NULL behind the callable, and gives functions their closure later."""
 _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 12)
@@ -410,7 +391,7 @@ _always_has_map = sys.version_info >= (3, 14)
 
 
 def _guarded(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
-    """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`), and tested before.
+    """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`).
 
     The last such place only: what is set twice is no initialisation.
     """

@@ -25,14 +25,15 @@ READ = ("torch.utils.data.dataset",)
 """Modules of theirs that are read all the same."""
 
 _QUIET_MODULES = names(
-    "array base64 binascii bisect builtins bz2 cmath collections colorsys contextlib copy csv dataclasses datetime "
-    "decimal enum errno fractions functools glob gzip hashlib heapq html io itertools json linecache logging lzma math "
-    "mmap numbers operator os pathlib posix posixpath re stat string struct tarfile textwrap time typing types "
-    "unicodedata urllib warnings wave zipfile zlib _bisect _collections _csv _functools _heapq _io _json _operator "
-    "_struct _thread _weakref threading weakref abc sys genericpath ntpath secrets uuid tempfile PIL cv2 samebits "
-    "traceback inspect shutil fnmatch _datetime _decimal _hashlib _sha2 _md5 _blake2 _random xml sqlite3"
+    "array base64 binascii bisect builtins bz2 cmath collections colorsys contextlib copy csv dataclasses "
+    "datetime decimal enum errno fractions functools glob gzip hashlib heapq html io itertools json "
+    "linecache logging lzma math mmap numbers operator os pathlib posix posixpath re stat string struct "
+    "tarfile textwrap time typing types unicodedata urllib warnings wave zipfile zlib _bisect _collections "
+    "_csv _functools _heapq _io _json _operator _struct _thread _weakref threading weakref abc sys "
+    "genericpath ntpath secrets uuid tempfile PIL cv2 samebits traceback inspect shutil fnmatch _datetime "
+    "_decimal _hashlib _sha2 _md5 _blake2 _random xml sqlite3"
 )
-"""They draw from no generator of the process (uuid, secrets and tempfile draw from the system, or from their own)."""
+"""They draw from no generator of the process (uuid, secrets, tempfile: from the system, or their own)."""
 
 _LOUD_BUILTINS = frozenset({"exec", "eval", "compile", "__import__", "input", "breakpoint"})
 
@@ -42,18 +43,20 @@ _OWN_GENERATORS = names(
 """Of numpy.random: they make a generator, and leave the process's alone."""
 
 _TORCH_DRAWS = names(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu "
-    "rrelu_with_noise gru lstm rnn_tanh rnn_relu scaled_dot_product_attention multi_head_attention_forward multinomial "
-    "normal poisson binomial bernoulli gumbel_softmax fractional_max_pool2d fractional_max_pool3d seed manual_seed "
-    "initial_seed set_rng_state get_rng_state svd_lowrank pca_lowrank lobpcg random_split compile vmap"
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
+    "native_dropout rrelu rrelu_with_noise gru lstm rnn_tanh rnn_relu scaled_dot_product_attention "
+    "multi_head_attention_forward multinomial normal poisson binomial bernoulli gumbel_softmax "
+    "fractional_max_pool2d fractional_max_pool3d seed manual_seed initial_seed set_rng_state get_rng_state "
+    "svd_lowrank pca_lowrank lobpcg random_split compile vmap"
 )
 """That draw, or call what they are given, whatever their aten ops' tags say."""
 _TORCH_PYTHON = names(
-    "default_collate default_convert einsum meshgrid broadcast_tensors split unique unique_consecutive norm cdist stft "
-    "tensordot cartesian_prod block_diag atleast_1d atleast_2d atleast_3d pad interpolate one_hot normalize relu softmax "
-    "log_softmax sigmoid tanh gelu silu grid_sample affine_grid unfold fold max_pool2d avg_pool2d conv1d conv2d conv3d "
-    "is_tensor is_floating_point cross_entropy mse_loss adaptive_avg_pool2d cosine_similarity no_grad inference_mode "
-    "get_worker_info device Size finfo iinfo dtype clip_grad_norm_ issubclass"
+    "default_collate default_convert einsum meshgrid broadcast_tensors split unique unique_consecutive norm "
+    "cdist stft tensordot cartesian_prod block_diag atleast_1d atleast_2d atleast_3d pad interpolate one_hot "
+    "normalize relu softmax log_softmax sigmoid tanh gelu silu grid_sample affine_grid unfold fold "
+    "max_pool2d avg_pool2d conv1d conv2d conv3d is_tensor is_floating_point cross_entropy mse_loss "
+    "adaptive_avg_pool2d cosine_similarity no_grad inference_mode get_worker_info device Size finfo iinfo "
+    "dtype clip_grad_norm_ issubclass"
 )
 """Functions of torch that are written in Python, and draw nothing."""
 
@@ -61,23 +64,25 @@ _TORCH_BUILTINS = names("tensor as_tensor from_numpy frombuffer is_tensor get_nu
 """Of torch, written in C, that are no aten ops and draw nothing."""
 
 RANDOM_METHODS = names(
-    "random random_ normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ geometric geometric_ "
-    "cauchy_ log_normal_ multinomial shuffle sample choice choices rand randn randint randrange permutation permuted "
-    "integers standard_normal gauss seed manual_seed apply applymap map_ map2_ register_hook resample"
+    "random random_ normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ geometric "
+    "geometric_ cauchy_ log_normal_ multinomial shuffle sample choice choices rand randn randint randrange "
+    "permutation permuted integers standard_normal gauss seed manual_seed apply applymap map_ map2_ "
+    "register_hook resample"
 )
 """Names of methods that draw, or that call what they are given."""
 
 
 _KINDS: tuple[type, ...] = (
-    np.ndarray, np.generic, torch.Tensor, str, bytes, bytearray, list, dict, tuple, set, frozenset, int, float, complex,
-    memoryview, range
+    np.ndarray, np.generic, torch.Tensor, str, bytes, bytearray, list, dict, tuple, set, frozenset, int,
+    float, complex, memoryview, range
 )  # fmt: skip
 _IMAGES = names(
-    "convert crop resize rotate transpose paste filter getpixel putpixel split point thumbnail getbbox quantize load"
+    "convert crop resize rotate transpose paste filter getpixel putpixel split point thumbnail getbbox "
+    "quantize load"
 )
 """Of PIL's images, which need not be installed."""
 METHODS = frozenset(name for kind in _KINDS for name in dir(kind)).union(_IMAGES, RANDOM_METHODS)
-"""Names of methods that arrays, tensors, images and Python's own types have: all but `RANDOM_METHODS` draw nothing."""
+"""Methods of arrays, tensors, images and Python's own types: all but `RANDOM_METHODS` draw nothing."""
 
 GENERATORS = (
     np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random
@@ -90,7 +95,7 @@ _OF_PROCESS: tuple[Any, ...] = (
     random._inst,  # type: ignore[attr-defined]
     np.random.mtrand._rand,  # type: ignore[attr-defined]
 )
-"""Kept: what was imported by name before the switch came on is a method of these, whatever `np.random.rand` is now."""
+"""Kept: what was imported by name before the switch came on is a method of these, not of the present ones."""
 
 
 def is_of_process(generator: Any) -> bool:
@@ -119,8 +124,8 @@ def module_of(found: Any) -> str:
 def is_library(found: Any, home: str = "") -> bool:
     """Returns True if the code of this function or class is not read, but looked up here.
 
-    Code of installed packages is not read: it is large, and has memos and locks that matter to nobody. `home`: the
-    package of the user's function, which is.
+    Code of installed packages is not read: it is large, and has memos and locks that matter to nobody.
+    `home`: the package of the user's function, which is.
     """
     module = module_of(found)
     package = root(module)
@@ -130,7 +135,7 @@ def is_library(found: Any, home: str = "") -> bool:
 
 
 def is_made_by_exec(found: Any) -> bool:
-    """Returns True if a function's global variables are no module's: `exec` into a dict calls it one of `builtins`."""
+    """Returns True if no module has a function's global variables: `exec` into a dict says `builtins`."""
     own = getattr(found, "__globals__", None)
     if own is None:
         return False
@@ -153,7 +158,7 @@ def is_installed(package: str) -> bool:
 
 
 def is_quiet(function: Any) -> bool:
-    """Returns True if a library's function draws from no generator of the process and calls nothing unknown."""
+    """Returns True if a library's function draws from no process generator and calls nothing unknown."""
     module, name = module_of(function), getattr(function, "__name__", type(function).__name__)
     if isinstance(function, np.ufunc):
         return True
@@ -193,34 +198,37 @@ def _torch_is_quiet(function: Any, name: str) -> bool:
 
 
 CHANGING = names(
-    "append extend insert pop remove clear sort reverse update popitem setdefault add discard difference_update "
-    "intersection_update symmetric_difference_update appendleft extendleft popleft rotate subtract move_to_end fill put "
-    "partition resize setflags setfield itemset put_nowait get_nowait write writelines read readline readlines seek "
-    "truncate close send throw __setitem__ __delitem__ __setattr__ __delattr__ __next__ __iadd__ frombytes fromlist "
-    "step paste putpixel putdata reset commit execute set"
+    "append extend insert pop remove clear sort reverse update popitem setdefault add discard "
+    "difference_update intersection_update symmetric_difference_update appendleft extendleft popleft rotate "
+    "subtract move_to_end fill put partition resize setflags setfield itemset put_nowait get_nowait write "
+    "writelines read readline readlines seek truncate close send throw __setitem__ __delitem__ __setattr__ "
+    "__delattr__ __next__ __iadd__ frombytes fromlist step paste putpixel putdata reset commit execute set"
 )
 """Methods that change their object, of whatever library's class it is."""
 CHANGING_FIRST = names(
-    "setattr delattr next heappush heappop heapify heapreplace heappushpop insort insort_left insort_right shuffle copyto "
-    "place putmask fill_diagonal put setitem delitem iadd isub imul iconcat ior iand ixor pop_at readinto rename"
+    "setattr delattr next heappush heappop heapify heapreplace heappushpop insort insort_left insort_right "
+    "shuffle copyto place putmask fill_diagonal put setitem delitem iadd isub imul iconcat ior iand ixor "
+    "pop_at readinto rename"
 )
 """Functions that change their first argument."""
 HANDING_ON = names(
-    "asarray asanyarray ascontiguousarray atleast_1d atleast_2d atleast_3d ravel reshape squeeze transpose broadcast_to "
-    "moveaxis swapaxes rollaxis expand_dims flip rot90 from_numpy as_tensor frombuffer as_strided view view_as narrow "
-    "select unsqueeze permute expand expand_as flatten contiguous detach numpy cpu movedim t T mT H real imag data flat "
-    "chunk split unbind diagonal tensor_split array_split hsplit vsplit dsplit "
-    "as_subclass require memoryview getattr identity "
-    "__enter__ __iter__ iter max min next reduce get pop setdefault values items keys __getitem__ popitem popleft "
-    "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable "
-    "copy union nlargest nsmallest deque OrderedDict defaultdict Counter"
+    "asarray asanyarray ascontiguousarray atleast_1d atleast_2d atleast_3d ravel reshape squeeze transpose "
+    "broadcast_to moveaxis swapaxes rollaxis expand_dims flip rot90 from_numpy as_tensor frombuffer "
+    "as_strided view view_as narrow select unsqueeze permute expand expand_as flatten contiguous detach "
+    "numpy cpu movedim t T mT H real imag data flat chunk split unbind diagonal tensor_split array_split "
+    "hsplit vsplit dsplit as_subclass require memoryview getattr identity __enter__ __iter__ iter max min "
+    "next reduce get pop setdefault values items keys __getitem__ popitem popleft list tuple sorted "
+    "enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable copy union "
+    "nlargest nsmallest deque OrderedDict defaultdict Counter"
 )
-"""Functions whose result may be what they were given, share its memory, or hold it. (`astype`, `to`, `float` copy as a rule: a
-change in place behind one that does not is left to the check of captured state.)"""
+"""Functions whose result may be what they were given, share its memory, or hold it.
+
+(`astype`, `to`, `float` copy as a rule: a change in place behind one that does not is left to the check of
+captured state.)"""
 CONTAINERS = names(
-    "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable copy union "
-    "values items keys get pop setdefault popitem popleft __getitem__ max min next reduce iter nlargest nsmallest deque "
-    "OrderedDict defaultdict Counter chunk split unbind"
+    "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable "
+    "copy union values items keys get pop setdefault popitem popleft __getitem__ max min next reduce iter "
+    "nlargest nsmallest deque OrderedDict defaultdict Counter chunk split unbind"
 )
 """Functions whose result holds what their arguments hold, but is another object."""
 TAKING_OUT = names("get pop setdefault popitem popleft __getitem__ max min next reduce")

@@ -31,7 +31,6 @@ from samebits.data._purity.abstract_values import (
     items,
     value,
 )
-from samebits.data._purity.frames import Frame
 
 _CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 """Objects that are captured as code, without a state of their own."""
@@ -69,10 +68,11 @@ class Lookups(ABC):
         """Namespaces of the global variables that it reads, by the variable's name."""
         self.cells: dict[str, Any] = {}
         self.once: set[str] = set()
-        """Attributes and global variables of lazy initialisations: set where they are None, to a value that depends on no element."""
+        """Attributes and globals of lazy initialisations: set where None, to what depends on no element."""
         self.complete = True
         self.heap: dict[Made, set[Any]] = {}
-        self.running: list[Frame] = []
+        self.running: list[Any] = []
+        """The calls that are being read, each a `Frame`."""
         self.home = ""
         """The package that is read even where it is installed: that of the user's function."""
 
@@ -130,6 +130,10 @@ class Lookups(ABC):
         """Notes that not all of it has been read."""
         self.complete = False
         self.draws(reason, line)
+
+    @abstractmethod
+    def called(self, callee: Value, call: CallSite) -> Value:
+        """Returns the possible results of a call."""
 
     @abstractmethod
     def function_call(self, function: FunctionType, call: CallSite) -> Value:
@@ -228,7 +232,8 @@ class Lookups(ABC):
             if type(target).__module__ == "collections" and hasattr(target, "default_factory"):
                 self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
             return self.inside(frozenset({atom}), line)
-        if _is_vector(target) and not _is_slice(index):
+        has_slice = Given() in index or any(isinstance(one, Made) and one.kind is slice for one in index)
+        if isinstance(target, np.ndarray | torch.Tensor) and target.ndim == 1 and not has_slice:
             return NOTHING  # a number of an array
         if atom.name == GLOBALS:
             texts = (str(text.value) for text in index if isinstance(text, Text))
@@ -332,14 +337,6 @@ def _torch_module_part(target: Any, name: str, path: str) -> Value | None:
         if isinstance(kept, dict) and name in kept:
             return value(kept[name], path)
     return None
-
-
-def _is_vector(found: Any) -> bool:
-    return isinstance(found, np.ndarray | torch.Tensor) and found.ndim == 1
-
-
-def _is_slice(index: Value) -> bool:
-    return any(isinstance(atom, Made) and atom.kind is slice for atom in index) or Given() in index
 
 
 def _changes_in_place(atom: Captured) -> bool:

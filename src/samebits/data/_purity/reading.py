@@ -65,8 +65,8 @@ class Reading(Lookups):
         if not self.complete and known.is_installed(self.home):
             self.findings.clear()  # of a large library, whose memos and locks matter to nobody
 
+    @override
     def called(self, callee: Value, call: CallSite) -> Value:
-        """Returns the possible results of a call."""
         result: Value = NOTHING
         if not callee and call.line:
             self.draws("a call of what only running it tells", call.line)
@@ -170,8 +170,8 @@ class Reading(Lookups):
         return self._run(function.__code__, around, call, namespace, by_default)
 
     def _run(
-        self, code: CodeType, around: dict[str, CellValue], call: CallSite, namespace: tuple[dict[str, Any], str],
-        by_default: dict[str, Value]
+        self, code: CodeType, around: dict[str, CellValue], call: CallSite,
+        namespace: tuple[dict[str, Any], str], by_default: dict[str, Value]
     ) -> Value:  # fmt: skip
         variables = self._bound(code, call, by_default)
         cells = ((name, frozenset(cell.holds)) for name, cell in around.items())
@@ -233,7 +233,7 @@ class Reading(Lookups):
         return self._handed_on(name, of, function if isinstance(function, type) else None, call)
 
     def _parts(self, function: Any) -> Value:
-        """Returns the user's functions that an object of a library has, and may call: `Compose(transforms)`."""
+        """Returns the user's functions that a library's object has and may call: `Compose(transforms)`."""
         own = getattr(function, "__dict__", None)
         if isinstance(function, (type, *_CALLABLE)) or not isinstance(own, dict):
             return NOTHING

@@ -14,6 +14,7 @@ from samebits.data._calls.user_function import Function, Place
 from samebits.data._options import Share
 from samebits.data._stages.stage import (
     Addressed,
+    Following,
     HeldElement,
     HoldingStream,
     Ordinals,
@@ -34,30 +35,14 @@ class Batching(Stage):
     def __init__(
         self, stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
     ) -> None:
-        super().__init__(stage)
+        parameters = {
+            "batch_size": batch_size, "drop_remainder": drop_remainder, "collate": collate.name
+        }  # fmt: skip
+        super().__init__(stage, parameters=parameters, functions=[collate])
         self.kind = kind
         self.batch_size = batch_size
         self.collate = collate
         self.drop_remainder = drop_remainder
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "batch_size": self.batch_size, "drop_remainder": self.drop_remainder, "collate": self.collate.name
-        }  # fmt: skip
-
-    @override
-    def functions(self) -> list[Function]:
-        return [self.collate]
-
-    @property
-    @override
-    def length(self) -> int | None:
-        inner = self.inputs[0].length
-        if inner is None:
-            return None
-        full, rest = divmod(inner, self.batch_size)
-        return full + self.is_kept(rest)
 
     def is_kept(self, rows: int) -> bool:
         """Returns True if a last batch of `rows` rows is kept; the same on all ranks."""
@@ -80,7 +65,7 @@ class Batching(Stage):
         """Returns the batch of these elements.
 
         Raises:
-            PipelineError: the elements cannot be put together; the message names the first that is unlike those before it.
+            PipelineError: the elements cannot be put together; the message names the first unlike the others.
         """
         try:
             return self.collate.call_each(self.key, [place], [elements])[0]
@@ -90,8 +75,9 @@ class Batching(Stage):
             if odd is None:
                 raise
             raise PipelineError(
-                f"Pipeline.{self.describe()}: element {self.places(place, len(elements))[odd]} is {kinds[odd]}, those before it "
-                f"are {kinds[0]}. Bring elements to one shape with map before it, use padded_batch, or your own collate"
+                f"Pipeline.{self.describe()}: element {self.places(place, len(elements))[odd]} is "
+                f"{kinds[odd]}, those before it are {kinds[0]}. Bring elements to one shape with map before "
+                "it, use padded_batch, or your own collate"
             ) from error
 
 
@@ -107,10 +93,16 @@ def _element_kind(element: Any) -> str:
     return f"{type(element).__name__} of {element.dtype} and shape {tuple(shape)}"
 
 
-class Batch(Batching, Addressed):
+class Batch(Batching, Following, Addressed):
     """Batches of an addressed stage: a batch is addressed as well, so workers compute whole batches."""
 
     makes_batches = True
+
+    @property
+    @override
+    def length(self) -> int:
+        full, rest = divmod(self.inputs[0].length, self.batch_size)
+        return full + self.is_kept(rest)
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -136,10 +128,8 @@ class Batch(Batching, Addressed):
 
     @cached_property
     def _lengths(self) -> tuple[int, int]:
-        """Elements and batches of one repetition, cached: to compute them from all stages below costs 10 us."""
-        inner, count = self.inputs[0].length, self.length
-        assert count is not None
-        return inner, count
+        """Elements and batches of one repetition, cached: all stages below take 10 us to compute them."""
+        return self.inputs[0].length, self.length
 
 
 class StreamBatch(Batching, Streamed):
@@ -168,26 +158,19 @@ class Bucket(HoldingStream):
     kind = "bucket_by_length"
 
     def __init__(
-        self, stage: Stage, measure: Function, boundaries: Sequence[int], sizes: Sequence[int], collate: Function,
-        *, drop_remainder: bool
+        self, stage: Stage, measure: Function, boundaries: Sequence[int], sizes: Sequence[int],
+        collate: Function, *, drop_remainder: bool
     ) -> None:  # fmt: skip
-        super().__init__(stage)
         self.measure, self.collate, self.drop_remainder = measure, collate, drop_remainder
         self.boundaries, self.sizes = list(boundaries), list(sizes)
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "function": self.measure.name,
+        parameters = {
+            "function": measure.name,
             "boundaries": str(self.boundaries),
             "batch_sizes": str(self.sizes),
-            "collate": self.collate.name,
-            "drop_remainder": self.drop_remainder,
+            "collate": collate.name,
+            "drop_remainder": drop_remainder,
         }
-
-    @override
-    def functions(self) -> list[Function]:
-        return [self.measure, self.collate]
+        super().__init__(stage, parameters=parameters, functions=[measure, collate])
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
@@ -215,17 +198,13 @@ class Bucket(HoldingStream):
 
 
 class Pack(HoldingStream):
-    """Sequences side by side in rows of one length (first fit). State: [the input's, references in each open row]."""
+    """Sequences side by side in rows of one length (first fit). State: [the input's, those of open rows]."""
 
     kind = "pack"
 
     def __init__(self, stage: Stage, row_length: int, open_rows: int) -> None:
-        super().__init__(stage)
+        super().__init__(stage, parameters={"length": row_length, "open_rows": open_rows})
         self.row_length, self.open_rows = row_length, open_rows
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"length": self.row_length, "open_rows": self.open_rows}
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
@@ -251,14 +230,15 @@ class Pack(HoldingStream):
         sizes = {len(part) for part in _fields(element).values()}
         if len(sizes) != 1:
             raise PipelineError(
-                f"Pipeline.pack: the element after {place} has fields of lengths {sorted(sizes)}; pack takes one sequence, "
-                "or a dict of sequences of one length"
+                f"Pipeline.pack: the element after {place} has fields of lengths {sorted(sizes)}; pack takes "
+                "one sequence, or a dict of sequences of one length"
             )
         size = sizes.pop()
         if size > self.row_length:
             raise PipelineError(
-                f"Pipeline.pack(length={self.row_length}): the element after {place} has length {size}. Cut it before: "
-                f"flat_map(lambda tokens: tokens.split({self.row_length})), or map(lambda tokens: tokens[:{self.row_length}])"
+                f"Pipeline.pack(length={self.row_length}): the element after {place} has length {size}. Cut "
+                f"it before: flat_map(lambda tokens: tokens.split({self.row_length})), or map(lambda tokens: "
+                f"tokens[:{self.row_length}])"
             )
         return size
 

@@ -31,10 +31,9 @@ PATTERN = 4096
 class _Joint(Stage):
     """A stage that ends where the first of its inputs does."""
 
-    @property
-    @override
-    def endless(self) -> bool:
-        return all(stage.endless for stage in self.inputs)
+    def __init__(self, *inputs: Stage, **described: Any) -> None:
+        super().__init__(*inputs, **described)
+        self.endless = all(stage.endless for stage in inputs)
 
 
 class Zip(_Joint, Addressed):
@@ -126,13 +125,9 @@ class _Mixing(_Joint):
     kind = "mix"
 
     def __init__(self, stages: Sequence[Stage], weights: Sequence[float]) -> None:
-        super().__init__(*stages)
         self.quotas = quotas(weights)
+        super().__init__(*stages, parameters={"weights": ":".join(map(str, self.quotas))})
         self.pattern, self.rank = pattern(self.quotas)
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"weights": ":".join(map(str, self.quotas))}
 
 
 class Mix(_Mixing, _Choosing):
@@ -181,7 +176,7 @@ def _read_all(
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Returns integers in the proportion of the weights, with a sum of at most about `PATTERN`; each at least 1."""
+    """Returns integers in the proportion of the weights, each at least 1; their sum is about `PATTERN`."""
     total = sum(Fraction(weight) for weight in weights)
     shares = [(Fraction(weight) / total).limit_denominator(PATTERN) for weight in weights]
     scale = min(lcm(*(share.denominator for share in shares)), PATTERN)
@@ -189,7 +184,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 def pattern(numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (input, number of that input's places before it) for each place of one round, all inputs evenly spread."""
+    """Returns (input, its places before this one) for each place of one round, all inputs evenly spread."""
     places = [
         ((rank + 0.5) / quota, number, rank) for number, quota in enumerate(numbers) for rank in range(quota)
     ]
@@ -204,11 +199,12 @@ Branch = tuple[Iterator[tuple[Any, State]], State, int, State]
 class Interleave(Streamed):
     """`block_length` elements of each of `cycle_length` inner streams in turn, as tf.data's.
 
-    State: [the input's, elements opened, turn in the cycle, elements of the block, [reference, number, state] of each
-    open branch, or None where the input had no more].
+    State: [the input's, elements opened, turn in the cycle, elements of the block, [reference, number, state]
+    of each open branch, or None where the input had no more].
     """
 
     kind = "interleave"
+    unread = "its inner streams are known only when they are opened"
 
     def __init__(
         self,
@@ -218,28 +214,20 @@ class Interleave(Streamed):
         block_length: int,
         as_stage: Callable[[Any], Stage],
     ) -> None:
-        super().__init__(stage)
+        parameters = {
+            "function": function.name, "cycle_length": cycle_length, "block_length": block_length
+        }  # fmt: skip
+        super().__init__(stage, parameters=parameters, functions=[function])
         self.function, self.cycle_length, self.block_length = function, cycle_length, block_length
         self._as_stage = as_stage
 
     @override
-    def functions(self) -> list[Function]:
-        return [self.function]
-
-    @override
-    def unread(self) -> str:
-        return "its inner streams are known only when they are opened"
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "function": self.function.name, "cycle_length": self.cycle_length, "block_length": self.block_length
-        }  # fmt: skip
-
-    @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, opened, turn, done, saved = state or (None, 0, 0, 0, [])
-        branches: list[Branch | None] = [one and self._reopen(reader, repetition, *one) for one in saved]
+        branches: list[Branch | None] = []
+        for one in saved:
+            element = one and reader.read_one(self.inputs[0], repetition, one[0])
+            branches.append(one and self._open(reader, repetition, element, *one))
         arriving = reader.read(self.inputs[0], repetition, before)
         while True:
             if len(branches) <= turn < self.cycle_length or (turn < len(branches) and branches[turn] is None):
@@ -263,11 +251,6 @@ class Interleave(Streamed):
                 done = 0
             else:
                 turn, done = (turn + 1) % self.cycle_length, 0
-
-    def _reopen(self, reader: Reader, repetition: int, before: State, number: int, state: State) -> Branch:
-        return self._open(
-            reader, repetition, reader.read_one(self.inputs[0], repetition, before), before, number, state
-        )
 
     def _open(
         self, reader: Reader, repetition: int, element: Any, before: State, number: int, state: State

@@ -1,4 +1,4 @@
-"""Stages that change the order or the number of elements, by index and by stream; and `enumerate`, which counts them.
+"""Stages that change the order or the number of elements, by index and by stream; and `enumerate`.
 
 The others are `shuffle`, `repeat`, `take`, `skip` and `shard`.
 """
@@ -18,9 +18,11 @@ from samebits._native import kernel
 from samebits.data._stages.stage import (
     INFINITE,
     Addressed,
+    Following,
     HoldingStream,
     Ordinals,
     Reader,
+    SameLength,
     Stage,
     State,
     Streamed,
@@ -36,12 +38,8 @@ _REPETITIONS = 1 << 20
 """Room for the repetitions of an input in one repetition of an endless `repeat` of a stream."""
 
 
-class _Renumbered(Addressed):
+class _Renumbered(Following, Addressed):
     """Element o is the input's element `needed(o)`."""
-
-    @override
-    @abstractmethod
-    def needed(self, ordinals: Ordinals) -> Ordinals: ...
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -55,20 +53,16 @@ class _Shuffling(Stage):
     draws = True
 
     def __init__(self, stage: Stage, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
-        super().__init__(stage)
+        buffer = {"buffer_size": buffer_size} if buffer_size else {}
+        super().__init__(stage, parameters={**buffer, "reshuffle_each_epoch": reshuffle_each_epoch})
         self.buffer_size, self.reshuffle = buffer_size, reshuffle_each_epoch
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        buffer = {"buffer_size": self.buffer_size} if self.buffer_size else {}
-        return {**buffer, "reshuffle_each_epoch": self.reshuffle}
 
     def order_key(self, repetition: int) -> Words:
         """Returns the key of a repetition's order."""
         return int_keys.fold(self.key, repetition if self.reshuffle else 0)
 
 
-class _ShuffledOrdinals(_Shuffling, _Renumbered):
+class _ShuffledOrdinals(_Shuffling, _Renumbered, SameLength):
     """The input's ordinals in another order."""
 
     @override
@@ -96,8 +90,8 @@ class Shuffle(_ShuffledOrdinals):
         super().__init__(stage, 0, reshuffle_each_epoch=reshuffle_each_epoch)
         if stage.endless:
             raise InvalidArgumentError(
-                f"Pipeline.shuffle(): {stage.describe()} does not end, so that there is no order of all its elements; "
-                "shuffle before repeat, or give shuffle a buffer_size"
+                f"Pipeline.shuffle(): {stage.describe()} does not end, so that there is no order of all its "
+                "elements; shuffle before repeat, or give shuffle a buffer_size"
             )
 
     @override
@@ -108,10 +102,10 @@ class Shuffle(_ShuffledOrdinals):
 class BufferShuffle(_ShuffledOrdinals):
     """tf.data's shuffle buffer, of ordinals instead of elements.
 
-    Element t takes the content of slot(t), and the next element of the input replaces it; slot(t) is a function of
-    (key, t). So the content of a slot at t is the input's element `buffer_size + u` for the last u < t with slot(u) the
-    same: the buffer is rebuilt for any t by reading backwards, about `buffer_size` log(`buffer_size`) slots. When the
-    input has ended, the slots are emptied in a keyed order.
+    Element t takes the content of slot(t), and the next element of the input replaces it; slot(t) is a
+    function of (key, t). So the content of a slot at t is the input's element `buffer_size + u` for the last
+    u < t with slot(u) the same: the buffer is rebuilt for any t by reading backwards, about `buffer_size`
+    log(`buffer_size`) slots. When the input has ended, the slots are emptied in a keyed order.
     """
 
     _now: tuple[int, int, np.ndarray] | None = None
@@ -141,7 +135,7 @@ class BufferShuffle(_ShuffledOrdinals):
         return result
 
     def _slots_at(self, repetition: int, key: Words, t: int, size: int) -> np.ndarray:
-        """Returns the content of the slots at t; computed forward from the cached ones where these are near."""
+        """Returns the content of the slots at t; computed forward from the cached ones if they are near."""
         if self._now is not None:
             known, then, slots = self._now
             if known == repetition and 0 <= t - then <= 16 * size:
@@ -215,17 +209,9 @@ class _Repeating(Stage):
     kind = "repeat"
 
     def __init__(self, stage: Stage, count: int | None) -> None:
-        super().__init__(stage)
+        super().__init__(stage, parameters={"count": count})
         self.count = count
-
-    @property
-    @override
-    def endless(self) -> bool:
-        return self.count is None or super().endless
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"count": self.count}
+        self.endless = count is None or stage.endless
 
 
 class Repeat(_Repeating, _Renumbered):
@@ -245,7 +231,7 @@ class Repeat(_Repeating, _Renumbered):
 
 
 class StreamRepeat(_Repeating, Streamed):
-    """The repetitions of a stream. State: [repetition, the input's, True if this repetition has had an element]."""
+    """The repetitions of a stream. State: [repetition, the input's]."""
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
@@ -265,17 +251,9 @@ class _Slicing(Stage):
     """The elements at the places of a range: `take`, `skip`, `shard`."""
 
     def __init__(self, stage: Stage, kind: str, part: range) -> None:
-        super().__init__(stage)
+        super().__init__(stage, parameters={"places": f"{part.start}:{part.stop}:{part.step}"})
         self.kind, self.part = kind, part
-
-    @property
-    @override
-    def endless(self) -> bool:
-        return super().endless and self.kind != "take"
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"places": f"{self.part.start}:{self.part.stop}:{self.part.step}"}
+        self.endless = stage.endless and kind != "take"
 
 
 class Slice(_Slicing, _Renumbered):
@@ -316,15 +294,11 @@ class _Enumerating(Stage):
     kind = "enumerate"
 
     def __init__(self, stage: Stage, start: int) -> None:
-        super().__init__(stage)
+        super().__init__(stage, parameters={"start": start})
         self.start = start
 
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"start": self.start}
 
-
-class Enumerate(_Enumerating, Addressed):
+class Enumerate(_Enumerating, Following, SameLength):
     """The elements of an addressed stage with their indices."""
 
     @override

@@ -1,4 +1,4 @@
-"""Elements of an object with `__len__` and `__getitem__`, of an iterable, a range, random numbers; and `cache`."""
+"""Elements of an indexable object, of an iterable, a range, random numbers; and `cache`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import DrawRememberedError, UnsetGeneratorError
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, Stage, State, Streamed
+from samebits.data._stages.stage import (
+    INFINITE,
+    Addressed,
+    Ordinals,
+    Reader,
+    SameLength,
+    Stage,
+    State,
+    Streamed,
+)
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
 
@@ -51,11 +60,10 @@ class Source(Addressed):
     kind = "from_source"
 
     def __init__(self, data: Any, *, stateful: bool | None = None) -> None:
-        super().__init__()
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise InvalidArgumentError(
-                f"Pipeline.from_source takes an object with __len__ and __getitem__, got {type(data).__name__}; "
-                "use Pipeline.from_iterable for what can only be iterated"
+                "Pipeline.from_source takes an object with __len__ and __getitem__, got "
+                f"{type(data).__name__}; use Pipeline.from_iterable for what can only be iterated"
             )
         self.data = data
         self._length = len(data)
@@ -66,21 +74,15 @@ class Source(Addressed):
         at_once = getattr(data, "__getitems__", None)
         self._at_once = at_once is not None
         self.function = Function(at_once or data.__getitem__, self.kind, stateful=stateful)
+        parameters = {"data": type(data).__name__, "length": self._length}
+        super().__init__(parameters=parameters, functions=[self.function])
         self.handed: FirstElements | None = None
         """The elements that are delivered, while they are watched."""
-
-    @override
-    def functions(self) -> list[Function]:
-        return [self.function]
 
     @property
     @override
     def length(self) -> int:
         return self._length
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"data": type(self.data).__name__, "length": self._length}
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -97,15 +99,12 @@ class Source(Addressed):
     def _fetch(self, ordinals: Ordinals) -> list[Any]:
         if len(self.data) != self._length:
             raise PipelineError(
-                f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
-                f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
+                f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the "
+                f"pipeline was made, and has {len(self.data)} now. Make the pipeline when its source is "
+                "complete, or use from_iterable"
             )
-        if type(self.data) in (
-            np.ndarray,
-            np.memmap,
-            torch.Tensor,
-        ):  # copied: a function may change its element
-            return list(self.data[ordinals % self._length])
+        if type(self.data) in (np.ndarray, np.memmap, torch.Tensor):
+            return list(self.data[ordinals % self._length])  # copied: a function may change its element
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
             return self.function.call_each(self.key, ordinals.tolist(), indices)
@@ -125,12 +124,12 @@ class Source(Addressed):
         return elements
 
     def _check_elements(self, elements: Any, indices: list[int]) -> list[Any]:
-        if not isinstance(elements, list | tuple | np.ndarray | torch.Tensor) or len(elements) != len(
-            indices
-        ):
+        is_sequence = isinstance(elements, list | tuple | np.ndarray | torch.Tensor)
+        if not is_sequence or len(elements) != len(indices):
             raise PipelineError(
-                f"Pipeline.from_source: {type(self.data).__name__}.__getitems__ gave {type(elements).__name__} for "
-                f"{len(indices)} indices; it must give a list with one element for each"
+                f"Pipeline.from_source: {type(self.data).__name__}.__getitems__ gave "
+                f"{type(elements).__name__} for {len(indices)} indices; it must give a list with one element "
+                "for each"
             )
         return list(elements)
 
@@ -141,8 +140,8 @@ class Range(Addressed):
     kind = "range"
 
     def __init__(self, *arguments: int) -> None:
-        super().__init__()
         self.range = range(*arguments)
+        super().__init__(parameters={"range": str(self.range)})
         if not self.range:
             raise EmptyDatasetError(f"Pipeline.range{arguments}: this range has no elements")
 
@@ -150,10 +149,6 @@ class Range(Addressed):
     @override
     def length(self) -> int:
         return len(self.range)
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"range": str(self.range)}
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[int]:
@@ -169,22 +164,13 @@ class Random(Addressed):
     kind = "random"
 
     def __init__(self, seed: int | None) -> None:
-        super().__init__()
-        self.seed, self.draws = seed or 0, seed is None
+        super().__init__(parameters={"seed": seed or 0})
+        self.seed, self.draws, self.endless = seed or 0, seed is None, True
 
     @property
     @override
     def length(self) -> int:
         return INFINITE
-
-    @property
-    @override
-    def endless(self) -> bool:
-        return True
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"seed": self.seed}
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[int]:
@@ -198,36 +184,24 @@ class IterableSource(Streamed):
     kind = "from_iterable"
 
     def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
-        super().__init__()
         if hasattr(iterable, "__next__") or not (callable(iterable) or hasattr(iterable, "__iter__")):
             raise InvalidArgumentError(
-                f"Pipeline.from_iterable({iterable!r:.60}): takes an iterable that can be read again and again, or a function that "
-                "gives an iterable, since every epoch and every resume reads it anew. For a generator pass its function: "
-                "from_iterable(read_lines), not from_iterable(read_lines())"
+                f"Pipeline.from_iterable({iterable!r:.60}): takes an iterable that can be read again and "
+                "again, or a function that gives an iterable, since every epoch and every resume reads it "
+                "anew. For a generator pass its function: from_iterable(read_lines), not "
+                "from_iterable(read_lines())"
             )
+        super().__init__(
+            parameters={"iterable": getattr(iterable, "__qualname__", type(iterable).__name__)},
+            functions=[Function(iterable, self.kind)] if callable(iterable) else [],
+        )
         self.iterable = iterable
-        self._functions = [Function(iterable, self.kind)] if callable(iterable) else []
-
-    @override
-    def functions(self) -> list[Function]:
-        return self._functions
-
-    @override
-    def unread(self) -> str | None:
-        is_read = callable(self.iterable) or isinstance(self.iterable, _PLAIN_ITERABLES)
-        return None if is_read else "an iterator of a class that is not read"
-
-    @property
-    def _own(self) -> OwnGenerators:
-        return OwnGenerators(lambda: [[("iterable", self.iterable)]])
-
-    @override
-    def parameters(self) -> dict[str, Any]:
-        return {"iterable": getattr(self.iterable, "__qualname__", type(self.iterable).__name__)}
+        if not callable(iterable) and not isinstance(iterable, _PLAIN_ITERABLES):
+            self.unread = "an iterator of a class that is not read"
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        own = self._own
+        own = OwnGenerators(lambda: [[("iterable", self.iterable)]])
         process_generators.fill_if_needed(own, self.key, repetition, 0)
         iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
         number = 0
@@ -246,7 +220,7 @@ class IterableSource(Streamed):
                 yield element, number
 
 
-class Cache(Addressed):
+class Cache(SameLength):
     """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
 
     Every repetition is the first one, so that draws below do not depend on which repetition came first.

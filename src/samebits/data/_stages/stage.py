@@ -2,11 +2,11 @@
 
 A stage is a definition; `bind` makes a copy of it for one key, which can be read. The kinds:
 
-- `Addressed`: element o is a function of (key, o); `Grouped`: so is group o, of any number of elements. Ordinals count
-  through repetitions: o = repetition * length + index, so that every epoch and every `repeat` is a range of ordinals,
-  and no stage needs to know which one it is in.
-- `Streamed`: elements come in order; with each comes the state after it, a small JSON-able value from which the
-  stream resumes. State holds ordinals and counts, never contents of elements.
+- `Addressed`: element o is a function of (key, o); `Grouped`: so is group o, of any number of elements.
+  Ordinals count through repetitions: o = repetition * length + index, so that every epoch and every `repeat`
+  is a range of ordinals, and no stage needs to know which one it is in.
+- `Streamed`: elements come in order; with each comes the state after it, a small JSON-able value from which
+  the stream resumes. State holds ordinals and counts, never contents of elements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samebits.data._calls.user_function import Function
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
-"""The length of an endless stage: 10**12 elements of one repetition, and 2**22 repetitions, fit into an int64."""
+"""The length of an endless stage: 10**12 elements of a repetition, and 2**22 repetitions, fit an int64."""
 
 State = Any
 """JSON-able: None (the start), an integer, or a list of states."""
@@ -32,15 +32,17 @@ Ordinals = np.ndarray
 """int64, one dimension."""
 
 BLOCK = 64
-"""Elements of a task where the stage has no batches. Tasks begin at multiples of it, so that a dataset that reads a
-block at once (`__getitems__`) finds the same blocks wherever reading starts."""
+"""Elements of a task where the stage has no batches.
+
+Tasks begin at multiples of it, so that a dataset that reads a block at once (`__getitems__`) finds the same
+blocks wherever reading starts."""
 
 Task = tuple[Any, ...]
-"""First ordinal and the one after the last, within one repetition; then what else its stage needs to compute it."""
+"""First ordinal and the one after the last, within a repetition; then what else its stage needs for it."""
 
 
 class Reader(Protocol):
-    """The way a streamed stage reads its inputs: inline or by workers, ahead or not; the elements are the same."""
+    """The way a streamed stage reads its inputs: inline or by workers, ahead or not; elements are equal."""
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Yields the elements of a bound stage from `state` on, each with the state after it."""
@@ -58,19 +60,37 @@ class Stage(ABC):
     """The name of the `Pipeline` method that makes it."""
     draws = False
     """True if the stage itself has an order or numbers that its key decides."""
+    unread: str | None = None
+    """The reason why it may call code that cannot be read before; None: it calls only its functions."""
     has_digest = True
     """False if iterations keep no rolling digest of the elements."""
+    describes_in_parts = False
+    """True if a fingerprint hashes the parameters one by one, so that a message can name one of them."""
+    counts_epochs = True
+    """False for an iteration inside a run, which its key alone tells from others."""
+    key_path: tuple[str | int, ...] | None = None
+    """Folded into the pipeline's key for the stage's; None: its kind and its depth."""
     key: Words = (0, 0)
     """The key of a bound stage: never drawn from, always folded into."""
 
-    def __init__(self, *inputs: Stage) -> None:
+    def __init__(
+        self, *inputs: Stage, parameters: dict[str, Any] | None = None, functions: Sequence[Function] = ()
+    ) -> None:
         self.inputs: tuple[Any, ...] = inputs
+        self.parameters = parameters or {}
+        """Its definition besides its inputs, as plain values, for the fingerprint and for messages."""
+        self.functions = list(functions)
+        """The user's functions that it calls."""
+        self.depth: int = 1 + max((stage.depth for stage in inputs), default=-1)
+        """The number of stages between this one and its farthest source."""
+        self.endless = any(stage.endless for stage in inputs)
+        """True if one repetition is known to have no end."""
 
     def bind(self, key: Words) -> Self:
         """Returns a copy that reads, with the key of this stage; its inputs are bound likewise.
 
-        A stage's key is made of the pipeline's, its kind, its distance from the source and, below a stage of several
-        inputs, the input's number: a stage added after it later does not move its bits.
+        A stage's key is made of the pipeline's, its kind, its distance from the source and, below a stage of
+        several inputs, the input's number: a stage added after it later does not move its bits.
         """
         bound = copy.copy(self)
         several = len(self.inputs) > 1
@@ -78,43 +98,32 @@ class Stage(ABC):
             stage.bind(int_keys.fold(key, "input", number) if several else key)
             for number, stage in enumerate(self.inputs)
         )
-        bound.key = self.stage_key(key)
+        path = (self.kind, self.depth) if self.key_path is None else self.key_path
+        bound.key = int_keys.fold(key, *path)
         return bound
 
-    def stage_key(self, key: Words) -> Words:
-        """Returns the key of this stage, derived from the pipeline's."""
-        return int_keys.fold(key, self.kind, self.depth())
-
-    def depth(self) -> int:
-        """Returns the number of stages between this one and its farthest source."""
-        return 1 + max((stage.depth() for stage in self.inputs), default=-1)
-
-    def functions(self) -> list[Function]:
-        """Returns the user's functions that this stage calls."""
-        return []
+    def chain(self) -> Iterator[Stage]:
+        """Yields all stages below, from the sources on, and this one."""
+        for below in self.inputs:
+            yield from below.chain()
+        yield self
 
     def all_functions(self) -> list[Function]:
         """Returns the user's functions of this stage and of all below it, from the sources on."""
-        return [*(one for below in self.inputs for one in below.all_functions()), *self.functions()]
-
-    def unread(self) -> str | None:
-        """Returns why this stage may call code that cannot be read before; None if it calls only its functions."""
-        return None
+        return [function for stage in self.chain() for function in stage.functions]
 
     def may_draw(self) -> str | None:
         """Returns the function, here or below, that may draw from the process's generators, and why."""
-        for below in self.inputs:
-            if (found := below.may_draw()) is not None:
-                return found
-        if (reason := self.unread()) is not None:
-            return f"{self.describe()}: {reason}"
-        for function in self.functions():
-            if function.reading.may_draw is not None:
-                return f"{self.kind}({function.name}): {function.reading.may_draw}"
+        for stage in self.chain():
+            if stage.unread is not None:
+                return f"{stage.describe()}: {stage.unread}"
+            for function in stage.functions:
+                if function.reading.may_draw is not None:
+                    return f"{stage.kind}({function.name}): {function.reading.may_draw}"
         return None
 
     def own_generators(self) -> str | None:
-        """Returns the names of a function that reaches generators of objects, and of one of these; else None."""
+        """Returns the names of a function that reaches generators of objects, and of one of these."""
         for function in self.all_functions():
             if function.own.names:
                 return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
@@ -123,7 +132,7 @@ class Stage(ABC):
     def needs_seed(self) -> str | None:
         """Returns the name of what draws or may draw, here or below; None if a seed would decide nothing."""
         own = self.describe() if self.draws else None
-        for function in self.functions():
+        for function in self.functions:
             if function.draws is not None:
                 own = f"{self.kind}({function.name}): its parameter {function.draws}"
         below = (stage.needs_seed() for stage in self.inputs)
@@ -134,52 +143,31 @@ class Stage(ABC):
     def length(self) -> int | None:
         """Elements of one repetition; `INFINITE`; or None if it is known only after reading."""
 
-    @property
-    def endless(self) -> bool:
-        """True if one repetition is known to have no end."""
-        return any(stage.endless for stage in self.inputs)
-
-    def parameters(self) -> dict[str, Any]:
-        """Returns what defines its elements besides its inputs, as plain values, for the fingerprint and for messages."""
-        return {}
-
-    def keyed_by_position(self) -> Stage:
-        """Returns the stage for an iteration inside a run, which its key alone tells from others."""
-        return self
-
     def parts(self) -> list[str]:
-        """Returns the texts that a fingerprint hashes one by one, so that a message can name the one that differs."""
+        """Returns the texts that a fingerprint hashes one by one."""
+        if self.describes_in_parts:
+            return [f"{self.kind}({name}={value})" for name, value in self.parameters.items()]
         return [self.describe()]
 
     def describe(self) -> str:
         """Returns the stage as the user wrote it, for messages: `batch(batch_size=64)`."""
-        return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters().items())})"
+        return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters.items())})"
 
 
 class Blocks(Stage):
-    """A stage that workers can compute in pieces: group o of 0, 1 or more elements is a function of (key, o)."""
+    """A stage that workers can compute in pieces: group o of elements is a function of (key, o)."""
 
     unit = "element"
     """The name of a group in messages."""
-    makes_batches = False
-    single = False
-    """True if no group has more than one element."""
 
     @property
     @abstractmethod
     def groups(self) -> int:
         """Groups of one repetition, or `INFINITE`."""
 
-    @property
-    def task_size(self) -> int:
-        """The groups of one task: one if the stage makes batches or maps them."""
-        return 1 if self.makes_batches or any(stage.task_size == 1 for stage in self.inputs) else BLOCK
-
+    @abstractmethod
     def tasks(self, repetition: int, first: int) -> Iterator[Task]:
         """Yields the tasks of one repetition from that with group `first` on."""
-        size, groups = self.task_size, self.groups
-        for start in range(first // size * size, groups, size):
-            yield start, min(start + size, groups)
 
     @abstractmethod
     def compute(self, repetition: int, task: Task) -> list[Any]:
@@ -188,6 +176,25 @@ class Blocks(Stage):
     def begin_worker(self, worker: int) -> None:
         """Prepares the process of worker number `worker` for tasks of this stage."""
 
+
+class Numbered(Blocks):
+    """Blocks whose tasks are ranges of ordinals."""
+
+    makes_batches = False
+    single = False
+    """True if no group has more than one element."""
+
+    @property
+    def task_size(self) -> int:
+        """The groups of one task: one if the stage makes batches or maps them."""
+        return 1 if self.makes_batches or any(stage.task_size == 1 for stage in self.inputs) else BLOCK
+
+    def tasks(self, repetition: int, first: int) -> Iterator[Task]:
+        """Yields the tasks; each but the last has `task_size` groups."""
+        size, groups = self.task_size, self.groups
+        for start in range(first // size * size, groups, size):
+            yield start, min(start + size, groups)
+
     def ordinals(self, repetition: int, task: Task) -> Ordinals:
         """Returns the ordinals of a task."""
         ordinals = np.arange(*task, dtype=np.int64)
@@ -195,20 +202,24 @@ class Blocks(Stage):
             ordinals += repetition * self.groups
         return ordinals
 
-    def needed(self, ordinals: Ordinals) -> Ordinals | None:
-        """Returns the input's ordinals that these need, where that is known without computing; else None."""
-        return None
+
+class Following(Numbered):
+    """A stage of one input, whose ordinals tell without computing which ordinals of the input they need."""
+
+    @abstractmethod
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        """Returns the input's ordinals that these need."""
 
 
-class Addressed(Blocks):
+class Addressed(Numbered):
     """A stage whose element o is a function of (key, o): every group is one element."""
 
     single = True
 
     @property
+    @abstractmethod
     def length(self) -> int:
-        """Elements of one repetition, or `INFINITE`: as many as of its input, unless the stage changes that."""
-        return self.inputs[0].length
+        """Elements of one repetition, or `INFINITE`."""
 
     @property
     def groups(self) -> int:
@@ -232,8 +243,17 @@ class Addressed(Blocks):
         return [[element] for element in self.fetch(ordinals)]
 
 
-class Grouped(Blocks):
-    """A stage whose groups have any number of elements (`filter`, `flat_map`, `unbatch` and stages after them).
+class SameLength(Addressed):
+    """An addressed stage with as many elements as its input."""
+
+    @property
+    def length(self) -> int:
+        """Elements of one repetition of the input, or `INFINITE`."""
+        return self.inputs[0].length
+
+
+class Grouped(Numbered):
+    """A stage whose groups have any number of elements: `filter`, `flat_map`, `unbatch`, those after them.
 
     Its elements are numbered by place: (o, number in group o).
     """
@@ -251,9 +271,9 @@ class Grouped(Blocks):
         """Returns the groups of a task."""
         return self.block(self.ordinals(repetition, task))
 
+    @abstractmethod
     def iterate(self, ordinal: int) -> Iterator[Any]:
-        """Yields the elements of a group, which are computed together."""
-        yield from self.block(np.array([ordinal], np.int64))[0]
+        """Yields the elements of a group."""
 
 
 class Streamed(Stage):
@@ -293,7 +313,7 @@ class HoldingStream(Streamed):
 
 
 def split_repetition(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordinals, Ordinals]:
-    """Returns (index within the repetition, ordinal at which this repetition starts in an input of length `inner`)."""
+    """Returns (index in the repetition, ordinal where it starts in an input of length `inner`)."""
     repetition, index = np.divmod(ordinals, length)
     return index, repetition * inner
 

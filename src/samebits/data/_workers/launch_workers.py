@@ -1,8 +1,8 @@
 """The start of worker processes: forked off this process, or off a server that shares nothing with it.
 
-The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends with
-this process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so that functions
-and classes of a script need no guard.
+The server is for when CUDA is initialised, which no fork survives. It is started at the first need, and ends
+with this process. It imports this package and never `__main__`: the work is sent by value (cloudpickle), so
+that functions and classes of a script need no guard.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -28,9 +29,9 @@ import torch
 from samebits._context import process
 from samebits.data._workers import results
 from samebits.data._workers.results import ResultMemory
-from samebits.data._workers.worker_process import WorkerProgram, block_signals, serve
+from samebits.data._workers.worker_process import StageWork, block_signals, serve
 from samebits.determinism import enable_op_determinism
-from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.errors import PipelineError
 from samebits.random._process import seeds
 
 _FDS = 200
@@ -39,22 +40,18 @@ _MAIN = (
     "import sys; sys.path[:] = {path!r}; from samebits.data._workers.launch_workers import main; main({fd})"
 )
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""The parent's ends of all workers' connections: a forked worker closes them, else its siblings would never end."""
+"""The parent's ends of all workers' connections: a forked worker closes them, so that its siblings end."""
 
 
 def may_start() -> bool:
-    """Returns True if this process may have workers: one that is itself a worker, ours or torch's, may not."""
+    """Returns True if this process may have workers: a worker, ours or torch's, may not."""
     return not multiprocessing.current_process().daemon
 
 
-def launcher(
-    method: str, work: WorkerProgram, slots: Sequence[ResultMemory]
-) -> ForkLauncher | ServerLauncher:
+def launcher(method: str, work: StageWork, slots: Sequence[ResultMemory]) -> ForkLauncher | ServerLauncher:
     """Returns the launcher for a start method: "fork", "server" or "auto"."""
     if method == "auto":
         method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
-    if method not in ("fork", "server"):
-        raise InvalidArgumentError(f'Pipeline: start_method={method!r}; give "fork", "server" or "auto"')
     return ForkLauncher(work, slots) if method == "fork" else ServerLauncher(work, slots)
 
 
@@ -68,40 +65,35 @@ def fork(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> A
     return child
 
 
+class StartedWorker(NamedTuple):
+    """A worker that was started."""
+
+    pid: int
+    end: Callable[[float], int]
+    """Returns the exit code (negative: the signal) of the ended worker, killed after these seconds."""
+
+
 class ForkLauncher:
     """Starts workers forked off this process."""
 
-    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
+    def __init__(self, work: StageWork, slots: Sequence[ResultMemory]) -> None:
         self._work, self._slots = work, slots
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ForkedProcess:
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> StartedWorker:
         """Starts worker `number`, which keeps the end `theirs` of a connection and closes `ours`."""
         _ends.add(ours)
         by_thread = threading.current_thread() is not threading.main_thread()
-        return ForkedProcess(
-            fork(_run_forked, theirs, os.getpid(), self._work, self._slots, number, by_thread)
-        )
+        child = fork(_run_forked, theirs, os.getpid(), self._work, self._slots, number, by_thread)
+        return StartedWorker(child.pid, partial(_end, child))
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
 
 
-class ForkedProcess:
-    """A worker that this process forked."""
-
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self.pid: int = process.pid
-
-    def end(self, grace: float) -> int:
-        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
-        return _end(self._process, grace)
-
-
 def _run_forked(
     connection: socket.socket,
     parent: int,
-    work: WorkerProgram,
+    work: StageWork,
     slots: list[ResultMemory],
     number: int,
     by_thread: bool,
@@ -114,15 +106,16 @@ def _run_forked(
 class ServerLauncher:
     """Starts workers forked off the server."""
 
-    def __init__(self, work: WorkerProgram, slots: Sequence[ResultMemory]) -> None:
+    def __init__(self, work: StageWork, slots: Sequence[ResultMemory]) -> None:
         self._slots = slots
         self._surroundings = WorkerSettings(work)
 
-    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> ServedProcess:
+    def start(self, theirs: socket.socket, ours: socket.socket, number: int) -> StartedWorker:
         """Starts worker `number`, which is sent the end `theirs` of a connection."""
         server = Server.instance()
         fds = [theirs.fileno(), self._surroundings.fd, *(slot.fd for slot in self._slots)]
-        return ServedProcess(server, server.request(("start", number), fds))
+        pid = server.request(("start", number), fds)
+        return StartedWorker(pid, partial(server.end, pid))
 
     def close(self) -> None:
         """Closes the file with the work: no more workers will be started."""
@@ -130,9 +123,9 @@ class ServerLauncher:
 
 
 class WorkerSettings:
-    """The work of the workers and the settings of this process that its bits depend on, in a file without a name."""
+    """The work of workers, and this process's settings that its bits depend on, in a file without a name."""
 
-    def __init__(self, work: WorkerProgram) -> None:
+    def __init__(self, work: StageWork) -> None:
         """Stores the settings of this process.
 
         Raises:
@@ -149,12 +142,12 @@ class WorkerSettings:
                 self.close()
                 raise PipelineError(
                     "the pipeline cannot be sent to its worker processes, which share nothing with this one "
-                    f"({type(error).__name__}: {error}). Open files, locks and connections where they are used, or read "
-                    "without worker processes: num_parallel_calls=0"
+                    f"({type(error).__name__}: {error}). Open files, locks and connections where they are "
+                    "used, or read without worker processes: num_parallel_calls=0"
                 ) from error
 
     @staticmethod
-    def load(fd: int) -> WorkerProgram:
+    def load(fd: int) -> StageWork:
         """Applies the settings to this process and returns its work.
 
         Raises:
@@ -173,8 +166,8 @@ class WorkerSettings:
             return pickle.load(file)  # noqa: S301
         except Exception as error:
             raise PipelineError(
-                f"the pipeline did not arrive in a worker process ({type(error).__name__}: {error}). Can what it is made of be "
-                "imported there? Or read without worker processes: num_parallel_calls=0"
+                f"the pipeline did not arrive in a worker process ({type(error).__name__}: {error}). Can "
+                "what it is made of be imported there? Or read without worker processes: num_parallel_calls=0"
             ) from None
 
     def close(self) -> None:
@@ -222,21 +215,15 @@ class Server:
                 answer = b""
         if not answer:
             raise PipelineError(
-                f"the server of worker processes ended (exit code {self._process.wait()}); the lines above, if any, say why"
+                f"the server of worker processes ended (exit code {self._process.wait()}); the lines above, "
+                "if any, say why"
             )
         return pickle.loads(answer)  # noqa: S301
 
-
-class ServedProcess:
-    """A worker that the server forked."""
-
-    def __init__(self, server: Server, pid: int) -> None:
-        self._server, self.pid = server, pid
-
-    def end(self, grace: float) -> int:
-        """Returns the exit code, as `ForkedProcess.end`."""
+    def end(self, pid: int, grace: float) -> int:
+        """Returns the exit code of one of its workers, as `StartedWorker.end`."""
         try:
-            return self._server.request(("end", self.pid, grace))
+            return self.request(("end", pid, grace))
         except PipelineError:  # the server has died, and its workers with it
             return -signal.SIGKILL
 

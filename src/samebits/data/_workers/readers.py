@@ -26,9 +26,9 @@ from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning, PipelineMismatchError
 
 TRIED = 6
-"""Tasks that "auto" computes in this process before it chooses; the fastest counts, so that a cold start does not."""
+"""Tasks that "auto" computes here before it chooses; the fastest counts, so that a cold start does not."""
 WORTH = 1.5e-3
-"""Seconds of a task from which workers are worth it: ten times the cost of passing one to a worker (0.15 ms)."""
+"""Seconds of a task from which workers are worth it: ten times the cost of passing it on (0.15 ms)."""
 
 
 def draws_of(stage: Stage) -> Draws:
@@ -61,7 +61,7 @@ class _BlockReader(ABC):
         return self.blocks(stage, repetition, state)
 
     def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """Returns the element after `state`, read again in this process; of blocks, only its group is computed."""
+        """Returns the element after `state`, read again here; of blocks, only its group is computed."""
         if not isinstance(stage, Blocks):
             return next(iter(self.read(stage, repetition, state)))[0]
         start = place(state)
@@ -156,7 +156,7 @@ class Parallel(_BlockReader):
             self._workers = self._kept = options.kept_workers[0]
         elif self._known:
             self._workers = Workers(
-                StageWork(self._known, WatchedDraws(draws, stage)), count=count, ahead=self._ahead,
+                StageWork(self._known, WatchedDraws(draws, stage).run), count=count, ahead=self._ahead,
                 timeout=options.timeout, start_method=options.start_method or "auto"
             )  # fmt: skip
             if options.kept_workers is not None:
@@ -164,7 +164,7 @@ class Parallel(_BlockReader):
                 options.kept_workers.append(self._kept)
 
     def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
-        """Yields the stages that workers compute: all blocks, or the parts of one with side effects that are free of them."""
+        """Yields the stages that workers compute: all blocks, or the parts of one without side effects."""
         effects = Effects(stage)
         effects.warn()
         for top in _block_roots(stage):
@@ -251,15 +251,15 @@ def _takes_threads(stage: Stage, options: Options) -> bool:
     if drawing is not None:
         warn_once(
             f"threads {drawing}",
-            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: worker processes '
-            "compute it instead. Let the function take a parameter `rng` or `key`.",
+            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: '
+            "worker processes compute it instead. Let the function take a parameter `rng` or `key`.",
             ConflictWarning,
         )
     return drawing is None
 
 
 def _block_roots(stage: Stage) -> Iterator[Blocks]:
-    """Yields the stages below a pipeline that are read as blocks: each is the top of a part without streams."""
+    """Yields the stages that are read as blocks: each is the top of a part without streams."""
     if isinstance(stage, Blocks):
         yield stage
         return

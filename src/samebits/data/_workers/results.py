@@ -1,7 +1,7 @@
 """The results of workers: memory that a worker writes and this process reads, and their encoding in it.
 
-The memory is unnamed files that end with their last user. The bytes of arrays and tensors lie in it, all else is
-pickled beside them.
+The memory is unnamed files that end with their last user. The bytes of arrays and tensors lie in it, all else
+is pickled beside them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ResultMemory:
 
 @contextmanager
 def offer_memory(maker: Any, slot: ResultMemory) -> Iterator[None]:
-    """Lets `maker`, and no other code, use `slot` for its result in the block: other code could keep it longer."""
+    """Lets only `maker` use `slot` for its result in the block: other code could keep it longer."""
     global _offer
     _offer = maker, slot
     try:
@@ -140,7 +140,7 @@ def encode(result: Any, slot: ResultMemory) -> bytes:
 
 
 def decode(pickled: bytes | memoryview, base: np.ndarray) -> Any:
-    """Returns the result that `encode` was called with; its arrays and tensors use `base`'s memory and keep it alive."""
+    """Returns the result that was encoded; its arrays and tensors use `base`'s memory and keep it alive."""
     _base.append(base)
     try:
         return pickle.loads(pickled)  # noqa: S301 (from our own worker)
@@ -176,7 +176,7 @@ def _reduce(value: Any, slot: ResultMemory) -> Any:
 
 
 def _reduce_array(array: np.ndarray, slot: ResultMemory) -> Any:
-    """Reduces an array to its elements in memory order: a transposed array stays transposed, as sums depend on it."""
+    """Reduces an array to its elements in memory order: sums depend on it, so a transposed one stays so."""
     order = tuple(sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim])))
     return _restore_array, (_put(array.transpose(order), slot), array.dtype, array.shape, order)
 

@@ -1,7 +1,7 @@
-"""Functions with lasting side effects: the search for them, and the reading of their stages, as by a plain loop.
+"""Functions with lasting side effects: their search, and the reading of their stages as by a plain loop.
 
-One element is computed at a time, in order. Workers may compute ahead the stages below such a function that its
-changes cannot reach. The function itself runs only when its element is needed, and the stages after it run after it.
+One element is computed at a time, in order. Workers may compute ahead the stages below such a function that
+its changes cannot reach. The function itself, and the stages after it, run only when its element is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from samebits.data._calls.user_function import Function, Place
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch import Batch
 from samebits.data._stages.sources import FirstElements, Source
-from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Stage, State, place
+from samebits.data._stages.stage import (
+    Addressed,
+    Blocks,
+    Following,
+    Grouped,
+    Numbered,
+    Ordinals,
+    SameLength,
+    Stage,
+    State,
+    place,
+)
 from samebits.data._workers.worker_process import one_thread
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
@@ -28,7 +39,7 @@ from samebits.errors import ConflictWarning
 T = TypeVar("T")
 _END = object()
 Fetch = Callable[[Blocks, int, int], Any]
-"""(stage, first ordinal, the one after the last) -> a function that returns the elements, or groups, later."""
+"""(stage, first ordinal, the one after the last) -> a function that returns elements or groups later."""
 
 
 class Effects:
@@ -63,10 +74,11 @@ def warn_about(function: Function) -> None:
         what = f"it changes `{found.variable}` ({found.kind}; seen as it ran)"
     warn_once(
         f"effects of {function.stage} {function.name} {found}",
-        f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: {what}, which a "
-        "worker would change in its own copy only. So it is called in this process, one element at a time, in order, and "
-        "nothing after it is computed ahead. Return what it counts or keeps as a part of the element, draw from a parameter "
-        "`rng` or `key`; or say stateful=False where the effect does not matter (a memo of what was not drawn).",
+        f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: "
+        f"{what}, which a worker would change in its own copy only. So it is called in this process, one "
+        "element at a time, in order, and nothing after it is computed ahead. Return what it counts or keeps "
+        "as a part of the element, draw from a parameter `rng` or `key`; or say stateful=False where the "
+        "effect does not matter (a memo of what was not drawn).",
         ConflictWarning,
     )
 
@@ -81,11 +93,11 @@ class EffectNoticedError(Exception):
 
 
 class CaptureWatch:
-    """Compares captured values before and after the first task, for side effects that reading the code has missed."""
+    """Compares captured values before and after the first task: for side effects that reading has missed."""
 
     def __init__(self, stage: Stage) -> None:
         self._functions = stage.all_functions()
-        self._sources = list(_sources(stage))
+        self._sources = [one for one in stage.chain() if isinstance(one, Source)]
         self.done = False
 
     def run(self, task: Callable[[], T]) -> T:
@@ -127,13 +139,6 @@ class CaptureWatch:
         self._functions[number].noticed.append(purity.Finding(name, "changed while it ran", 0))
 
 
-def _sources(stage: Stage) -> Iterator[Source]:
-    if isinstance(stage, Source):
-        yield stage
-    for below in stage.inputs:
-        yield from _sources(below)
-
-
 def _persists(source: Source, handed: FirstElements) -> bool:
     """Returns True if an element changed in place stays changed for the next reader."""
     before = rng_states.of_process()
@@ -164,8 +169,8 @@ class WatchedDraws:
         return result
 
 
-class OneByOne(Addressed):
-    """An input of a batch, read one element at a time: else each function would see all rows before the next does."""
+class OneByOne(Following, SameLength):
+    """An input of a batch, read one by one: else each function would see all rows before the next does."""
 
     def __init__(self, stage: Addressed) -> None:
         super().__init__(stage)
@@ -180,8 +185,8 @@ class OneByOne(Addressed):
         return [self.inputs[0].fetch(ordinals[at : at + 1])[0] for at in range(ordinals.size)]
 
 
-class _Prefetched(Blocks):
-    """A stage free of side effects that others compute ahead; elements that were not requested are computed inline."""
+class _Prefetched(Numbered):
+    """A stage without side effects that others compute ahead; what was not requested is computed inline."""
 
     def __init__(self, stage: Any) -> None:
         super().__init__(*stage.inputs)
@@ -235,14 +240,18 @@ class _PrefetchedGroups(_Prefetched, Grouped):
         return self.stage.groups
 
     @override
+    def iterate(self, ordinal: int) -> Iterator[Any]:
+        yield from self._take(ordinal)
+
+    @override
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
         return self.take(ordinals)
 
 
 class Serial:
-    """Reads a bound stage of blocks with side effects."""
+    """Reads a bound stage of ordinals with side effects."""
 
-    def __init__(self, stage: Blocks, effects: Effects, draws: Draws) -> None:
+    def __init__(self, stage: Any, effects: Effects, draws: Draws) -> None:
         self._draws, self._effects = draws, effects
         self.free: list[_Prefetched] = []
         """The parts that others may compute ahead."""
@@ -252,7 +261,7 @@ class Serial:
     def read(
         self, repetition: int, state: State, fetch: Fetch | None = None, ahead: int = 0
     ) -> Iterator[tuple[Any, State]]:
-        """Yields the elements from `state` on, each with the state after it; `ahead`: tasks to request ahead."""
+        """Yields the elements from `state` on with the states after them; `ahead`: tasks to request ahead."""
         first, done = place(state)
         groups = self._stage.groups
         size = self._stage.task_size
@@ -265,7 +274,7 @@ class Serial:
             yield from self._group(ordinal, repetition * groups + ordinal, done if ordinal == first else 0)
 
     def _group(self, ordinal: int, absolute: int, done: int) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of one group. None of several is known to be the last before the next is requested."""
+        """Yields the elements of a group. Which one is the last is only known when the next is requested."""
         elements = self._top.iterate(absolute)
         if self._stage.single:
             if (element := self._next(elements)) is not _END:
@@ -278,10 +287,8 @@ class Serial:
                 yield element, [ordinal, number]
 
     def _next(self, elements: Iterator[Any]) -> Any:
-        with (
-            one_thread(),
-            self._draws.fill_each_call(),
-        ):  # never tried first: a function with effects is called once
+        # Not tried without generators first: a function with effects is called once.
+        with one_thread(), self._draws.fill_each_call():
             return next(elements, _END)
 
     def _rewire(self, stage: Any) -> Any:
@@ -299,5 +306,5 @@ class Serial:
         """Requests what these ordinals will need, where that is known without computing."""
         if isinstance(stage, _Prefetched):
             stage.request(fetch, ordinals)
-        elif (needed := stage.needed(ordinals)) is not None:
-            self._prefetch(stage.inputs[0], needed, fetch)
+        elif isinstance(stage, Following):
+            self._prefetch(stage.inputs[0], stage.needed(ordinals), fetch)

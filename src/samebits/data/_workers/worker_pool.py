@@ -21,25 +21,24 @@ from samebits._inspect import user_code
 from samebits.data._calls import process_generators
 from samebits.data._stages.stage import Blocks
 from samebits.data._workers.launch_workers import (
-    ForkedProcess,
     ForkLauncher,
-    ServedProcess,
     ServerLauncher,
+    StartedWorker,
     launcher,
 )
 from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import (
     ANSWER,
     REQUEST,
+    StageWork,
     WorkerJob,
-    WorkerProgram,
     one_thread,
     unpack_error,
 )
 from samebits.errors import PipelineError, PipelineTimeoutError
 
 LEASED = 3
-"""Results that the user may hold without a copy. The memory of a fourth is copied, so workers never wait for it."""
+"""Results that the user may hold uncopied. A fourth one's memory is copied: workers never wait for it."""
 AT_ONCE = 2
 """Jobs that a worker has: the current one and the next, so that it never waits for this process."""
 RESTARTS = 3
@@ -51,7 +50,7 @@ GRACE = 1.0
 @dataclass
 class _Worker:
     number: int
-    process: ForkedProcess | ServedProcess
+    process: StartedWorker
     connection: socket.socket
     jobs: dict[int, int] = field(default_factory=dict)
     """The slot of each of its jobs, by number."""
@@ -74,7 +73,7 @@ class Workers:
 
     def __init__(
         self,
-        work: WorkerProgram,
+        work: StageWork,
         *,
         count: int,
         ahead: int,
@@ -83,8 +82,8 @@ class Workers:
     ) -> None:
         """`count`: processes; `ahead`: results that may wait to be read; `timeout`: seconds for one result.
 
-        `start_method`: "fork", "server" (processes that share nothing with this one), or "auto": the server where CUDA
-        is initialised, which a fork does not survive.
+        `start_method`: "fork", "server" (processes that share nothing with this one), or "auto": the server
+        where CUDA is initialised, which a fork does not survive.
         """
         self._work, self._timeout = work, timeout
         self._owner = os.getpid()
@@ -178,8 +177,9 @@ class Workers:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise PipelineTimeoutError(
-                    f"{self._work.describe(self._jobs[numbers[0]])}: no worker had the result in {self._timeout} seconds. What "
-                    "does its function wait for? A larger timeout gives it more time."
+                    f"{self._work.describe(self._jobs[numbers[0]])}: no worker had the result in "
+                    f"{self._timeout} seconds. What does its function wait for? A larger timeout gives it "
+                    "more time."
                 )
             self._receive(left)
 
@@ -241,19 +241,20 @@ class Workers:
             over = f", over {self._work.describe(self._jobs[wanted[0]])}" if wanted else ""
             deaths, self._deaths = self._deaths, 0
             raise PipelineError(
-                f"a worker of the pipeline died ({cause}) for the {deaths}th time in a row{over}. Signal 9 is often the "
-                "system's answer to a lack of memory: use fewer workers or smaller batches."
+                f"a worker of the pipeline died ({cause}) for the {deaths}th time in a row{over}. Signal 9 "
+                "is often the system's answer to a lack of memory: use fewer workers or smaller batches."
             )
         if self._deaths == 1:
             user_code.warn(
-                f"a worker of the pipeline died ({cause}); another one computes its batches again, with the same bits",
+                f"a worker of the pipeline died ({cause}); another one computes its batches again, with the "
+                "same bits",
                 RuntimeWarning,
             )
         self._start(dead.number)
         self._dispatch()
 
     def _make_room(self, number: int) -> None:
-        """Frees a slot for a job whose result is needed, if need be that of a result that has not been read yet."""
+        """Frees a slot for a job whose result is needed, if need be that of a result not read yet."""
         if number not in self._queue:
             return
         for other, answer in self._arrived.items():
@@ -326,8 +327,8 @@ class Threads:
         done = wait([self._jobs[number] for number in numbers], self._timeout, FIRST_COMPLETED).done
         if not done:
             raise PipelineTimeoutError(
-                f"no thread had a batch in {self._timeout} seconds. What do its functions wait for? A larger timeout gives them "
-                "more time."
+                f"no thread had a batch in {self._timeout} seconds. What do its functions wait for? A larger "
+                "timeout gives them more time."
             )
         return next(number for number in numbers if self._jobs[number] in done)
 

@@ -12,9 +12,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import torch
@@ -30,34 +30,10 @@ from samebits.errors import PipelineError
 REQUEST = struct.Struct("qqq")
 """Number of the job, its slot, bytes of the pickled job at the slot's start."""
 ANSWER = struct.Struct("q?qqq")
-"""Number of the job, True if it failed, bytes used of its slot, offset and bytes of the pickled result in it."""
+"""Number of the job, True if it failed, bytes used of its slot, offset and bytes of the result in it."""
 _PR_SET_PDEATHSIG = 1
 _CHECK_INTERVAL = 1.0
 """Seconds between two checks that the parent lives, where the kernel does not notify."""
-
-
-class WorkerProgram(Protocol):
-    """The work of workers: passed to them at their start, and equal in all processes."""
-
-    def begin(self, worker: int) -> None:
-        """Runs in the process of worker number `worker` before its first job."""
-        ...
-
-    def compute(self, job: Any, slot: ResultMemory | None) -> Any:
-        """Returns the result of a job; `slot`, if any, will hold it."""
-        ...
-
-    def describe(self, job: Any) -> str:
-        """Returns the name of the job in messages."""
-        ...
-
-
-class TaskRunner(Protocol):
-    """Runs tasks with the generators set as needed: `process_generators.Draws`, perhaps watched."""
-
-    def run(self, task: Callable[[], Any]) -> Any:
-        """Returns the result of `task`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,24 +46,24 @@ class WorkerJob:
 
 
 class StageWork:
-    """Tasks of stages."""
+    """The work of workers, tasks of stages: passed to them at their start, and equal in all processes."""
 
-    def __init__(self, stages: Sequence[Blocks], draws: TaskRunner) -> None:
-        self._stages, self._draws = list(stages), draws
+    def __init__(self, stages: Sequence[Blocks], run: Callable[[Callable[[], Any]], Any]) -> None:
+        """`run`: returns the result of a task with the generators set as needed, as `Draws.run`."""
+        self._stages, self._run = list(stages), run
         self._in_slot = [_collates_in_slot(stage) for stage in stages]
 
     def begin(self, worker: int) -> None:
-        """Prepares the process for each stage."""
+        """Prepares the process of worker number `worker` for each stage."""
         for stage in self._stages:
             stage.begin_worker(worker)
 
     def compute(self, job: WorkerJob, slot: ResultMemory | None) -> Any:
-        """Returns the elements or groups of a task."""
+        """Returns the elements or groups of a task; `slot`, if any, will hold them."""
         stage = self._stages[job.stage]
-        if slot is not None and self._in_slot[job.stage]:
-            with offer_memory(stage, slot):
-                return self._draws.run(lambda: stage.compute(job.repetition, job.task))
-        return self._draws.run(lambda: stage.compute(job.repetition, job.task))
+        in_slot = slot is not None and self._in_slot[job.stage]
+        with offer_memory(stage, slot) if in_slot else nullcontext():
+            return self._run(lambda: stage.compute(job.repetition, job.task))
 
     def describe(self, job: WorkerJob) -> str:
         """Returns the names of its elements and stage."""
@@ -100,7 +76,7 @@ class StageWork:
 def serve(
     connection: socket.socket,
     parent: int,
-    load: Callable[[], WorkerProgram],
+    load: Callable[[], StageWork],
     slots: Sequence[ResultMemory],
     worker: int,
     *,
@@ -135,7 +111,7 @@ def block_signals() -> Iterator[None]:
 
 
 def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
-    """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
+    """Ties this process to `parent`. `by_thread`: the thread that forked it may end before its process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The kernel watches the thread that forked, not the process.
@@ -147,7 +123,7 @@ def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
 
 
 def _ignore_group_sigterm(parent: int) -> None:
-    """Ends this worker on SIGTERM only if the parent sent it: it is sent to a whole group, and the run commits first."""
+    """Ends this worker on SIGTERM only if the parent sent it: a group gets it, and the run commits first."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
@@ -172,7 +148,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Keeps freed memory: arrays of 0.1 to 32 MB come and go with every element, and mapping them anew costs 6 to 8 percent.
+    """Keeps freed memory: arrays of 0.1 to 32 MB come and go with every element; mapping them costs 6 to 8%.
 
     glibc's M_TRIM_THRESHOLD (-1) and M_MMAP_THRESHOLD (-3); other C libraries are left alone.
     """
@@ -200,7 +176,7 @@ def _send(connection: socket.socket, number: int, slot: ResultMemory, answer: tu
         os._exit(0)
 
 
-def _compute_answer(work: WorkerProgram, job: Any, slot: ResultMemory) -> tuple[bool, bytes]:
+def _compute_answer(work: StageWork, job: Any, slot: ResultMemory) -> tuple[bool, bytes]:
     slot.clear()
     try:
         result = work.compute(job, slot)
@@ -211,15 +187,15 @@ def _compute_answer(work: WorkerProgram, job: Any, slot: ResultMemory) -> tuple[
     except Exception as error:
         return True, pack_error(
             PipelineError(
-                f"{work.describe(job)}: the result cannot be sent from a worker process ({type(error).__name__}: {error}). "
-                "Return arrays, tensors, numbers, strings, and objects of classes that a module defines, or read without "
-                "worker processes: num_parallel_calls=0"
+                f"{work.describe(job)}: the result cannot be sent from a worker process "
+                f"({type(error).__name__}: {error}). Return arrays, tensors, numbers, strings, and objects "
+                "of classes that a module defines, or read without worker processes: num_parallel_calls=0"
             )
         )
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickles (the exception with its cause if possible, else None; it in one line; its traceback as text)."""
+    """Pickles (the exception, if possible with its cause, or None; it in one line; its traceback as text)."""
     text = "".join(traceback.format_exception(error))
     line = next(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
     pickled = _try_pickle((error, error.__cause__)) or _try_pickle((error, None))
