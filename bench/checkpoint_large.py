@@ -102,7 +102,7 @@ def commit(model: torch.nn.Module, folder: Path, row: dict[str, float]) -> None:
         with torch.no_grad():
             next(model.parameters()).add_(step)  # another state than the last
         with measured(row):
-            store.commit(step, {"model": model.state_dict()}, finished=True, **plain)
+            store.write(store.prepare({"model": model.state_dict()}, step=step, finished=True, **plain))
 
 
 def commit_beside(model: torch.nn.Module, folder: Path, row: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
 """Same program, same bits: reproducible, pre-emptible training for PyTorch, with the proof.
 
-`import samebits` imports nothing else: each of its names is imported, and torch with it, when it is first asked for.
+`import samebits` imports nothing else: each name, and torch with it, is imported when it is first asked for.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ import xxhash
 
 
 def of_bytes(*parts: Any) -> str:
-    """Returns the digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
+    """Returns the digest of the concatenated bytes of `parts` (C-contiguous arrays), as `xxh3-128:hex`."""
     hasher = xxhash.xxh3_128()
     for part in parts:
         hasher.update(part)

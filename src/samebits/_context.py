@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from zlib import crc32
 
 VERSION = "0.1.0.dev0"
-"""The version of samebits; an installed package has it too, but sources that are not installed need it here."""
+"""The version of samebits, here too because sources need not be installed."""
 
 _URL_SIGNS = re.compile(r"[^A-Za-z0-9-]+")
 
@@ -60,7 +60,7 @@ class CheckOverrides:
     run_root: Path | None = None
     """The folder that holds every run directory."""
     stop_after_steps: int | None = None
-    """The number of steps, in this and earlier processes together, after which the run ends as if exhausted."""
+    """The number of steps, over all processes of the run, after which it ends as if exhausted."""
     batches_per_epoch: int | None = None
     """The number of batches after which an epoch ends (validation included)."""
     num_workers: int | None = None
@@ -70,7 +70,7 @@ class CheckOverrides:
     check_complete: bool = True
     """True if a `Run` looks for forgotten state."""
     raise_incomplete: bool = True
-    """True if a `Run` raises what it finds; `verify` sees it by its effects, and asks only for what does no harm."""
+    """True if a `Run` raises what it finds; `verify` sees effects, and asks only for what does no harm."""
 
 
 OnUnimplemented = Literal["raise", "warn"]
@@ -113,7 +113,7 @@ class Observer:
         """A validation phase that the library itself runs begins, inside the body of `step`."""
 
     def workers_wanted(self, number: int) -> None:
-        """A `samebits.data.Pipeline` is about to be read; `number` is the number of workers that its program sets."""
+        """A `samebits.data.Pipeline` is about to be read; `number` is the program's number of workers."""
 
     def logged(self, run: Any, values: dict[str, Any]) -> None:
         """The user called `run.log(**values)`."""
@@ -144,9 +144,9 @@ class _ProcessState:
     preemption: Any = None
     """The `Preemption` whose signal handlers are installed."""
     locked_run_dirs: dict[str, int] = field(default_factory=dict)
-    """Run directories that are locked, and the process that did it: a record lock does not exclude its own process."""
+    """Locked run directories, and each lock's process: a record lock does not exclude its own process."""
     notices: dict[str, str] = field(default_factory=dict)
-    """Warnings of op determinism that were shown: subject to text. A run's record names those from before it, too."""
+    """Warnings of op determinism that were shown: subject to text. A run's record also names earlier ones."""
 
 
 process = _ProcessState()
@@ -200,12 +200,12 @@ def observed(observer: Observer) -> Iterator[None]:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Returns True if a run directory is in a storage that fsspec opens ("s3://bucket/run"), not on a path."""
+    """Returns True if a run directory is a URL that fsspec opens ("s3://bucket/run"), not a path."""
     return isinstance(path, str) and "://" in path
 
 
 def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
-    """Returns the absolute folder of a run directory, or its URL: as given, or a folder below a check's run root."""
+    """Returns the absolute folder of a run directory, below a check's run root if any; a URL as given."""
     root = process.overrides.run_root
     if is_url(path):
         url = str(path).rstrip("/")
@@ -223,7 +223,10 @@ def url_folder(url: str) -> str:
 
 
 def cache_root() -> Path:
-    """Returns `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`. Raises RuntimeError without a home directory."""
+    """Returns $SAMEBITS_CACHE_DIR, else $XDG_CACHE_HOME/samebits, else ~/.cache/samebits.
+
+    Raises RuntimeError without a home directory.
+    """
     if named := os.environ.get("SAMEBITS_CACHE_DIR"):
         return Path(named)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -232,7 +235,7 @@ def cache_root() -> Path:
 
 
 def run_dirs(resolved: Path | str | None) -> list[Path]:
-    """Returns the folder of a run, and its original path where a check has moved it: more of its files may be there."""
+    """Returns the folder of a run, and its original path if a check moved it: more files may be there."""
     if not isinstance(resolved, Path):
         return []
     root = process.overrides.run_root

@@ -25,18 +25,18 @@ _LARGE = 1 << 24
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """Returns the bytes of a dense tensor of any dtype and device, as a C-contiguous NumPy array (a view if possible)."""
+    """Returns the bytes of any dense tensor on any device, as a C-contiguous array (a view if possible)."""
     try:
         array = tensor.numpy(force=True)
         return array if array.flags.c_contiguous else array.copy()
     except TypeError:  # bfloat16, float8 and other types that NumPy does not know
         host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        # (strided anew, since torch calls one element of any stride contiguous, and then refuses to view its bytes)
+        # (strided anew: torch calls one element of any stride contiguous, and then does not view its bytes)
         return host.reshape(-1).as_strided((host.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def leaf(value: Any) -> int:
-    """Returns a 64-bit hash of one leaf: a tensor, an array, or a plain value; type, dtype and shape count."""
+    """Returns a 64-bit hash of a leaf (a tensor, an array, a plain value); type, dtype and shape count."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return leaf([value.layout.__repr__(), *_sparse_parts(value)])
@@ -70,7 +70,7 @@ def parts_of(value: Any) -> Parts | None:
 def walk(
     value: Any, path: str = "", parts_of: Callable[[Any], Parts | None] = parts_of, levels: int = sys.maxsize
 ) -> Iterator[tuple[str, Any, Parts | None]]:
-    """Yields (path, value, parts) for everything in a nested state, containers before parts; a leaf has parts None.
+    """Yields (path, value, parts) for all of a nested state, containers before parts; for a leaf None.
 
     A path joins keys and indices by dots: `state.0.exp_avg`. Values at depth `levels` are leaves.
 
@@ -111,7 +111,7 @@ def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:
 
 
 def differing_elements(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns where the bits of two dense tensors of one dtype and shape differ, on their device; two NaN are equal."""
+    """Returns where two dense tensors of one dtype and shape have other bits, on their device; NaN is NaN."""
     rows = [torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)) for x in (one, other)]
     mine, theirs = (row.view(torch.uint8).reshape(*one.shape, one.element_size()) for row in rows)
     return (mine != theirs).any(-1) & ~(one.isnan() & other.isnan())
@@ -149,14 +149,9 @@ def _whole(value: Any) -> int:
     return leaf(value)
 
 
-def of_leaves(hashed: Iterable[tuple[str, int]]) -> str:
-    """Returns one digest of (path, hash) pairs; their order counts."""
-    return of_bytes("".join(f"{path}={number:016x};" for path, number in hashed).encode())
-
-
 def of_value(value: Any) -> str:
-    """Returns the digest of a tensor, an array, a plain value, or any nesting of them in mappings and sequences."""
-    return of_leaves(leaves(value))
+    """Returns the digest of a tensor, an array, a plain value, or a nesting of them (mappings, sequences)."""
+    return of_bytes("".join(f"{path}={hashed:016x};" for path, hashed in leaves(value)).encode())
 
 
 @lru_cache(maxsize=4096)

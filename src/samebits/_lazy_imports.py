@@ -50,7 +50,7 @@ def attach(
 def _refuse(package: str, name: str, frame: FrameType) -> NoReturn:
     """Raises for a name that the package lacks, with the name that was meant; `frame` asked for it.
 
-    `from package import name` drops the text of an AttributeError, so it gets an ImportError; `hasattr` is False as ever.
+    `from package import name` drops an AttributeError's text, so it gets an ImportError; `hasattr` is False.
     """
     missing = import_module("samebits._missing_names")  # reads files: not at every start
     hint = missing.hint(package, name)
@@ -63,15 +63,15 @@ def _refuse(package: str, name: str, frame: FrameType) -> NoReturn:
 
 
 def _is_helper(name: str, value: Any) -> bool:
-    """Returns True for what an `__init__.py` uses to say what is in the package: not a name of the package's."""
+    """Returns True for helpers of an `__init__.py`, which are no names of the package."""
     return name == "TYPE_CHECKING" or getattr(value, "__module__", None) == __name__
 
 
 class AfterImport:
     """Finds one module as Python would, and calls `action(module)` when the module's code has run.
 
-    `when_imported` makes one. It stays through searches that import nothing (`importlib.util.find_spec`) and through
-    imports that fail; nothing of it remains in the module or its loader.
+    `when_imported` makes one. It stays through searches that import nothing (`importlib.util.find_spec`) and
+    through imports that fail; nothing of it remains in the module or its loader.
     """
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
@@ -115,8 +115,8 @@ class AfterImport:
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> AfterImport | None:
     """Calls `action(module)` now if the module `name` is imported, else at the end of its import.
 
-    The import of a module that is under way has no end to hook into: there the call is made now. Returns the finder, for
-    `withdraw`; None if the call was made.
+    The import of a module that is under way has no end to hook into: there the call is made now. Returns the
+    finder, for `withdraw`; None if the call was made.
     """
     module = sys.modules.get(name)
     if module is not None:

@@ -1,6 +1,6 @@
 """The message for a name that a package lacks: where the name is, or the one that was meant.
 
-The public names are read from the text of the packages' `__init__.py`, so that a failing `hasattr` imports nothing heavy.
+The public names are read from the text of each `__init__.py`: a failing `hasattr` imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BY_ANOTHER_NAME = {
 
 
 def hint(package: str, name: str) -> str:
-    """Returns " Use samebits.data.DataLoader." or " Did you mean ...?" for a name that `package` lacks; "" without an idea.
+    """Returns " Use samebits.data.DataLoader." or " Did you mean ...?" for a missing name; "" if unknown.
 
     Example:
         >>> hint("samebits", "DataLoader")
@@ -52,7 +52,7 @@ def _joined(places: Sequence[str], name: str) -> str:
 
 
 def _nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str | None:
-    """Returns the name that is written almost as `name`: in other cases of letters, without underscores, with a slip."""
+    """Returns the name that is nearly `name`: letters in other case, no underscores, a slip."""
     plain = {_plain(one): one for one in known}
     near = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.8)
     return plain[near[0]] if near else None
@@ -68,7 +68,7 @@ def _pairs(places: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def _places() -> Mapping[str, Sequence[str]]:
-    """Returns every public name with the packages that have it; the outer package alone where it has the name, too."""
+    """Returns every public name with its packages; the outer package alone if it has the name too."""
     root = sys.modules["samebits"]
     places = defaultdict(list, {name: ["samebits"] for name in root.__all__})
     for package in sorted([*root.__all__, *_INNER]):
@@ -79,7 +79,7 @@ def _places() -> Mapping[str, Sequence[str]]:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yields the public names of a package (`from x import y as y` in its `__init__.py`), or the classes of a module."""
+    """Yields the public names of a package (`from x import y as y` in `__init__.py`), or module's classes."""
     for file in (path / "__init__.py", path.with_suffix(".py")):
         for node in ast.walk(ast.parse(file.read_text())) if file.exists() else ():
             if isinstance(node, ast.ImportFrom):

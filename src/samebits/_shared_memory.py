@@ -19,8 +19,8 @@ class SharedMemory:
     Args:
         name: what /proc shows of it.
         fd: the file descriptor of one that another process has made; None: a new one is made.
-        reserved: growing takes the memory at once, and raises OSError when there is none. Else each page is taken when
-            it is first written, and a lack of memory is a signal that ends the process.
+        reserved: growing takes the memory at once, and raises OSError when there is none. Else each page is
+            taken when it is first written, and a lack of memory is a signal that ends the process.
     """
 
     def __init__(self, name: str, fd: int | None = None, *, reserved: bool = False) -> None:
@@ -42,7 +42,7 @@ class SharedMemory:
         return self._map
 
     def populate(self, size: int) -> None:
-        """Maps `size` bytes page by page, so that the first write to them is as fast as a later one; other threads go on.
+        """Maps `size` bytes page by page: the first write is as fast as later ones; other threads continue.
 
         A kernel before Linux 5.14 does nothing.
         """

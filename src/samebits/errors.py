@@ -30,7 +30,7 @@ class RankDependentError(SamebitsError, RuntimeError):
 
 
 class ReplicaDriftError(SamebitsError, RuntimeError):
-    """A value claimed equal on several ranks has different bits there; the message names it, the ranks and the step."""
+    """A value claimed equal on several ranks differs in bits; the message names it, ranks and step."""
 
 
 class RoundingMethodError(SamebitsError, RuntimeError):
@@ -42,7 +42,7 @@ class UnsavableStateError(SamebitsError, TypeError):
 
 
 class IncompleteStateError(SamebitsError, RuntimeError):
-    """Something that changes from step to step is in no commit: a resumed run would continue with another value."""
+    """Something that changes from step to step is in no commit: a resumed run would have another value."""
 
 
 class CommitError(SamebitsError, RuntimeError):
@@ -74,7 +74,7 @@ class WeightsMismatchError(SamebitsError, RuntimeError):
 
 
 class RunMismatchError(SamebitsError, RuntimeError):
-    """A run directory was made with other objects, shapes, hyperparameters or seed, or in another environment."""
+    """A run directory was made with other objects, shapes, hyperparameters, seed, or environment."""
 
 
 class RanksError(SamebitsError, RuntimeError):
@@ -134,8 +134,8 @@ class UnreviewedOpWarning(UserWarning):
 
 
 class IncompleteStateWarning(UserWarning):
-    """A value that flows only into a print, a log or a file is in no commit: a resumed run prints another one."""
+    """A value that flows only into a print, a log or a file is in no commit: a resumed run prints others."""
 
 
 class UnseededWarning(UserWarning):
-    """Random numbers came from a source that does not follow the program's seed, or were drawn before it was set."""
+    """Random numbers came from a source that does not follow the seed, or before the seed was set."""

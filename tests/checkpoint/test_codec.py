@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from samebits.checkpoint._codec import decode, encode
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import UnsavableStateError
+from store_commits import write_commit
 
 BITS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 DTYPES = [
@@ -142,7 +143,7 @@ def test_every_nesting_comes_back_with_equal_types_and_bits_through_a_commit(sta
     """Any nested state is read back from disk with the types, bits, order and strides it was committed with."""
     folder = tmp_path / uuid4().hex
     with CommitStore(folder) as store:
-        store.commit(1, {"state": state}, **BITS)
+        write_commit(store, 1, {"state": state}, **BITS)
         _, loaded = CommitStore(folder).newest()
     assert identical({"state": state}, loaded)
 
@@ -151,7 +152,7 @@ def test_a_tuple_key_beside_a_number_keeps_its_items(tmp_path):
     """{0: None, ("", None): None}: the key's first item is not taken for the value of 0."""
     state = {"state": {0: None, ("", None): None, ("a", 1): 2}}
     with CommitStore(tmp_path / "run") as store:
-        store.commit(1, state, **BITS)
+        write_commit(store, 1, state, **BITS)
     assert identical(state, CommitStore(tmp_path / "run").newest()[1])
 
 
@@ -178,7 +179,7 @@ def test_generator_states_come_back(tmp_path):
     }
     drawn = random.random(), np.random.random(), torch.rand(1)
     with CommitStore(tmp_path) as store:
-        store.commit(0, state, **BITS)
+        write_commit(store, 0, state, **BITS)
     _, loaded = CommitStore(tmp_path).newest()
     random.setstate(loaded["python"])
     np.random.set_state(loaded["numpy"])
@@ -203,7 +204,7 @@ def test_conjugated_and_negated_views_are_resolved(tmp_path):
     """x and x.conj() share memory and are stored as the two values that they are."""
     x = torch.tensor([1 + 2j])
     with CommitStore(tmp_path) as store:
-        store.commit(0, {"x": x, "y": x.conj(), "z": x.conj().imag}, **BITS)
+        write_commit(store, 0, {"x": x, "y": x.conj(), "z": x.conj().imag}, **BITS)
     _, loaded = CommitStore(tmp_path).newest()
     assert (loaded["y"].item(), loaded["z"].item()) == (1 - 2j, -2.0)
 
@@ -212,8 +213,8 @@ def test_channels_last_strides_come_back_with_the_tensor(tmp_path):
     """A channels_last tensor is channels_last after loading, since kernels sum in the order of memory."""
     images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     with CommitStore(tmp_path) as store:
-        store.commit(
-            0, {"x": images, "y": torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)}, **BITS
+        write_commit(
+            store, 0, {"x": images, "y": torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)}, **BITS
         )
     _, loaded = CommitStore(tmp_path).newest()
     assert loaded["x"].stride() == images.stride() != images.contiguous().stride()
@@ -227,7 +228,7 @@ def test_views_of_one_or_no_element_are_saved(dtype, tmp_path):
     base = torch.ones(6).to(dtype)
     state = {"one": base[::2][:1], "none": base[::2][:0], "corner": base.view(2, 3)[:1, ::2][:, :1]}
     with CommitStore(tmp_path) as store:
-        store.commit(0, state, **BITS)
+        write_commit(store, 0, state, **BITS)
     _, loaded = CommitStore(tmp_path).newest()
     assert all(bytes_of(loaded[name]) == bytes_of(state[name]) for name in state)
 
@@ -285,7 +286,7 @@ def test_what_cannot_be_saved_is_named_with_its_path_and_a_cure(state, words, tm
     """An unsavable value raises before anything is written, and the message has its path, kind and cure."""
     with CommitStore(tmp_path) as store:
         with pytest.raises(UnsavableStateError) as caught:
-            store.commit(0, state, **BITS)
+            write_commit(store, 0, state, **BITS)
     assert all(word in str(caught.value) for word in words), caught.value
     assert not list((tmp_path / "commits").iterdir())
 
@@ -314,6 +315,6 @@ def test_a_view_that_torch_cannot_copy_is_refused(tmp_path):
     """A transposed int4 tensor raises UnsavableStateError; the contiguous one is saved."""
     packed = torch.arange(6, dtype=torch.uint8).view(torch.int4).view(2, 3)
     with CommitStore(tmp_path) as store:
-        store.commit(0, {"x": packed}, **BITS)
+        write_commit(store, 0, {"x": packed}, **BITS)
         with pytest.raises(UnsavableStateError, match="cannot copy"):
-            store.commit(1, {"x": packed.T}, **BITS)
+            write_commit(store, 1, {"x": packed.T}, **BITS)

@@ -28,6 +28,7 @@ from samebits.errors import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 FORMATS = ["w.safetensors", "w.pt", "folder"]
@@ -61,7 +62,7 @@ def saved(tmp_path):
             (model.one.weight.sum() + model.sixteen.sum()).backward()
             optimizer.step()
             objects = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            store.commit(step, {"objects": objects, "run_state": {"best": 0.5}}, **FACTS)
+            write_commit(store, step, {"objects": objects, "run_state": {"best": 0.5}}, **FACTS)
     return tmp_path / "run", model
 
 
@@ -150,7 +151,9 @@ def test_what_a_format_cannot_hold_is_an_error_and_leaves_no_file(saved, tmp_pat
     """An optimizer as safetensors, an array for weights_only, a format nobody knows, a folder that is there: no file."""
     run_dir, _ = saved
     with CommitStore(tmp_path / "arrays") as store:
-        store.commit(1, {"objects": {"model": {"w": torch.ones(1)}}, "run_state": {"a": np.ones(3)}}, **FACTS)
+        write_commit(
+            store, 1, {"objects": {"model": {"w": torch.ones(1)}}, "run_state": {"a": np.ones(3)}}, **FACTS
+        )
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(InvalidArgumentError, match="safetensors cannot hold"):
         export(run_dir, tmp_path / "o.safetensors", object="optimizer")

@@ -27,6 +27,7 @@ from samebits.errors import (
     RunMismatchError,
     SamebitsError,
 )
+from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -52,7 +53,7 @@ def run(tmp_path):
     """A run directory with the commits of steps 1 and 2, both valid."""
     with CommitStore(tmp_path / "run") as store:
         for step in (1, 2):
-            store.commit(step, state_at(step), **FACTS)
+            write_commit(store, step, state_at(step), **FACTS)
     assert read(tmp_path / "run") == 2
     return tmp_path / "run"
 
@@ -234,7 +235,7 @@ def test_damage_never_gives_another_state(name, place, kind, length):
         if not BYTES:
             with CommitStore(run_dir) as store:
                 for step in (1, 2):
-                    store.commit(step, state_at(step), **FACTS)
+                    write_commit(store, step, state_at(step), **FACTS)
             BYTES.update(
                 (str(p.relative_to(run_dir)), p.read_bytes()) for p in run_dir.rglob("*") if p.is_file()
             )
@@ -314,7 +315,7 @@ def test_a_linked_folder_is_no_commit(run, tmp_path):
     assert read(run) == 1
     with CommitStore(run) as store:
         store.newest()
-        store.commit(3, state_at(3), **FACTS)
+        write_commit(store, 3, state_at(3), **FACTS)
     assert sorted(os.listdir(moved)) == [MANIFEST, TENSORS]
     assert [path.name[:12] for path in sorted((run / "commits").iterdir())] == [
         "000000000001",
@@ -333,7 +334,7 @@ def test_opening_a_run_writes_through_no_link(run, tmp_path, name, kind):
     try:
         with CommitStore(run) as store:
             store.newest()
-            store.commit(3, state_at(3), **FACTS)
+            write_commit(store, 3, state_at(3), **FACTS)
     except RunDirectoryError as error:
         assert name == "lock" and "emove" in str(error)
     assert victim.read_text() == "precious"

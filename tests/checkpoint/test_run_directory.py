@@ -13,6 +13,7 @@ import torch
 
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import RunDirectoryError
+from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 OWNER = """
@@ -55,7 +56,7 @@ def test_a_second_process_is_told_who_has_the_run_and_gets_it_when_the_first_is_
         process.kill()
         process.wait()
         with CommitStore(tmp_path) as store:
-            store.commit(1, {}, **FACTS)
+            write_commit(store, 1, {}, **FACTS)
         os.kill(child, 0)  # it does live
         with open(tmp_path / "flocked") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # negative control: flock would still be held
@@ -84,10 +85,10 @@ def raises(call, words):
 def test_a_forked_child_neither_commits_nor_releases_the_lock(tmp_path):
     """In a child of the owner commit() and open() raise, and its close() leaves the parent's lock in place."""
     with CommitStore(tmp_path) as store:
-        assert in_child(lambda: raises(lambda: store.commit(1, {}, **FACTS), "has not opened")) == 0
+        assert in_child(lambda: raises(lambda: write_commit(store, 1, {}, **FACTS), "has not opened")) == 0
         assert in_child(lambda: store.close() is None) == 0
         assert in_child(lambda: raises(CommitStore(tmp_path).open, f"process {os.getppid()}")) == 0
-        store.commit(1, {"x": torch.ones(1)}, **FACTS)
+        write_commit(store, 1, {"x": torch.ones(1)}, **FACTS)
     assert in_child(lambda: CommitStore(tmp_path).open() is None) == 0  # negative control: free after close()
 
 
@@ -98,6 +99,6 @@ def test_one_process_opens_a_run_once(tmp_path):
         for again in (CommitStore(tmp_path / "link"), store):
             with pytest.raises(RunDirectoryError, match="already open in this process"):
                 again.open()
-        store.commit(0, {}, **FACTS)
+        write_commit(store, 0, {}, **FACTS)
     with CommitStore(tmp_path / "link"):
         pass

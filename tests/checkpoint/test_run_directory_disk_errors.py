@@ -11,6 +11,7 @@ import torch
 
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import CommitError, RunDirectoryError
+from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 
@@ -30,9 +31,9 @@ def volume(tmp_path):
 def test_a_full_disk_keeps_the_last_commit_and_says_all(volume):
     """ENOSPC in a commit: one line with bytes wanted and free, the safe step and the cure; then it goes on."""
     with CommitStore(volume / "run") as store:
-        store.commit(7, {"x": torch.ones(50_000)}, **FACTS)
+        write_commit(store, 7, {"x": torch.ones(50_000)}, **FACTS)
         with pytest.raises(CommitError) as caught:
-            store.commit(8, {"x": torch.ones(250_000)}, **FACTS)
+            write_commit(store, 8, {"x": torch.ones(250_000)}, **FACTS)
         message = str(caught.value)
         for words in (
             "step 8",
@@ -47,7 +48,7 @@ def test_a_full_disk_keeps_the_last_commit_and_says_all(volume):
         assert "\n" not in message
         assert [path.name[:12] for path in (volume / "run/commits").iterdir()] == ["000000000007"]
         assert CommitStore(volume / "run").newest()[0].step == 7
-        assert store.commit(9, {"x": torch.ones(50_000)}, **FACTS).step == 9
+        assert write_commit(store, 9, {"x": torch.ones(50_000)}, **FACTS).step == 9
 
 
 def test_a_full_disk_before_the_first_commit(volume):
@@ -59,13 +60,13 @@ def test_a_full_disk_before_the_first_commit(volume):
     (volume / "full").unlink()
     with store:
         with pytest.raises(CommitError, match="There is no earlier commit"):
-            store.commit(0, {"x": torch.ones(500_000)}, **FACTS)
+            write_commit(store, 0, {"x": torch.ones(500_000)}, **FACTS)
 
 
 def test_a_read_only_file_system_is_named(volume):
     """EROFS: open() raises RunDirectoryError with the cure, and reading still works."""
     with CommitStore(volume / "run") as store:
-        store.commit(7, {"x": torch.ones(5)}, **FACTS)
+        write_commit(store, 7, {"x": torch.ones(5)}, **FACTS)
     subprocess.run(["mount", "-o", "remount,ro", volume], check=True)
     for folder in ("run", "other"):
         with pytest.raises(
@@ -112,17 +113,17 @@ from samebits.errors import CommitError
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 said = []
 with CommitStore(sys.argv[1]) as store:
-    store.commit(1, {"x": torch.ones(100_000)}, **FACTS)
+    store.write(store.prepare({"x": torch.ones(100_000)}, step=1, **FACTS))
     for limit in (100_000, 200, 0):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
-            store.commit(2, {"x": torch.zeros(100_000 if limit > 200 else 5)}, **FACTS)
+            store.write(store.prepare({"x": torch.zeros(100_000 if limit > 200 else 5)}, step=2, **FACTS))
             said.append("no error")
         except CommitError as error:
             said.append(str(error))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     said.append(store.newest()[0].step)
-    said.append(store.commit(3, {"x": torch.zeros(100_000)}, **FACTS).step)
+    said.append(store.write(store.prepare({"x": torch.zeros(100_000)}, step=3, **FACTS)).step)
     said.append(len(list((store.run_dir / "commits").iterdir())))
 print(json.dumps(said))
 """

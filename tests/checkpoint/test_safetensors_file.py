@@ -11,6 +11,7 @@ import samebits
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import CorruptCommitError, RunMismatchError
 from samebits.train import _object_states
+from store_commits import write_commit
 
 LARGE = (512, 1024)
 """Two MB of float32."""
@@ -20,7 +21,7 @@ PLAIN = {"position": {}, "program": {}, "environment": {}, "finished": True}
 def committed(tmp_path, state):
     """The state as it is read from a commit, and the file."""
     with CommitStore(tmp_path / "run") as store:
-        store.commit(1, state, **PLAIN)
+        write_commit(store, 1, state, **PLAIN)
         (file,) = store.run_dir.glob("commits/*/tensors.safetensors")
     return CommitStore(tmp_path / "run").newest()[1], file
 

@@ -26,7 +26,7 @@ def images():
     """The folders of two commits, to copy from."""
     for step in (0, 1):
         with CommitStore(side / str(step)) as store:
-            store.commit(step, state_at(step), **FACTS)
+            store.write(store.prepare(state_at(step), step=step, **FACTS))
     return [next((side / str(step) / "commits").glob("0*")) for step in (0, 1)]
 
 def write_in_place(report, images):
@@ -52,7 +52,7 @@ def write(report):
         found = store.newest()
         step = found[0].step + 1 if found else 0
         while True:
-            store.commit(step, state_at(step), **FACTS)
+            store.write(store.prepare(state_at(step), step=step, **FACTS))
             os.write(report, b"%d\\n" % step)
             step += 1
 
@@ -121,8 +121,8 @@ from samebits.checkpoint._store import CommitStore
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 with CommitStore(sys.argv[1]) as store:
-    store.commit(1, {"x": torch.ones(3)}, **FACTS)
-    store.commit(2, {"x": torch.zeros(3)}, on_tensors_written=lambda: os.kill(os.getpid(), signal.SIGKILL), **FACTS)
+    store.write(store.prepare({"x": torch.ones(3)}, step=1, **FACTS))
+    store.write(store.prepare({"x": torch.zeros(3)}, step=2, **FACTS), lambda: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 

@@ -15,6 +15,7 @@ from samebits.checkpoint import _manifest as manifests
 from samebits.checkpoint import list_commits, load_commit
 from samebits.checkpoint._store import CommitStore
 from samebits.cli import main
+from store_commits import write_commit
 
 FACTS = {
     "position": {"loop": "train", "epoch": 3, "batch_index": 7, "step": 0, "phase": "train"},
@@ -34,7 +35,9 @@ def run(tmp_path):
 
 
 def commit(store, step, **facts):
-    return store.commit(step, {"objects": {"model": {"w": torch.arange(6.0) + step}}}, **{**FACTS, **facts})
+    return write_commit(
+        store, step, {"objects": {"model": {"w": torch.arange(6.0) + step}}}, **{**FACTS, **facts}
+    )
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ def test_run_state_is_exported_by_its_name(tmp_path, command):
     """--object run.state, and run.state.NAME for weights or a tensor that were kept in it; another name lists them."""
     kept = {"best": 0.5, "best_weights": {"w": torch.ones(3)}, "centre": torch.zeros(2)}
     with CommitStore(tmp_path / "run") as store:
-        store.commit(1, {"objects": {"model": {"w": torch.zeros(3)}}, "run_state": kept}, **FACTS)
+        write_commit(store, 1, {"objects": {"model": {"w": torch.zeros(3)}}, "run_state": kept}, **FACTS)
     for name, file in (("", "a.pt"), (".best_weights", "b.safetensors"), (".centre", "c.safetensors")):
         call = ["--export", "newest", tmp_path / file, "--object", f"run.state{name}"]
         assert command(tmp_path / "run", *call)[0] == 0
@@ -288,7 +291,8 @@ def test_nothing_in_a_commit_steers_the_terminal(command, tmp_path):
     """Escape sequences in a position, a tensor's name and an error are shown as text."""
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m"
     with CommitStore(tmp_path / "run") as store:
-        store.commit(
+        write_commit(
+            store,
             1,
             {"objects": {evil: {"w": torch.ones(3)}}},
             **{**FACTS, "position": {"loop": evil, "epoch": evil}},

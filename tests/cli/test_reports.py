@@ -15,6 +15,7 @@ import torch
 
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._store import CommitStore
+from store_commits import write_commit
 
 DIGEST = "c3e11f52749e9fafc9b78d26bb751abf"
 TABLE = f"""
@@ -68,7 +69,7 @@ def run(tmp_path):
         for step in range(1, 5):
             position = {"loop": "train", "epoch": 3, "batch_index": 7, "step": 0, "phase": "train"}
             state = {"objects": {"model": {"w": torch.arange(6.0) + step}}}
-            store.commit(step, state, position=position, finished=False, program={}, environment={})
+            write_commit(store, step, state, position=position, finished=False, program={}, environment={})
     return tmp_path / "run"
 
 

@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._reading import newest_valid
 from samebits.checkpoint._store import commit_folders
+from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 
@@ -123,4 +124,4 @@ def state_at(step):
 
 
 def commit(store, step, **facts):
-    return store.commit(step, state_at(step), **{**FACTS, **facts})
+    return write_commit(store, step, state_at(step), **{**FACTS, **facts})

@@ -11,7 +11,7 @@ import samebits
 from samebits.audit._verify.check_plan import BaselineFacts
 from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.testing import run_and_kill
-from samebits.testing._planned_kills import plan_kill
+from samebits.testing._run_and_kill import plan_kill
 
 CALLS = [0]
 """State of a module: it does not survive a kill."""

@@ -24,7 +24,7 @@ class TrainerView(Protocol):
 
     @property
     def eval_model(self) -> torch.nn.Module:
-        """The model that validation measures: the moving average of the weights, if there is one, else `model`."""
+        """The model that validation measures: the moving average of the weights if any, else `model`."""
         ...
 
     @property
@@ -61,9 +61,9 @@ _KERAS = {
 class Callback:
     """Base of callbacks. Hooks do nothing here; override what is needed.
 
-    A callback that remembers anything from one call to the next must return it from `state_dict` and take it back
-    in `load_state_dict`: training may be killed between any two calls. Values are plain or tensors (copies, not the
-    model's own).
+    A callback that remembers anything from one call to the next must return it from `state_dict` and take it
+    back in `load_state_dict`: training may be killed between any two calls. Values are plain or tensors
+    (copies, not the model's own).
 
     ```python
     class Patience(samebits.callbacks.Callback):
@@ -82,8 +82,8 @@ class Callback:
             self.bad_epochs = state_dict["bad_epochs"]
     ```
 
-    A file that a callback writes is not part of the commit. After a kill it is ahead of the commit: reset it to the state
-    in `on_train_begin` (`trainer.resumed`), and keep data that a resume may still need until `on_commit`.
+    A file that a callback writes is not part of the commit. After a kill it is ahead of the commit: reset it
+    to the state in `on_train_begin` (`trainer.resumed`), and keep what a resume may need until `on_commit`.
 
     Example:
         >>> class Tell(samebits.callbacks.Callback):
@@ -98,31 +98,33 @@ class Callback:
 
     __holds_user_objects__ = True
     every_rank = True
-    """True if every process of a distributed training calls the hooks; False for callbacks that write files or print: rank 0 does."""
+    """True: all processes of a distributed training call the hooks. False: rank 0 does (files, output)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raises for a hook that is never called."""
         super().__init_subclass__(**kwargs)
-        hooks = [name for name in vars(Callback) if name.startswith("on_")]
         for name in vars(cls):
-            if name.startswith("on_") and name not in hooks:
-                known = f"Here it is {_KERAS[name]}." if name in _KERAS else f"Hooks are {', '.join(hooks)}."
+            if name.startswith("on_") and name not in HOOKS:
+                known = f"Here it is {_KERAS[name]}." if name in _KERAS else f"Hooks are {', '.join(HOOKS)}."
                 raise InvalidArgumentError(f"class {cls.__name__}: there is no hook {name}. {known}")
 
     def on_train_begin(self, trainer: TrainerView) -> None:
         """Called once per `fit`, before its first step; after a resume too, with the state loaded already."""
 
     def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
-        """Called in the epoch's first step, before the model; not again when an epoch is resumed in its middle."""
+        """Called in an epoch's first step, before the model; not again when a resume begins in its middle."""
 
     def on_batch_begin(self, trainer: TrainerView, step: int) -> None:
         """Called before the model; `step` is the number of the batch in the whole run, from 0."""
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """Called after each batch; `logs` holds its loss. With `accumulate` the weights have changed after a group's last batch."""
+        """Called after each batch; `logs` holds its loss.
+
+        With `accumulate` the weights have changed after a group's last batch.
+        """
 
     def on_validation_begin(self, trainer: TrainerView) -> None:
-        """Called before a validation of `fit`, after the epoch's last batch; again when it was killed and is resumed."""
+        """Called before a validation of `fit`, after the epoch's last batch; again if it is resumed."""
 
     def on_validation_end(self, trainer: TrainerView, logs: dict[str, float]) -> None:
         """Called after a validation; `logs` holds its loss and metrics, by their own names."""
@@ -150,13 +152,20 @@ class Callback:
         """Restores the state."""
 
 
-class AttributeState(Callback):
-    """A callback whose state is the attributes named in `_state`."""
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class AttributeState:
+    """Mixin of callbacks, before `Callback`: the state is the attributes named in `_state`."""
 
     _state: tuple[str, ...] = ()
 
+    def _before_state(self) -> None:
+        """Called before the state is read for a commit: writes what the commit relies on."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the named attributes; containers are copies, so that the next hook does not change them."""
+        self._before_state()
         return {name: copy.copy(getattr(self, name)) for name in self._state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -86,6 +86,6 @@ def translate_disk_errors(call: str) -> Iterator[None]:
     except OSError as error:
         cure = CURES.get(error.errno or 0, "Remove the cause, or choose another path")
         raise RecordError(
-            f"{call}: {os.strerror(error.errno) if error.errno else error} ({error.filename or 'writing'}). {cure} and "
-            "run again: the rest of the file is restored from the last commit."
+            f"{call}: {os.strerror(error.errno) if error.errno else error} ({error.filename or 'writing'}). "
+            f"{cure} and run again: the rest of the file is restored from the last commit."
         ) from error

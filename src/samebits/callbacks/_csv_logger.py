@@ -1,4 +1,4 @@
-"""`CSVLogger`: a text file that holds each epoch, or each step, exactly once, however often the training was killed."""
+"""`CSVLogger`: a text file with each epoch, or each step, exactly once, however often training was killed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from samebits._inspect import user_code
-from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._base import AttributeState, Callback, TrainerView
 from samebits.callbacks._callback_errors import check, translate_disk_errors
 from samebits.checkpoint._writer.commit_folder import sync_folder
 
 _TAIL_BYTES = 1 << 14
 
 
-class CSVLogger(AttributeState):
+class CSVLogger(AttributeState, Callback):
     """Writes one row per epoch (or step) as soon as it is there; the columns are those of Keras's CSVLogger.
 
-    A commit keeps the last rows themselves and how many bytes of the file precede them, which are on disk for good.
-    A resume truncates the file to those bytes and writes the rows again: it needs neither the rows after the commit,
-    which come again, nor the bytes that the system had not written yet when it lost power.
+    A commit keeps the last rows themselves and how many bytes of the file precede them, which are on disk for
+    good. A resume truncates the file to those bytes and writes the rows again: it needs neither the rows
+    after the commit, which come again, nor the bytes that the system had not written yet when it lost power.
 
     Args:
         filename: made with its folders; a new training starts it anew.
@@ -80,7 +80,7 @@ class CSVLogger(AttributeState):
             self._fields, self._tail = None, ""
             self._base = self.path.stat().st_size if self.append and self.path.exists() else 0
             if self._base:
-                trainer.commit()  # before the first row: otherwise a restart could not distinguish our rows from earlier ones
+                trainer.commit()  # before the first row: a restart must tell our rows from earlier ones
         self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         sync_folder(self.path.parent)
         size = os.fstat(self._file.fileno()).st_size
@@ -110,9 +110,8 @@ class CSVLogger(AttributeState):
     def on_exit(self, trainer: TrainerView) -> None:
         """Closes the file."""
         if self._file is not None:
-            with suppress(
-                OSError
-            ):  # a row that the disk refused is still in the buffer; the error was raised before
+            # a row that the disk refused is still in the buffer; the error was raised before
+            with suppress(OSError):
                 self._file.close()
             self._file = None
 
@@ -134,7 +133,7 @@ class CSVLogger(AttributeState):
     def _put(self, text: str) -> None:
         assert self._file is not None
         self._file.write(text.encode())
-        self._file.flush()  # the system keeps it after a kill of this process, though not after a loss of power
+        self._file.flush()  # survives a kill of this process, though not a loss of power
 
     @property
     def _call(self) -> str:

@@ -12,7 +12,7 @@ from samebits.callbacks._monitored_metric import Monitored
 
 
 class EarlyStopping(Monitored):
-    """Stops training when the metric has not improved for `patience` epochs; restores the best weights at the end.
+    """Stops training when the metric has not improved for `patience` epochs; may restore the best weights.
 
     Args:
         monitor: name in the epoch's logs.
@@ -20,7 +20,7 @@ class EarlyStopping(Monitored):
         patience: epochs without improvement before training stops. It never stops after the first epoch.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
         baseline: patience is reset only by an improvement over this value.
-        restore_best_weights: load the weights of the best epoch when training ends (into `trainer.eval_model`).
+        restore_best_weights: load the best epoch's weights when training ends (into `trainer.eval_model`).
         start_from_epoch: epochs to wait before watching.
 
     Example:
@@ -94,7 +94,7 @@ class EarlyStopping(Monitored):
 class TerminateOnNaN(Callback):
     """Ends training, as finished, after the first step whose loss is NaN or infinite.
 
-    As in Keras the weights have taken that step. The rest of the epoch is left out, and its `on_epoch_end` too.
+    As in Keras the weights have taken that step. The rest of the epoch is left out, also its `on_epoch_end`.
     Without this callback `fit` raises `NonFiniteLossError` before the step, and commits nothing more.
 
     Example:

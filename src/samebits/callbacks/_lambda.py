@@ -6,19 +6,17 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from samebits.callbacks._base import Callback
+from samebits.callbacks._base import HOOKS, Callback
 from samebits.callbacks._callback_errors import check
 from samebits.errors import InvalidArgumentError
-
-_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class Lambda(Callback):
     """Calls functions as hooks: `Lambda(on_epoch_end=lambda trainer, epoch, logs: print(epoch, logs))`.
 
     Args:
-        state: values that the functions keep from one call to the next; part of every commit, and filled in place by a
-            resume. Values kept elsewhere are lost.
+        state: values that the functions keep from one call to the next; part of every commit, and filled in
+            place by a resume. Values kept elsewhere are lost.
         hooks: functions by the name of their hook, with the arguments of `Callback`'s method.
 
     Example:
@@ -34,10 +32,8 @@ class Lambda(Callback):
     def __init__(self, state: dict[str, Any] | None = None, **hooks: Callable[..., None]) -> None:
         check("Lambda", state=state)
         for name, hook in hooks.items():
-            if name not in _HOOKS:
-                raise InvalidArgumentError(
-                    f"Lambda({name}=...): there is no such hook. Hooks are {', '.join(_HOOKS)}."
-                )
+            if name not in HOOKS:
+                raise InvalidArgumentError(f"Lambda({name}=...): no such hook. Hooks are {', '.join(HOOKS)}.")
             if not callable(hook):
                 raise InvalidArgumentError(f"Lambda({name}={hook!r:.60}): give a function.")
         self.state = {} if state is None else state

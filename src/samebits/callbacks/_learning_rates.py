@@ -114,8 +114,8 @@ class ReduceLROnPlateau(Monitored):
 class LearningRateScheduler(Callback):
     """Sets the learning rates at the beginning of each epoch: `schedule(epoch, rate)`, or `schedule(epoch)`.
 
-    `schedule` is called once per group of the trainer's optimizer, with the group's rate. It must be a function of its
-    arguments alone: other state of it is not saved. Adds `learning_rate`, the first group's, to the logs.
+    `schedule` is called once per group of the trainer's optimizer, with the group's rate. It must be a
+    function of its arguments alone, which has no state. Adds `learning_rate`, the first group's, to the logs.
 
     Example:
         >>> samebits.set_random_seed(1)
@@ -130,9 +130,7 @@ class LearningRateScheduler(Callback):
 
     def __init__(self, schedule: Callable[..., float]) -> None:
         if not callable(schedule):
-            raise InvalidArgumentError(
-                f"LearningRateScheduler({schedule!r:.60}): give a function of the epoch."
-            )
+            raise InvalidArgumentError(f"LearningRateScheduler({schedule!r:.60}): no function of the epoch.")
         self.schedule = schedule
         self._takes_rate = _takes_two(schedule)
 
@@ -151,7 +149,7 @@ class LearningRateScheduler(Callback):
         new = self.schedule(epoch, rate) if self._takes_rate else self.schedule(epoch)
         if isinstance(new, bool) or not isinstance(new, Real) or not math.isfinite(float(new)):
             raise InvalidArgumentError(
-                f"LearningRateScheduler: schedule(epoch={epoch}) returned {new!r:.60}. Return a finite number."
+                f"LearningRateScheduler: schedule(epoch={epoch}) returned {new!r:.60}, no finite number."
             )
         return float(new)
 

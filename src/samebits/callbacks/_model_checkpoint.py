@@ -21,17 +21,18 @@ from samebits.errors import InvalidArgumentError
 class ModelCheckpoint(Monitored):
     """Writes the state_dict of `trainer.eval_model` after epochs; each file appears whole, by a rename.
 
-    It does not take part in resuming (commits do that). But its files are as exact as the rest: a file that is
-    replaced or dropped is moved to a hidden folder until the change is committed, and a resume restores it.
+    It does not take part in resuming (commits do that). But its files are as exact as the rest: a file that
+    is replaced or dropped is in a hidden folder until the change is committed; a resume restores it.
 
     Args:
-        filepath: ends in .safetensors, or in .pt or .pth (`torch.load(..., weights_only=True)` reads it). It may hold
-            `{epoch}` (from 1, as in Keras) and names of metrics: `"best/{epoch:02d}-{val_loss:.3f}.safetensors"`.
+        filepath: ends in .safetensors, or in .pt or .pth (`torch.load(..., weights_only=True)` reads it). It
+            may hold `{epoch}` (from 1, as in Keras) and names of metrics:
+            `"best/{epoch:02d}-{val_loss:.3f}.safetensors"`.
         monitor: name in the epoch's logs; used with `save_best_only` and `keep_best` only.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
         save_best_only: write only when the metric is better than in all epochs before; Keras's rule.
-        keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It may not
-            go with `save_best_only`.
+        keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It
+            may not go with `save_best_only`.
         initial_value_threshold: with `save_best_only`, the value that the first file must improve on.
 
     Raises:
@@ -82,7 +83,7 @@ class ModelCheckpoint(Monitored):
         fixed = self.filepath.split("{")[0]
         self._folder = Path(fixed if fixed.endswith("/") else os.path.dirname(fixed) or ".")
         self._superseded = self._folder / f".{Path(self.filepath).name}.superseded"
-        """Folder of the files that only older commits have, named after their epoch and the step that replaced them."""
+        """Folder of files that only older commits have, named by epoch and the step that replaced them."""
         self._step = 0
 
     def on_train_begin(self, trainer: TrainerView) -> None:
@@ -101,9 +102,10 @@ class ModelCheckpoint(Monitored):
                 hidden.replace(path)
             if not path.exists():
                 user_code.warn(
-                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training continues to the same weights; "
-                    "the file counts as written, and comes again only in its turn. Stop and put a copy of it back if you need "
-                    "it, or write the weights of a commit: samebits commits RUN_DIR --export newest FILE.",
+                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training continues "
+                    "to the same weights; the file counts as written, and comes again only in its turn. Stop "
+                    "and put a copy of it back if you need it, or write the weights of a commit: samebits "
+                    "commits RUN_DIR --export newest FILE.",
                 )
         shutil.rmtree(self._superseded, ignore_errors=True)
 
@@ -200,8 +202,8 @@ def _check(filepath: str, save_best_only: bool, keep_best: int | None) -> None:
         return
     if save_best_only:
         raise InvalidArgumentError(
-            f"{call}, keep_best={keep_best}, save_best_only=True): choose one. save_best_only keeps every file that was "
-            "the best when it was written."
+            f"{call}, keep_best={keep_best}, save_best_only=True): choose one. save_best_only keeps every "
+            "file that was the best when it was written."
         )
     if keep_best > 1 and "{epoch" not in filepath:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The base of callbacks that watch a metric: its direction, its comparison, and the error when it is missing."""
+"""The base of callbacks that watch a metric: direction, comparison, and the error when it is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._base import AttributeState, Callback, TrainerView
 from samebits.callbacks._callback_errors import check
 from samebits.errors import InvalidArgumentError
 
@@ -14,11 +14,11 @@ _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "i
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "cross_entropy", "perplexity")
 
 
-class Monitored(AttributeState):
+class Monitored(AttributeState, Callback):
     """Compares a metric with the best so far, by the rule of Keras 3's `MonitorCallback`.
 
-    Two of its properties are odd, and kept: values are compared as float32, and the first value is the best so far
-    whatever it is. So a NaN that comes first is never improved on, and one that comes later is no improvement.
+    Two of its properties are odd, and kept: values are compared as float32, and the first value is the best
+    so far whatever it is. So a first NaN is never improved on, and a later one is no improvement.
     """
 
     best: float | None
@@ -38,8 +38,8 @@ class Monitored(AttributeState):
         name = self.monitor.removeprefix("val_")
         if not name.endswith(_RISING + _FALLING):
             raise InvalidArgumentError(
-                f"{self._call}(monitor={self.monitor!r}, mode='auto'): the name does not show whether the metric should "
-                "rise or fall. Pass mode='max' or mode='min'."
+                f"{self._call}(monitor={self.monitor!r}, mode='auto'): the name does not show whether the "
+                "metric should rise or fall. Pass mode='max' or mode='min'."
             )
         return name.endswith(_RISING)
 

@@ -8,9 +8,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from samebits._arguments import require
 from samebits.callbacks._base import Callback, TrainerView
 from samebits.callbacks._callback_errors import check
-from samebits.errors import InvalidArgumentError
 
 
 class ProgressBar(Callback):
@@ -78,9 +78,8 @@ class ProgressBar(Callback):
 
 
 def progress_bars(verbose: str | int) -> list[ProgressBar]:
-    """Returns the bars for `fit(verbose=...)`, Keras's numbers: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
-    if verbose not in ("auto", 0, 1, 2):
-        raise InvalidArgumentError(f"fit(verbose={verbose!r}): one of 'auto', 0, 1, 2.")
+    """Returns the bars for `fit(verbose=...)`, as Keras: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
+    require(verbose in ("auto", 0, 1, 2), "fit", "one of 'auto', 0, 1, 2", verbose=verbose)
     return [ProgressBar(bar=verbose != 2)] if verbose else []
 
 

@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._base import AttributeState, Callback, TrainerView
 from samebits.callbacks._callback_errors import check
 
 
-class TensorBoard(AttributeState):
+class TensorBoard(AttributeState, Callback):
     """Writes the logs as scalars, through `torch.utils.tensorboard` (needs the package `tensorboard`).
 
-    Each process writes its own file, which begins with a purge: entries of earlier files from the first step of this
-    process on were not part of the commit, and TensorBoard omits them. It compares step numbers, so all scalars are on
-    one axis, the run's steps: an epoch's at its last step.
+    Each process writes its own file, which begins with a purge: entries of earlier files from the first step
+    of this process on were not part of the commit, and TensorBoard omits them. It compares step numbers, so
+    all scalars are on one axis, the run's steps: an epoch's at its last step.
 
     Entries are flushed before the commit that counts them, so no kill loses them. A loss of power may.
 
@@ -77,11 +77,10 @@ class TensorBoard(AttributeState):
             self._writer.close()
             self._writer = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the step, after flushing the entries that the commit counts."""
+    def _before_state(self) -> None:
+        """Flushes the entries that the commit counts."""
         if self._writer is not None:
             self._writer.flush()
-        return super().state_dict()
 
     def _write(self, logs: dict[str, float]) -> None:
         for name, value in logs.items():
@@ -89,6 +88,6 @@ class TensorBoard(AttributeState):
 
 
 def _wait_for_next_second(folder: Path) -> None:
-    """Waits until the next second: TensorBoard reads files in the order of their names, which hold the second."""
+    """Waits until the next second: TensorBoard reads files by name, and the name holds the second."""
     while any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
         time.sleep(0.02)

@@ -26,8 +26,8 @@ PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
 def unsavable(path: Sequence[Any], value: Any, what: str | None = None) -> UnsavableStateError:
     """Returns the error for `value` at `path`: `callbacks[0]["fn"] is a function, ... Cure.`"""
     return UnsavableStateError(
-        f"{render(path)} is {what or _what(value)}. A commit holds plain values, dense tensors and NumPy arrays, "
-        f"and never pickles. {_cure(value)}"
+        f"{render(path)} is {what or _what(value)}. A commit holds plain values, dense tensors and NumPy "
+        f"arrays, and never pickles. {_cure(value)}"
     )
 
 
@@ -76,13 +76,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def encode(value: Any) -> tuple[Any, Tensors]:
-    """Returns the JSON-able tree of `value` and its tensors by dotted path; `decode` restores equal values and types.
+    """Returns the JSON-able tree of `value` and its tensors by dotted path; `decode` restores equal values.
 
     Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with
     None, bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and
     scalars, torch.Size, torch.dtype and torch.device. The tensors are those of `value`, not copies; tied ones
-    (the same memory seen the same way) come once. A parameter is saved as its tensor, without
-    `requires_grad`.
+    (the same memory seen the same way) come once. A parameter is saved without `requires_grad`.
 
     Raises:
         UnsavableStateError: a value is anything else; the message names its path and the cure.
@@ -94,8 +93,7 @@ def encode(value: Any) -> tuple[Any, Tensors]:
 def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Returns the value whose `encode` gave `plain` and `tensors`. Tied tensors are restored as one tensor.
 
-    Arrays and tensors share memory with `tensors`. Raises KeyError, TypeError or ValueError for a tree that
-    `encode` did not make.
+    Arrays and tensors share memory with `tensors`. KeyError, TypeError or ValueError for another tree.
     """
     if isinstance(plain, list):
         return [decode(item, tensors) for item in plain]
@@ -108,7 +106,9 @@ def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 class Encoder:
     """One walk over a state; `path` holds the keys that lead to the value under the cursor."""
 
-    def __init__(self) -> None:
+    def __init__(self, replace: Callable[[tuple[Any, ...], Any, Any], Any] | None = None) -> None:
+        self._replace = replace
+        """Called with path, value and tree of each child; returns the tree to put in its place."""
         self.tensors: Tensors = {}
         self.names: dict[tuple[Any, ...], str] = {}
         self.path: list[Any] = []
@@ -126,10 +126,10 @@ class Encoder:
         """Returns the tree of the value at `key` of the current one."""
         self.path.append(key)
         if len(self.path) > MAX_DEPTH:
-            raise unsavable(
-                self.path[:5], value, f"nested deeper than {MAX_DEPTH} levels, or contains itself"
-            )
+            raise unsavable(self.path[:5], value, f"nested over {MAX_DEPTH} levels, or contains itself")
         node = self.node(value)
+        if self._replace is not None:
+            node = self._replace(tuple(self.path), value, node)
         self.path.pop()
         return node
 
@@ -190,7 +190,7 @@ class Encoder:
         return {"array": [name, value.dtype.str, list(value.shape), order]}
 
     def add(self, tensor: torch.Tensor) -> str:
-        """Adds `tensor` under the dotted path, made unique. Returns the name; it is for readers, identity is in the tree."""
+        """Adds `tensor` under the dotted path, made unique; returns this name. Identity is in the tree."""
         dotted = ".".join(map(str, self.path)).encode("utf-8", "replace").decode() or "value"
         name, number = dotted, 1
         # The one name that safetensors keeps for itself

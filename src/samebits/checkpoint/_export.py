@@ -33,7 +33,7 @@ def export(
     object: str | None = None,
     step: int | None = None,
 ) -> Path:
-    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
+    """Writes a commit in the format of the suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
 
     .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as
     contiguous, with equal values) and ties (each name has its own copy): a module that loads it has both
@@ -65,8 +65,8 @@ def export(
     suffix, where = Path(path).suffix, Path(path)
     if suffix and suffix != TENSORS_ONLY and suffix not in PICKLED:
         raise InvalidArgumentError(
-            f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; without an ending "
-            "it is a folder for torch.distributed.checkpoint."
+            f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; "
+            "without an ending it is a folder for torch.distributed.checkpoint."
         )
     folder = where.absolute().parent
     if not folder.is_dir():
@@ -103,7 +103,7 @@ def _export_pickled(state: Any, path: Path) -> None:
 
 def _export_dcp(objects: Mapping[str, Any], target: Path) -> None:
     """Writes a new folder for `torch.distributed.checkpoint` (one rank): state_dicts by name of object."""
-    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second; some builds lack it
 
     fresh = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -145,7 +145,7 @@ def save_weights(state: Mapping[str, Any], path: Path) -> None:
 
 
 def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state` as safetensors. Tied weights are written under each of their names, as readers of the format expect."""
+    """Writes `state` as safetensors; tied weights under each of their names, as readers expect."""
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
             what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
@@ -164,7 +164,7 @@ def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
 
 
 def save_pickled(value: Any, path: Path) -> None:
-    """Writes `value` as `torch.save` does; to a file object, since with a file name torch puts the name into the file."""
+    """Writes `value` as `torch.save` does; to a file object, since torch puts a file's name into the file."""
     write_whole(path, lambda file: torch.save(value, file))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from samebits._arguments import require
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._reading import (
     Folder,
@@ -18,7 +19,7 @@ from samebits.checkpoint._reading import (
 )
 from samebits.checkpoint._retention import Retention, step_of
 from samebits.checkpoint._store import commit_folders, lock_run_directory
-from samebits.errors import CorruptCommitError, InvalidArgumentError, NewerCommitError
+from samebits.errors import CorruptCommitError, NewerCommitError
 
 VALID, WHOLE, NEWER, DAMAGED = "valid", "whole", "newer", "damaged"
 
@@ -29,7 +30,7 @@ class CommitInfo:
 
     folder: Folder
     status: str
-    """valid: every digest holds. whole: the manifest's does, and files have their sizes. Or newer, or damaged."""
+    """valid: all digests hold. whole: the manifest's holds, the files have their sizes. Or newer, damaged."""
     manifest: Manifest | None
     reason: str = ""
     """The reason that it cannot be used."""
@@ -75,7 +76,7 @@ def list_commits(
     verify: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CommitInfo]:
-    """Returns the commits in `run_dir` (a path or URL), newest first, and calls `on_progress(done, total)` after each.
+    """Returns the commits in `run_dir` (path or URL), newest first; `on_progress(done, total)` follows each.
 
     With `verify` every byte is read. A commit that a live run deletes meanwhile is left out.
 
@@ -122,7 +123,7 @@ def inspect_commit(folder: Folder, *, verify: bool) -> CommitInfo:
 def prune(
     run_dir: str | os.PathLike[str], keep: int, keep_best: int = 0
 ) -> tuple[list[CommitInfo], list[CommitInfo]]:
-    """Deletes commits older than the newest `keep` valid ones, and damaged ones older than the newest valid one.
+    """Deletes commits older than the newest `keep` valid ones, and damaged ones before the newest valid one.
 
     Valid commits with the `keep_best` smallest values stay, too. Every digest of those that stay is verified
     first. Commits newer than the newest valid one, and those that a later samebits wrote, are never deleted.
@@ -141,8 +142,7 @@ def prune(
         >>> [commit.step for commit in kept], [commit.step for commit in deleted]
         ([3], [2, 1])
     """
-    if keep < 1:
-        raise InvalidArgumentError(f"prune(keep={keep}): at least the newest valid commit must stay.")
+    require(keep >= 1, "prune", "at least the newest valid commit must stay", keep=keep)
     with lock_run_directory(run_dir):
         listed = _newest_first([inspect_commit(folder, verify=False) for folder in commit_folders(run_dir)])
         kept, doomed = _split(listed, Retention(keep, keep_best))

@@ -39,8 +39,8 @@ MAX_METADATA_BYTES = 1 << 28
 _DCP = "torch.distributed.checkpoint"
 _RECORDS = {
     f"{_DCP}.metadata": (
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties",
+        "ChunkStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     ),
     f"{_DCP}.filesystem": ("_StorageInfo",),
     "torch.serialization": ("_get_layout",),
@@ -62,7 +62,7 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
 
     Raises:
         RunDirectoryError: there is no run directory.
-        InvalidArgumentError: there is no commit, none of that step (the message lists the existing ones), or no such rank.
+        InvalidArgumentError: there is no commit, none of that step (the message lists all), or no such rank.
         CorruptCommitError: it is damaged.
 
     Example:
@@ -94,9 +94,7 @@ def read_commit(run_dir: str | os.PathLike[str], step: int | None, rank: int = 0
         raise no_valid_commit_error(run_dir, skipped)
     state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
     if not 0 <= rank < world_size:
-        raise InvalidArgumentError(
-            f"load_commit(rank={rank}): {os.fspath(run_dir)} was made by {world_size} processes."
-        )
+        raise InvalidArgumentError(f"load_commit(rank={rank}): {run_dir} was made by {world_size} processes.")
     return rank_state(state, rank, world_size, os.fspath(run_dir))
 
 
@@ -114,8 +112,8 @@ def load_weights(
 
     Args:
         module: gets the weights, on its device, in its dtypes (as `Module.load_state_dict` does).
-        source: a run_dir or its URL, a .safetensors file, a file of `torch.save` (a state_dict, or a dict that holds
-            it under `object`), or a folder of `torch.distributed.checkpoint`.
+        source: a run_dir or its URL, a .safetensors file, a file of `torch.save` (a state_dict, or a dict
+            that holds it under `object`), or a folder of `torch.distributed.checkpoint`.
         object: the module's name there.
         strict: as in `Module.load_state_dict`.
         step: of the commit, where `source` is a run; None: the newest valid one.
@@ -141,7 +139,7 @@ def load_weights(
     check_path(source, "load_weights: source")
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
-            f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the weights."
+            f"load_weights({type(module).__name__}, ...): the first argument is the module to load."
         )
     state = _read_source(source, object, step)
     before = {
@@ -163,22 +161,18 @@ def _read_source(source: str | os.PathLike[str], object: str, step: int | None) 
     if is_url(source) or (path / MARKER).is_file() or not (path.exists() or path.suffix):
         return object_state(read_commit(source, step), object, source)
     if step is not None:
-        raise InvalidArgumentError(
-            f"load_weights(..., {os.fspath(source)!r}, step={step}): it is a file, not a run."
-        )
+        raise InvalidArgumentError(f"load_weights(..., {str(source)!r}, step={step}): it is a file, no run.")
     return read_weights(path, object)
 
 
 def object_state(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
-    """Returns the state_dict of an object by its name; `run.state`, or an entry of it by `run.state.weights`."""
+    """Returns the state_dict of an object by its name; `run.state`, or an entry: `run.state.weights`."""
     kept = state.get("run_state", {})
     found = {**state.get("objects", {})}
     if kept:
         found |= {RUN_STATE: kept, **{f"{RUN_STATE}.{key}": value for key, value in kept.items()}}
     if name not in found:
-        raise InvalidArgumentError(
-            f"{os.fspath(where)} has no object {name!r}. It has {', '.join(map(repr, found))}."
-        )
+        raise InvalidArgumentError(f"{where} has no object {name!r}. It has {', '.join(map(repr, found))}.")
     return found[name] if isinstance(found[name], Mapping) else {name.rpartition(".")[2]: found[name]}
 
 
@@ -208,24 +202,26 @@ def read_weights(path: Path, name: str) -> Mapping[str, Any]:
     except pickle.UnpicklingError as error:
         # Torch advises to execute it
         raise WeightsFileError(
-            f"{path} cannot be read: {refusal_reason(error)}. If you trust it, save the weights alone where it was made: "
-            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), or torch.save(model.state_dict(), path)."
+            f"{path} cannot be read: {refusal_reason(error)}. If you trust it, save the weights alone where "
+            "it was made: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), or "
+            "torch.save(model.state_dict(), path)."
         ) from None
     except Exception as error:
         raise WeightsFileError(
-            f"{path} cannot be read: {error!r:.500}. Known are {TENSORS_ONLY} files, files of torch.save that "
-            "torch.load(weights_only=True) takes, and folders of torch.distributed.checkpoint."
+            f"{path} cannot be read: {error!r:.500}. Known are {TENSORS_ONLY} files, files of torch.save "
+            "that torch.load(weights_only=True) takes, and folders of torch.distributed.checkpoint."
         ) from error
 
 
 def read_dcp(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of object `name` in a `torch.distributed.checkpoint` folder, or all where it has no such object.
+    """Returns the tensors of object `name` in a torch.distributed.checkpoint folder; without one, all.
 
     Other values in it are pickled, and left out.
     """
     if not (folder / DCP_METADATA).exists():
         raise WeightsFileError(
-            f"{folder} is neither a run directory nor a folder of torch.distributed.checkpoint (there is no {DCP_METADATA})."
+            f"{folder} is neither a run directory nor a folder of torch.distributed.checkpoint (there is no "
+            f"{DCP_METADATA})."
         )
     file, size = open_regular(folder / DCP_METADATA)
     with file:
@@ -251,9 +247,8 @@ def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, An
     for index, place in chunks:
         part = _read_chunk(folder, place)
         target, mark = whole, filled
-        for dimension, (start, length) in enumerate(
-            zip(index.offset or [0] * part.dim(), part.shape, strict=True)
-        ):
+        begin = index.offset or [0] * part.dim()
+        for dimension, (start, length) in enumerate(zip(begin, part.shape, strict=True)):
             target, mark = target.narrow(dimension, start, length), mark.narrow(dimension, start, length)
         target.copy_(part)
         mark.fill_(True)
@@ -264,9 +259,7 @@ def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, An
 
 def _read_chunk(folder: Path, place: Any) -> torch.Tensor:
     if Path(place.relative_path).name != place.relative_path or getattr(place, "transform_descriptors", None):
-        raise WeightsFileError(
-            f"{folder} has a part in {place.relative_path!r}, which is no plain file in it"
-        )
+        raise WeightsFileError(f"{folder} has a part in {place.relative_path!r}, no plain file in it")
     file, size = open_regular(folder / place.relative_path)
     with file:
         if not 0 <= place.offset <= place.offset + place.length <= size:
@@ -280,8 +273,8 @@ def _load(file: BinaryIO) -> Any:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise WeightsFileError(
-                    f"{getattr(file, 'name', 'a part')} is compressed, as files of torch.jit.save are and those of torch.save "
-                    "never: its size cannot be trusted. Save the state_dict with torch.save, or as safetensors."
+                    f"{getattr(file, 'name', 'a part')} is compressed, as files of torch.jit.save are and "
+                    "those of torch.save never: its size is not trusted. Save the state_dict as safetensors."
                 )
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)
@@ -317,7 +310,7 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         self._kinds: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns a dtype, `tuple` or an inert class; never a class of this process that a pickle could call or change."""
+        """Returns a dtype, `tuple` or an inert class; none that a pickle could call or change."""
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         if (module, name) == ("torch", "Size"):
@@ -327,15 +320,17 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         if (module, name) == ("builtins", "getattr"):
             return self._member
         raise WeightsFileError(
-            f"its metadata asks for {module}.{name}, which does not belong in a checkpoint; nothing was executed"
+            f"its metadata asks for {module}.{name}, which does not belong in a checkpoint; nothing was "
+            "executed"
         )
 
     def _member(self, kind: Any, name: str) -> _Inert:
-        """Returns a record in place of an enumeration's member, which Python before 3.11.4 writes as `getattr(kind, name)`."""
+        """Returns a record for an enumeration's member, which Python before 3.11.4 writes as `getattr`."""
         if kind in self._kinds.values() and isinstance(name, str):
             return kind(name)
         raise WeightsFileError(
-            f"its metadata asks for attribute {name!r} of {kind!r}, which does not belong in a checkpoint; nothing was executed"
+            f"its metadata asks for attribute {name!r} of {kind!r}, which does not belong in a checkpoint; "
+            "nothing was executed"
         )
 
 
@@ -348,7 +343,7 @@ def _select_object(found: Any, name: str, path: Path) -> Mapping[str, Any]:
 
 
 def refusal_reason(error: Exception) -> str:
-    """Returns the content of a file that torch's reader of plain tensors refused, without torch's advice to execute it."""
+    """Returns the content of a file that torch refused, without torch's advice to execute it."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     what = found[1] if found else "more than tensors and plain values"
     return f"it holds {what}, which only executing the file would read, and that is never done"

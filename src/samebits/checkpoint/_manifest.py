@@ -1,7 +1,6 @@
 """The manifest of a commit: its content and the digest of every bit. Written last, it makes the commit real.
 
-A reader checks that it holds only what samebits itself writes. Digests cannot show that: a forger computes
-them, too.
+A reader checks that it holds only what samebits writes. Digests cannot show that: forgers compute them, too.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ def check_schema(values: Mapping[str, Any], file: object) -> None:
         return
     kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
     raise kind(
-        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
-        f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
+        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this "
+        f"samebits {samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
     )
 
 
 def check_fields(values: Mapping[str, Any]) -> None:
-    """Raises KeyError, TypeError or ValueError for a field that is missing or not of its kind, and for names that leave the folder."""
+    """Raises KeyError, TypeError or ValueError for a missing or wrong field, or a file outside the folder."""
     if not _is_count(values["step"]):
         raise ValueError(f"step {values['step']!r}")
     kinds = {
@@ -152,7 +151,7 @@ class Manifest:
         return of_bytes(self._body)
 
     def to_bytes(self) -> bytes:
-        """Returns the content of the file: the canonical JSON of all fields and `digest`, which sorts first."""
+        """Returns the content of the file: canonical JSON of all fields and `digest`, which sorts first."""
         return _file(self.digest, self._body)
 
     @property
@@ -232,7 +231,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 
 
 def check_plain(value: Any, path: tuple[Any, ...]) -> None:
-    """Raises UnsavableStateError unless `value` survives a round trip through JSON: tuples, NaN and odd keys do not."""
+    """Raises UnsavableStateError unless `value` survives JSON and back: tuples, NaN and odd keys do not."""
     kind = type(value)
     if kind is dict:
         for key, item in value.items():

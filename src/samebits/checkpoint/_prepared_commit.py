@@ -1,4 +1,4 @@
-"""A commit in memory: its manifest and the tensors of its file, ready for a disk or for the memory of the writer process."""
+"""A commit in memory: its manifest and the tensors of its file, ready for a disk or the writer process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,19 @@ class StateLayout:
         leaves = {path: number for number, path in enumerate(paths)}
         for number, _, _ in self._containers:
             del leaves[paths[number]]
-        encoder = _Template(leaves)
-        pieces = re.split(f'"{encoder.token}([0-9]+)"', canonical_json(encoder.node(state)))
+        token = f"samebits-{uuid4().hex}-"
+
+        def mark(path: _Path, value: Any, node: Any) -> Any:
+            """Returns a mark with the number of a plain leaf; the tree of anything else."""
+            number = leaves.get(path)
+            if number is None or type(value) in TENSORS or type(value) is np.ndarray:
+                return node
+            if _plain_json(value) is None:
+                raise LayoutError
+            return f"{token}{number}"
+
+        encoder = Encoder(mark)
+        pieces = re.split(f'"{token}([0-9]+)"', canonical_json(encoder.node(state)))
         self._text = pieces
         self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
         self._known: list[Any] = [_UNSET] * len(self._plain)
@@ -117,31 +128,11 @@ class StateLayout:
             self._memory = memory
             if _partition(memory) != self._ties:
                 return False
-        return (
-            not self._arrays or _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
-        )
+        return _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
 
 
 _UNSET = object()
 """A value that no state holds."""
-
-
-class _Template(Encoder):
-    """An encoder that puts a mark in place of each plain leaf."""
-
-    def __init__(self, leaves: dict[_Path, int]) -> None:
-        super().__init__()
-        self.leaves = leaves
-        self.token = f"samebits-{uuid4().hex}-"
-
-    def child(self, key: Any, value: Any) -> Any:
-        number = self.leaves.get((*self.path, key))
-        node = super().child(key, value)
-        if number is None or type(value) in TENSORS or type(value) is np.ndarray:
-            return node
-        if _plain_json(value) is None:
-            raise LayoutError
-        return f"{self.token}{number}"
 
 
 def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int, type, Any]]]:
@@ -218,7 +209,7 @@ def _encode_json(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class PreparedCommit:
-    """The content of a commit's files. The tensors are those of the state: they must not change before they are written."""
+    """The content of a commit's files. Its tensors are the state's: they must not change before writing."""
 
     template: ManifestTemplate
     layout: FileLayout
@@ -249,7 +240,7 @@ class PreparedCommit:
 
 
 class CommitPreparer:
-    """Prepares the commits of a run; the form that a state has in common with the one before is not computed again."""
+    """Prepares the commits of a run; what a state has in common with the one before is not computed again."""
 
     def __init__(self) -> None:
         self._layout: StateLayout | None = None

@@ -1,4 +1,4 @@
-"""The states of several ranks in one commit: the whole state of rank 0, and the differences of each other rank.
+"""The states of several ranks in one commit: rank 0's in whole, and the differences of each other rank.
 
 Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than
 one. They are sent between the processes of a run without pickle; digests reveal damage.
@@ -44,7 +44,7 @@ class EncodedState:
         return digest.leaf(self.outline()) >> 1
 
     def outline(self) -> str:
-        """Returns the facts that another rank needs to find its differences: the plain half and the hashes, as JSON."""
+        """Returns the JSON from which another rank finds its differences: the plain half and the hashes."""
         return json.dumps([self.tree, self.hashes])
 
     def difference(self, outline: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class EncodedState:
 
 
 def join_states(first: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state of a commit of several ranks, from that of rank 0 and the differences of ranks 1, 2, ..."""
+    """Returns the state of a commit of several ranks, from rank 0's and the differences of ranks 1, 2, ..."""
     return {**first, KEY: list(parts)}
 
 
@@ -69,8 +69,9 @@ def rank_state(saved: Mapping[str, Any], rank: int, world_size: int, where: str)
     parts = saved.get(KEY, [])
     if len(parts) + 1 != world_size:
         raise RunMismatchError(
-            f"{where} was made by {_processes(len(parts) + 1)}, and this is {_processes(world_size)}. The batches and the order "
-            f"of sums follow their number, so start as many (torchrun --nproc-per-node), or use another run directory."
+            f"{where} was made by {_processes(len(parts) + 1)}, and this is {_processes(world_size)}. The "
+            "batches and the order of sums follow their number, so start as many (torchrun "
+            "--nproc-per-node), or use another run directory."
         )
     first = {name: value for name, value in saved.items() if name != KEY}
     if rank == 0 or not (parts[rank - 1]["tensors"] or json.loads(parts[rank - 1]["nodes"])):
@@ -133,7 +134,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Returns the value that `pack` encoded, tensors on the CPU. Raises `CorruptCommitError` where bytes were damaged."""
+    """Returns the value that `pack` encoded, on the CPU. Raises `CorruptCommitError` for damaged bytes."""
     view = memoryview(data)
     begin = 8 + int.from_bytes(view[:8], "little")
     tree, infos = json.loads(bytes(view[8:begin]))

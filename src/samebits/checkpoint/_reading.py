@@ -1,7 +1,6 @@
-"""Reads commits that anybody may have written: nothing is executed, no link followed, sizes are checked first.
+"""Reads commits of any origin: nothing is executed, no link is followed, sizes are checked first.
 
-The digests find damage, not malice: whoever forges a commit computes them anew. So a valid digest is no
-reason to trust the content.
+The digests find damage, not malice: a forger computes them anew. So a valid digest is no reason for trust.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Folder(Protocol):
         ...
 
     def modified(self) -> float | None:
-        """Returns when it became a commit, in seconds since 1970; None where the storage does not record it."""
+        """Returns when it became a commit, in seconds since 1970; None where the storage has no such time."""
         ...
 
     def delete(self) -> None:
@@ -82,7 +81,7 @@ class LocalFolder:
 
 
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
-    """Opens the regular file `path` and returns it with its size. Raises OSError, or CorruptCommitError for links, pipes and devices."""
+    """Opens a regular file; returns it and its size. Raises OSError; CorruptCommitError for another kind."""
     if not stat.S_ISREG(path.lstat().st_mode):  # before open: opening a device may do something
         raise CorruptCommitError(f"{path} is no regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -163,7 +162,7 @@ def read_manifests(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list
 
 
 def sort_key(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, bool]:
-    """Returns the key by which commits are sorted. A kill between replacing and deleting leaves two of one step: the child is newer."""
+    """Returns the key that sorts commits. A kill may leave two of one step: the child is newer."""
     return manifest.step, manifest.digest not in parents
 
 
@@ -192,7 +191,7 @@ def failure_reason(error: OSError | SamebitsError) -> str:
 
 
 def no_valid_commit_error(run_dir: object, skipped: Iterable[tuple[Folder, str]]) -> CorruptCommitError:
-    """Returns the error for a run directory without a valid commit: each commit with its reason, and the cure."""
+    """Returns the error for a run directory without a valid commit: each commit's reason, and the cure."""
     reasons = "\n".join(f"  {folder}: {why}" for folder, why in skipped)
     return CorruptCommitError(
         f"no commit in {run_dir} is valid:\n{reasons}\nTo start again from the first step, remove {run_dir}."

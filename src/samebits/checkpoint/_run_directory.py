@@ -1,4 +1,4 @@
-"""A run directory: created or recognised, proven writable, and locked for one run and its one writer process."""
+"""A run directory: created or recognised, proven writable, and locked for one run and one writer process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunDirectory:
         return self._lock is not None and self._pid == os.getpid()
 
     def open(self) -> None:
-        """Creates and locks the folder. Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
+        """Creates and locks the folder. Raises RunDirectoryError if it is foreign, read-only or locked."""
         try:
             _check_contents(self.path)
             _create(self.path)
@@ -96,9 +96,8 @@ class RunDirectory:
                 f"run directory {self.path} is already open in this process (pid {pid}). "
                 "Close the other run first, or give each run a folder of its own."
             )
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = open_own_file(self.path / LOCK)
         try:
-            check_regular_file(descriptor, self.path / LOCK)
             _lock_file(descriptor, self.path)
             _await_writer(self.path)
         except BaseException:
@@ -113,8 +112,8 @@ class RunDirectory:
         self.commits.mkdir(exist_ok=True)
         if self.commits.is_symlink():
             raise RunDirectoryError(
-                f"{self.commits} is a symbolic link: what it leads to may be another run's. Link the whole run "
-                "directory instead, or move the commits to where the link is."
+                f"{self.commits} is a symbolic link: what it leads to may be another run's. Link the whole "
+                "run directory instead, or move the commits to where the link is."
             )
         for folder in (self.path, self.commits):
             _write_new(folder / PROBE, "").unlink()
@@ -132,13 +131,16 @@ def _write_new(path: Path, text: str) -> Path:
     return path
 
 
-def check_regular_file(descriptor: int, path: Path) -> None:
-    """Raises RunDirectoryError for an open file that is no regular file or has a second name: writing would change something else."""
+def open_own_file(path: Path) -> int:
+    """Opens or creates a file for writing. OSError; RunDirectoryError if writing may change another one."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
         raise RunDirectoryError(
             f"{path} is no regular file of its own (a pipe, or a second name of another file). Remove it."
         )
+    return descriptor
 
 
 def _check_contents(path: Path) -> None:
@@ -157,8 +159,8 @@ def _create(path: Path) -> None:
     for place in (path, *path.parents):
         if place.is_symlink() and _is_dangling(place):
             raise RunDirectoryError(
-                f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, which is not "
-                "there. Make that folder (is its disk mounted?), or remove the link; nothing was written."
+                f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, "
+                "which is not there. Make that folder, or remove the link; nothing was written."
             )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -189,7 +191,7 @@ def _lock_file(descriptor: int, path: Path) -> None:
 
 
 def _await_writer(path: Path) -> None:
-    """Waits for the writer process of a killed run to finish its last snapshot, from which this run resumes."""
+    """Waits until the writer process of a killed run has ended: this run resumes from its last snapshot."""
     if not (path / WRITER_LOCK).exists():
         return
     began, printed = time.monotonic(), False
@@ -198,7 +200,7 @@ def _await_writer(path: Path) -> None:
         if waited > _WRITER_TIMEOUT:
             raise RunDirectoryError(
                 f"run directory {path}: the writer process of a run that was killed still writes there, for "
-                f"{waited:.0f} s now. Is the disk stuck? Wait until it ends, or kill it (samebits-writer in `ps`)."
+                f"{waited:.0f} s now. Is the disk stuck? Wait, or kill it (samebits-writer in `ps`)."
             )
         if waited > 1 and not printed:
             printed = True
@@ -208,20 +210,17 @@ def _await_writer(path: Path) -> None:
 
 
 def lock_for_writer(path: Path) -> int | None:
-    """Returns a descriptor that excludes other writers while a copy of it is open, in whichever process; None if there is a writer.
+    """Returns a descriptor that excludes other writers while any process has it open; None if one writes.
 
     Only the process that has the run directory open may call it. Raises OSError.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
+    descriptor = open_own_file(path / WRITER_LOCK)
     try:
-        check_regular_file(descriptor, path / WRITER_LOCK)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BaseException as error:
         os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return descriptor
 
@@ -230,8 +229,8 @@ def commit_error(error: OSError, run_dir: Path, step: int, nbytes: int, last: Co
     """Returns the error in one line: which commit, why, bytes wanted and free, what is safe, the cure."""
     if not run_dir.exists():
         return CommitError(
-            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. Put it back "
-            "and run again: it resumes from the newest commit in it, or starts at the first step where there is none."
+            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. "
+            "Put it back and run again: it resumes from the newest commit in it, if there is one."
         )
     safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
     cure = CURES.get(error.errno or 0, "Remove the cause")

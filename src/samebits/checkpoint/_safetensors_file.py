@@ -32,7 +32,7 @@ NAMES = {
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
-"""The name of each dtype in safetensors; any other is stored as its bytes, and only the manifest has its dtype."""
+"""The name of each dtype in safetensors; others are stored as bytes, with their dtype in the manifest."""
 
 _LARGE = 1 << 20
 """Bytes from which on a tensor is mapped: below, it costs more than a copy."""
@@ -43,7 +43,7 @@ Infos = Mapping[str, Mapping[str, Any]]
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
-    """Returns the bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be).
+    """Returns the bytes of a dense tensor in index order, as a flat uint8 array (a view if it can be).
 
     Raises NotImplementedError for views of dtypes that torch itself cannot copy, such as a transposed int4.
     """
@@ -65,7 +65,7 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def header(infos: Infos) -> tuple[bytes, list[str]]:
-    """Returns the head of the file, and the names in the order of their data: wide dtypes first, so all are aligned."""
+    """Returns the head of the file, and the names in data order: wide dtypes first, so all are aligned."""
     order = sorted(infos, key=lambda name: (-_dtype(infos[name]).itemsize, name))
     entries, end = {}, 0
     for name in order:
@@ -117,7 +117,7 @@ def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch
 
 
 def view(memory: mmap.mmap, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Returns the tensor whose bytes are in `memory` from `begin` on; it is not empty, and keeps the memory alive."""
+    """Returns the non-empty tensor whose bytes begin at `begin` of `memory`; it keeps the memory alive."""
     size = math.prod(shape) * dtype.itemsize
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin).view(dtype).view(shape)
 
@@ -127,7 +127,7 @@ def _is_large(info: Mapping[str, Any]) -> bool:
 
 
 def _map(file: BinaryIO) -> mmap.mmap | None:
-    """Returns the memory of a file on a disk; None for any other, or where an error of the disk would be a signal."""
+    """Returns a disk file as memory; None for any other, or where a disk error would be a signal."""
     try:
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         memory.madvise(_POPULATE_READ, 0, mmap.PAGESIZE)
@@ -212,9 +212,10 @@ _numbers = count(1)
 
 
 def _pieces(infos: Infos) -> list[str]:
-    """Returns the canonical JSON of infos with digests, cut where the digests belong ("digest" sorts before all other keys)."""
+    """Returns the canonical JSON of infos, cut where the digests belong ("digest" sorts first)."""
     texts = [
-        f'{json.dumps(name)}:{{"digest":"\n",{json.dumps(infos[name], sort_keys=True, separators=(",", ":"))[1:]}'
+        f'{json.dumps(name)}:{{"digest":"\n",'
+        f"{json.dumps(infos[name], sort_keys=True, separators=(',', ':'))[1:]}"
         for name in sorted(infos)
     ]
     return ("{" + ",".join(texts) + "}").split("\n")

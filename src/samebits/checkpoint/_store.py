@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from samebits._arguments import require
 from samebits._context import is_url, resolve_run_dir
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
@@ -40,13 +41,12 @@ class CommitStore:
     """The commits in the run directory `where`, a path or a URL; `keep`, `keep_best`: see `Retention`.
 
     Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
-    open, as long as no other process writes to it at the same time. At a URL, `commit` returns when the
+    open, as long as no other process writes to it at the same time. At a URL, `write` returns when the
     commit is there, and `publish` uploads those of the writer process.
     """
 
     def __init__(self, where: Path | str, keep: int = 2, keep_best: int = 0) -> None:
-        if keep < 1:
-            raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
+        require(keep >= 1, "CommitStore", "at least the newest commit must stay", keep=keep)
         url = str(where) if is_url(where) else None
         self.where = url or Path(where)
         """The path or the URL, for messages."""
@@ -69,14 +69,14 @@ class CommitStore:
 
     @property
     def last(self) -> Commit | None:
-        """The newest valid commit, once `newest()` or `commit()` has been called."""
+        """The newest valid commit, once `newest()` or `write()` has been called."""
         return self.folder.last
 
     def open(self) -> None:
         """Creates the folder if need be, takes the one-writer lock, and becomes the writer at the URL.
 
         Raises:
-            RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
+            RunDirectoryError: the folder holds other things, is read-only, or a live process writes here.
             RemoteStorageError: the storage of the URL does not answer, or cannot be written.
         """
         if self._remote is not None:
@@ -87,7 +87,8 @@ class CommitStore:
             if self._remote is None:
                 raise
             raise RunDirectoryError(
-                f"{self.where}: commits are made in a folder of this machine first, below SAMEBITS_CACHE_DIR: {error}"
+                f"{self.where}: commits are made in a folder of this machine first, below "
+                f"SAMEBITS_CACHE_DIR: {error}"
             ) from error
         self.folder.identity = folder_identity(self.folder.commits)
         self.folder.sweep()
@@ -115,48 +116,30 @@ class CommitStore:
     ) -> None:
         self.close()
 
-    def commit(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        *,
-        position: Mapping[str, Any],
-        finished: bool,
-        program: Mapping[str, Any],
-        environment: Mapping[str, Any],
-        rolling: str | None = None,
-        value: float | None = None,
-        on_tensors_written: Callable[[], None] | None = None,
-    ) -> Manifest:
-        """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
-
-        `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
-        The tensors must not change meanwhile. `on_tensors_written` is called when the tensors are on disk and
-        the manifest is not. A commit equal to the last one is not written again; one of the same step that
-        differs replaces it. `rolling` and `value` are those of `Manifest`.
-
-        Raises:
-            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
-            CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
-            RunDirectoryError: this process has not opened the store.
-            InvalidArgumentError: `step` is before the last commit.
-        """
-        commit = self.prepare(
-            state, step=step, position=position, finished=finished, program=program,
-            environment=environment, rolling=rolling, value=value,
-        )  # fmt: skip
-        return self.write(commit, on_tensors_written)
-
     def prepare(self, state: Mapping[str, Any], *, step: int, **facts: Any) -> PreparedCommit:
         """Returns the commit of `state`, to `write` it here and now or to `snapshot` it; nothing is written.
 
-        `facts`: the other arguments of `commit`. Raises those of `commit`, except CommitError.
+        The tensors must not change until then. `facts`: the other arguments of `CommitPreparer.prepare`, in
+        plain JSON: dicts with string keys, lists, finite numbers; `rolling` and `value` as in `Manifest`.
+
+        Raises:
+            UnsavableStateError: the state holds something that cannot be saved.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` is before the last commit.
         """
         self.check_step(step)
         return self._preparer.prepare(state, step=step, **facts)
 
     def write(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> Manifest:
-        """Makes a prepared commit durable, at a URL there, too; returns its manifest. Raises CommitError."""
+        """Makes a prepared commit durable, at a URL there, too; returns its manifest.
+
+        It would then survive a power failure. `on_tensors_written` is called when the tensors are on disk and
+        the manifest is not. A commit equal to the last one is not written again; one of the same step that
+        differs replaces it.
+
+        Raises:
+            CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
+        """
         name = self.write_here(commit, on_tensors_written)
         self.publish(wait=True)
         self.warn()
@@ -177,7 +160,7 @@ class CommitStore:
             raise self.write_error(error, commit.template.step, commit.nbytes) from error
 
     def snapshot(self, commit: PreparedCommit) -> int | None:
-        """Copies a prepared commit for the writer process, which is started if there is none; returns its number.
+        """Copies a prepared commit for the writer process, started if there is none; returns its number.
 
         Later changes of the state are not in it. It replaces the newest that the writer has not begun; None:
         the writer has no room for it. The writer's reports come from `poll` and `drain` of `writer`.
@@ -192,7 +175,7 @@ class CommitStore:
         return self.writer.submit(commit, facts)
 
     def reserve(self, size: int) -> None:
-        """Starts the writer process, and takes memory for a snapshot of `size` bytes beside this thread. Raises OSError."""
+        """Starts the writer process, and takes memory for `size` bytes beside this thread. Raises OSError."""
         if self.writer is None:
             self.writer = self._start_writer()
             self.writer.reserve(size)
@@ -229,7 +212,7 @@ class CommitStore:
             user_code.warn(trouble)
 
     def newest(self) -> tuple[Manifest, Any] | None:
-        """Returns the newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
+        """Returns the newest commit whose every digest holds, and its state on the CPU; None without commits.
 
         Nothing is executed and nothing deleted. Newer commits that are damaged are listed in `skipped`.
 
@@ -269,7 +252,7 @@ class CommitStore:
         return self.last.step if self.last else -1
 
     def publish(self, *, wait: bool = False) -> None:
-        """Begins to make the last commit durable at a URL and, with `wait`, returns when it is; in a folder it is already.
+        """Begins to make the last commit durable at a URL, and waits with `wait`; in a folder it is already.
 
         Raises:
             CommitError: one could not be uploaded.
@@ -278,7 +261,7 @@ class CommitStore:
             self._remote.publish(wait=wait)
 
     def refresh(self) -> None:
-        """Finds the newest commit again, where another process may have made one. Its tensors are not read."""
+        """Finds the newest commit again: another process may have made one. Its tensors are not read."""
         for path in local_commits(self.run_dir):
             try:
                 found = read_manifest(LocalFolder(path)).commit
@@ -299,8 +282,9 @@ class CommitStore:
             self.newest()
         if step < 0 or (self.last and step < self.last.step):
             raise InvalidArgumentError(
-                f"commit(step={step}) to {self.where}, which is at step {self.last.step if self.last else 0}. "
-                "Load the newest commit and resume from it, or use another run directory."
+                f"commit(step={step}) to {self.where}, which is at step "
+                f"{self.last.step if self.last else 0}. Load the newest commit and resume from it, or use "
+                "another run directory."
             )
 
     def _folder_of(self, name: str) -> Folder:
@@ -317,7 +301,7 @@ def local_commits(run_dir: Path) -> list[Path]:
 
 
 def resolve(run_dir: str | os.PathLike[str], name: str = "run_dir") -> Path | str:
-    """Returns the path or URL of the argument `name`, after `resolve_run_dir`. Raises InvalidArgumentError for an invalid path."""
+    """Returns the path or URL in argument `name`, after `resolve_run_dir`. Raises InvalidArgumentError."""
     check_path(run_dir, name)
     return resolve_run_dir(run_dir)
 
@@ -331,9 +315,7 @@ def check_path(path: Any, name: str) -> None:
             f"{name}={path!r:.60} is of type {kind}, which is no path. Give a str or a pathlib.Path."
         )
     if "\0" in text:
-        raise InvalidArgumentError(
-            f"{name}={text!r:.200} has a NUL character, which no path has. Leave it out."
-        )
+        raise InvalidArgumentError(f"{name}={text!r:.200} has a NUL character, as no path has. Leave it out.")
     try:
         Path(text).expanduser()
     except RuntimeError:
@@ -357,7 +339,7 @@ def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
 
 @contextmanager
 def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it, or may have it."""
+    """Holds the lock of a run directory. Raises RunDirectoryError when a live process (perhaps) has it."""
     where = find_run_directory(run_dir)
     directory = RunDirectory(where if isinstance(where, Path) else staging_folder(where))
     directory.open()
@@ -385,5 +367,6 @@ def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:
         if FsspecFiles(where).has(MARKER) if isinstance(where, str) else (where / MARKER).is_file():
             return where
     raise RunDirectoryError(
-        f"{os.fspath(run_dir)} is no run directory of samebits (there is no {MARKER} in it). Give the run_dir of a Run."
+        f"{os.fspath(run_dir)} is no run directory of samebits (there is no {MARKER} in it). Give the "
+        "run_dir of a Run."
     )

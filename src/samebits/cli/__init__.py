@@ -35,8 +35,8 @@ def _fix_hash_seed() -> None:
     if sys.flags.ignore_environment and not {"--help", "-h"} & {*sys.argv[2:3]}:
         option = "-I" if sys.flags.isolated else "-E"
         sys.stderr.write(
-            f"samebits: run: Python was started with {option} and reads no PYTHONHASHSEED, so the order of sets would differ from "
-            f"run to run. Start it without {option}.\n"
+            f"samebits: run: Python was started with {option} and reads no PYTHONHASHSEED, so the order of "
+            f"sets would differ from run to run. Start it without {option}.\n"
         )
         sys.exit(2)
     if os.environ.get("PYTHONHASHSEED") in (None, "", "random"):

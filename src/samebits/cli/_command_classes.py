@@ -33,7 +33,11 @@ class HelpfulCommand(TyperCommand):
             words = f"{len(rest)} word{'' if len(rest) == 1 else 's'} too many"
             example = help_pages.first_example(self.help or "")
             raise InvalidArgumentError(f"{words}: {' '.join(rest)}. Type for example: {example}")
+        self.after_parsing(ctx)
         return rest
+
+    def after_parsing(self, ctx: Any) -> None:
+        """Called with the values of the arguments in `ctx.params`."""
 
 
 class OptionsThenScript(HelpfulCommand):
@@ -47,15 +51,13 @@ class OptionsThenScript(HelpfulCommand):
         super().__init__(*args, **kwargs)
         self.context_settings = {**self.context_settings, "allow_interspersed_args": False}
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads our options, SCRIPT and the script's words."""
-        rest = super().parse_args(ctx, args)
+    def after_parsing(self, ctx: Any) -> None:
+        """Takes the `--` out of the script's words, or warns of those that look like ours."""
         words = list(ctx.params.get("args") or ())
         if words[:1] == [MEANT]:
             ctx.params["args"] = words[1:]
         elif not ctx.resilient_parsing:
             self._warn(words, str(ctx.params["script"]))
-        return rest
 
     def _warn(self, words: Sequence[str], script: str) -> None:
         """Warns, in one line, of the words that have the name of an option of ours."""
@@ -95,7 +97,6 @@ class CommandsInGroups(TyperGroup):
         if found is not None or ctx.resilient_parsing or cmd_name.startswith("-"):
             return found
         near = difflib.get_close_matches(cmd_name, self.commands)
-        advice = (
-            f"Did you mean {' or '.join(map(repr, near))}?" if near else "`samebits -h` lists all commands."
-        )
+        meant = f"Did you mean {' or '.join(map(repr, near))}?"
+        advice = meant if near else "`samebits -h` lists all commands."
         raise InvalidArgumentError(f"there is no command {cmd_name!r}. {advice}")

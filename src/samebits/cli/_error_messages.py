@@ -1,4 +1,4 @@
-"""The messages of a command that could not run: what is wrong with the command line, or with the user's program."""
+"""The messages of a command that could not run: the fault is in the command line or the user's program."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _name_of(parameter: Any) -> str:
 
 @contextmanager
 def exit_on_user_error(what: str) -> Iterator[None]:
-    """Ends the command with status 2 and a message if anything but an error of ours is raised, `sys.exit` included.
+    """Ends the command with status 2 and a message for anything but an error of ours, `sys.exit` included.
 
-    Status 1 is an answer about the user's program and 0 a proof: neither may come from a program that did not run.
+    Status 1 is an answer about the user's program, 0 a proof: a program that did not run gives neither.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def exit_on_user_error(what: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Returns the frames of the user; all of them if there are none, since then the fault is ours (a file that does not parse has none)."""
+    """Returns the user's frames; all if there are none: the fault is ours, or a file does not parse."""
     frames = traceback.extract_tb(error.__traceback__)
     own = user_frames(frames)
     return "".join(traceback.format_list(own or ([] if isinstance(error, SyntaxError) else frames)))

@@ -1,14 +1,18 @@
-"""The values of options and of SCRIPT: read by the command, so that an error says in plain words what is taken."""
+"""The values of options and of SCRIPT: read by the command, so that an error names the valid ones."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 import typer
 
 from samebits.errors import InvalidArgumentError
+
+T = TypeVar("T")
 
 
 def whole_number(example: int, *, least: int | None = None) -> Callable[[str], int]:
@@ -18,18 +22,9 @@ def whole_number(example: int, *, least: int | None = None) -> Callable[[str], i
         example: a value for the error.
         least: the least value that is taken; None: any.
     """
-
-    def whole_number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or (least is not None and value < least):
-            more = "" if least is None else f", {least} or more"
-            raise typer.BadParameter(f"{text!r}: must be a whole number{more}, such as {example}.")
-        return value
-
-    return whole_number
+    more = "" if least is None else f", {least} or more"
+    wanted = f"must be a whole number{more}, such as {example}"
+    return _parser(int, lambda value: least is None or value >= least, wanted)
 
 
 def number_above(least: float, example: float, unit: str) -> Callable[[str], float]:
@@ -40,30 +35,24 @@ def number_above(least: float, example: float, unit: str) -> Callable[[str], flo
         example: a value for the error.
         unit: of the number: "seconds".
     """
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least < value < math.inf:
-            raise typer.BadParameter(
-                f"{text!r}: must be a number of {unit} above {least:g}, such as {example:g}."
-            )
-        return value
-
-    return number
+    wanted = f"must be a number of {unit} above {least:g}, such as {example:g}"
+    return _parser(float, lambda value: least < value < math.inf, wanted)
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     """Returns the `parser` of an option that takes one of `choices`."""
+    return _parser(str, lambda value: value in choices, f"choose from {', '.join(choices)}")
 
-    def choice(text: str) -> str:
-        if text not in choices:
-            raise typer.BadParameter(f"{text!r}: choose from {', '.join(choices)}.")
-        return text
 
-    return choice
+def _parser(convert: Callable[[str], T], fits: Callable[[T], bool], wanted: str) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        with suppress(ValueError):
+            value = convert(text)
+            if fits(value):
+                return value
+        raise typer.BadParameter(f"{text!r}: {wanted}.")
+
+    return parse
 
 
 def check_script(script: str) -> None:

@@ -1,8 +1,9 @@
 """Compiled models without a graph break at each layer that draws.
 
-A key is a function of the position, which Python knows and a graph does not. So the key of a layer is an input of the
-graph: before each forward every layer gets the key of its position, and the graph folds the number of the call in the
-forward into it. Nothing in the graph has a state, so recomputing any of it gives the same masks.
+A key is a function of the position, which Python knows and a graph does not. So the key of a layer is an
+input of the graph: before each forward every layer gets the key of its position, and the graph folds the
+number of the call in the forward into it. Nothing in the graph has a state, so recomputing any of it gives
+the same masks.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from samebits.nn._layer_keys import OwnsRandomness, layers
 
 
 def compiled(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """Returns `torch.compile(model, **options)` with the masks of `model`, whose graph does not break at a layer.
+    """Returns `torch.compile(model, **options)` with the masks of `model`; no layer breaks its graph.
 
-    Layers whose key is not a function of the position (before `set_step` or `own_randomness(key=...)`, outside a `Run`)
-    break the graph as under torch.compile, which is an error with fullgraph=True.
+    Layers whose key is not a function of the position (before `set_step` or `own_randomness(key=...)`,
+    outside a `Run`) break the graph as under torch.compile, which is an error with fullgraph=True.
 
     Args:
         model: with all its layers; one that is added later breaks the graph.

@@ -18,8 +18,8 @@ _SATURATION = 1.7580993408473766
 class Dropout(OwnsRandomness, torch.nn.Dropout):
     """`torch.nn.Dropout` that owns its randomness; `OwnsRandomness` says how the mask is keyed.
 
-    Inside the loop of a `samebits.Run` that has the model, or after `set_step`, the mask does not depend on what else draws.
-    Its state_dict is empty, as torch's.
+    Inside the loop of a `samebits.Run` that has the model, or after `set_step`, the mask does not depend on
+    what else draws. Its state_dict is empty, as torch's.
 
     Args:
         p: probability that an element is zeroed, 0 <= p <= 1; it may be changed later.
@@ -81,7 +81,7 @@ class Dropout1d(_ChannelDropout, torch.nn.Dropout1d):
 
 
 class Dropout2d(_ChannelDropout, torch.nn.Dropout2d):
-    """`torch.nn.Dropout2d` that owns its randomness: input (N, C, H, W) or (N, C, L). Arguments as of `Dropout`.
+    """`torch.nn.Dropout2d` that owns its randomness: (N, C, H, W) or (N, C, L). Arguments: see `Dropout`.
 
     Example:
         >>> layer = samebits.nn.Dropout2d(0.5)
@@ -97,7 +97,7 @@ class Dropout2d(_ChannelDropout, torch.nn.Dropout2d):
 
 
 class Dropout3d(_ChannelDropout, torch.nn.Dropout3d):
-    """`torch.nn.Dropout3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W). Arguments as of `Dropout`.
+    """`torch.nn.Dropout3d` that owns its randomness: (N, C, D, H, W), (C, D, H, W). Arguments: see `Dropout`.
 
     Example:
         >>> layer = samebits.nn.Dropout3d(0.5)
@@ -132,7 +132,7 @@ class AlphaDropout(OwnsRandomness, torch.nn.AlphaDropout):
 
 
 class FeatureAlphaDropout(OwnsRandomness, torch.nn.FeatureAlphaDropout):
-    """`torch.nn.FeatureAlphaDropout` that owns its randomness: alpha dropout of whole channels of input (N, C, ...).
+    """`torch.nn.FeatureAlphaDropout` that owns its randomness: alpha dropout of whole channels, (N, C, ...).
 
     Arguments as of `Dropout`; `inplace` has no effect, as in torch.
 
@@ -157,7 +157,7 @@ def _alpha_dropout(
     input: torch.Tensor,  # noqa: A002
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    """Returns alpha dropout as in ATen's Dropout.cpp; Klambauer et al. 2017, section 'New dropout technique'."""
+    """Returns alpha dropout as ATen's Dropout.cpp; Klambauer et al. 2017, section 'New dropout technique'."""
     p = probability(layer, layer.p)
     if not layer.training or p == 0.0:
         return input
@@ -173,6 +173,6 @@ def _per_channel(layer: torch.nn.Module, input: torch.Tensor, leading: int) -> t
     """Returns the input's shape with all but the leading dimensions 1."""
     if input.dim() < 2:
         raise InvalidArgumentError(
-            f"samebits.nn.{type(layer).__name__}: channels need at least 2 dimensions, got {tuple(input.shape)}."
+            f"samebits.nn.{type(layer).__name__}: channels need 2 dimensions, got {tuple(input.shape)}."
         )
     return (*input.shape[:leading], *(1,) * (input.dim() - leading))

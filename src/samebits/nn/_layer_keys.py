@@ -64,10 +64,11 @@ def recall(layer: torch.nn.Module) -> Words:
     key = _keys.get(_identifier(layer))
     if key is None:
         raise UnimplementedError(
-            f"samebits.nn.{type(layer).__name__} {getattr(layer, 'layer_name', None) or ''} is called inside backward, and "
-            "torch's generator does not identify the forward that this repeats. Let activation checkpointing restore it: "
-            "torch.utils.checkpoint.checkpoint(..., preserve_rng_state=True), the default; inside the checkpointed "
-            "function do not seed torch, and do not turn on gradients or saved-tensor hooks in only one of the two calls."
+            f"samebits.nn.{type(layer).__name__} {getattr(layer, 'layer_name', None) or ''} is called inside "
+            "backward, and torch's generator does not identify the forward that this repeats. Let activation "
+            "checkpointing restore it: torch.utils.checkpoint.checkpoint(..., preserve_rng_state=True), the "
+            "default; inside the checkpointed function do not seed torch, and do not turn on gradients or "
+            "saved-tensor hooks in only one of the two calls."
         )
     return key
 
@@ -84,7 +85,7 @@ R = TypeVar("R")
 
 
 def call_untraced(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls `function`, which makes plain tensors; code under torch.compile breaks its graph for it, at each call."""
+    """Calls `function`, which makes plain tensors; each call breaks the graph of code under torch.compile."""
     if torch.compiler.is_compiling():
         return _call_outside_graph(function, *args, **kwargs)
     if not torch._C._are_functorch_transforms_active():
@@ -99,7 +100,7 @@ def _call_outside_graph(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 
 def is_vmapped() -> bool:
-    """Returns True if torch.vmap runs the caller and wants different numbers per sample (`randomness` is not "same")."""
+    """Returns True under torch.vmap with different numbers per sample (`randomness` is not "same")."""
     return torch._C._functorch.peek_interpreter_stack() is not None and any(
         isinstance(level, VmapInterpreter) and level.randomness() != "same"
         for level in retrieve_all_functorch_interpreters()
@@ -110,20 +111,22 @@ is_vmapped._dynamo_marked_constant = True  # type: ignore[attr-defined]  # evalu
 
 
 def check_traceable(layer: torch.nn.Module) -> None:
-    """Raises `UnimplementedError` while make_fx, torch.export or torch.jit.trace runs the caller, and under torch.vmap.
+    """Raises `UnimplementedError` under make_fx, torch.export, torch.jit.trace and torch.vmap.
 
     With `randomness="same"` one mask for all samples is what torch.vmap expects.
     """
     if torch.jit.is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
-            f"samebits.nn.{type(layer).__name__} is called while torch.export, make_fx or torch.jit.trace records its "
-            "caller: the graph would repeat one mask forever. Trace in eval mode (model.eval()), or use torch.compile, "
-            "which takes a new key at each call (samebits.nn.compiled: without a break of the graph)."
+            f"samebits.nn.{type(layer).__name__} is called while torch.export, make_fx or torch.jit.trace "
+            "records its caller: the graph would repeat one mask forever. Trace in eval mode (model.eval()), "
+            "or use torch.compile, which takes a new key at each call (samebits.nn.compiled: without a break "
+            "of the graph)."
         )
     if is_vmapped():
         raise UnimplementedError(
-            f"samebits.nn.{type(layer).__name__} under torch.vmap has one key for all samples. If they may share a mask, "
-            'call torch.vmap(..., randomness="same"); else call the model on the whole batch, or in eval mode.'
+            f"samebits.nn.{type(layer).__name__} under torch.vmap has one key for all samples. If they may "
+            'share a mask, call torch.vmap(..., randomness="same"); else call the model on the whole batch, '
+            "or in eval mode."
         )
 
 
@@ -132,18 +135,19 @@ _STEP = int_keys.as_uint64("samebits.nn.set_step")
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _DRAWN = int_keys.as_uint64("samebits.nn.drawn")
 _UNKNOWN = (
-    "samebits.nn.{0} in a run that does not know it: give its model to Run(model=model), so that the layer is keyed by "
-    "its path, or name it: {0}(..., name='head')."
+    "samebits.nn.{0} in a run that does not know it: give its model to Run(model=model), so that the layer "
+    "is keyed by its path, or name it: {0}(..., name='head')."
 )
 _COPIED = (
-    "samebits.nn.{0} is a copy of a layer with a key from set_step or own_randomness, and would draw the same masks. "
-    "Call set_step(model, step), or own_randomness(model, key=...) with another key, for the model that holds the copy."
+    "samebits.nn.{0} is a copy of a layer with a key from set_step or own_randomness, and would draw the "
+    "same masks. Call set_step(model, step), or own_randomness(model, key=...) with another key, for the "
+    "model that holds the copy."
 )
 
 
 @dataclass(eq=False)
 class LayerCalls:
-    """The calls of one layer in one place (a step of a run, or since its key was set), and the key of that place."""
+    """The calls of one layer in one place (a step of a run, or since its key was set), and their key."""
 
     key: Words
     place: object
@@ -174,23 +178,22 @@ class CompiledCalls(LayerCalls):
 
 
 class OwnsRandomness(torch.nn.Module):
-    """Mixin of every layer in `samebits.nn` that draws: a call's key is a function of the position of the call.
+    """Mixin of every layer in `samebits.nn` that draws: a call's key is a function of the call's position.
 
     | place | key of a call |
     |---|---|
-    | in the loop of a `samebits.Run` that has the model | (run's key, path in the run, step, call within the step) |
+    | in the loop of a `Run` that has the model | (run's key, path in the run, step, call within the step) |
     | else, after `set_step(model, step)` | (seed, path in the model, step, call within the step) |
     | else, after `own_randomness(model, key=key)` | (key, path in the model, calls since then) |
     | else | drawn from torch's default generator, as torch's layers do |
 
-    "Path" is the layer's `name` where it has one. Of `set_step` and `own_randomness(key=...)` the later call counts.
-    In the first two rows the masks of a resumed program are those of the uninterrupted one. In the third, other draws do
-    not matter, but the count of calls is in no state_dict: a resumed program needs one of the first two, or torch's
-    RNG state in the fourth.
+    "Path" is the layer's `name` where it has one. Of `set_step` and `own_randomness(key=...)` the later call
+    counts. In the first two rows the masks of a resumed program are those of the uninterrupted one. In the
+    third, other draws do not matter, but the count of calls is in no state_dict: a resumed program needs one
+    of the first two, or torch's RNG state in the fourth.
 
-    Under torch.compile a key that is computed in the forward breaks the graph; `samebits.nn.compiled` makes it an input.
-    Activation checkpointing (both kinds, nested too) repeats a call with the same key; see
-    `samebits.nn._layer_keys`.
+    Under torch.compile a key of the forward breaks the graph; `samebits.nn.compiled` makes it an input.
+    Activation checkpointing (both kinds, nested too) repeats a call with the same key.
 
     Args:
         name: keys the layer instead of its path; no two layers of a model may share it.
@@ -205,6 +208,7 @@ class OwnsRandomness(torch.nn.Module):
         (tensor([8., 6., 9., 7.]), tensor([4., 3., 2., 8.]))
     """
 
+    _shown: tuple[str, ...] = ()
     _given_name: str | None = None
     _run_path: tuple[int, str] | None = None
     _step_calls: LayerCalls | None = None
@@ -217,19 +221,21 @@ class OwnsRandomness(torch.nn.Module):
 
     @property
     def layer_name(self) -> str | None:
-        """The user's `name`, else the path in the `Run` that has the layer (a copy of the layer does not have it)."""
+        """The user's `name`, else the path in the `Run` that has the layer (a copy of the layer has none)."""
         if self._given_name is not None or self._run_path is None:
             return self._given_name
         owner, path = self._run_path
         return path if owner == id(self) else None
 
     def extra_repr(self) -> str:
-        """Returns torch's text, and the name."""
-        own = [] if self.layer_name is None else [f"name={self.layer_name!r}"]
-        return ", ".join([part for part in (super().extra_repr(),) if part] + own)
+        """Returns torch's text, the attributes named in `_shown`, and the name."""
+        parts = [super().extra_repr(), *(f"{name}={getattr(self, name)}" for name in self._shown)]
+        if self.layer_name is not None:
+            parts.append(f"name={self.layer_name!r}")
+        return ", ".join(part for part in parts if part)
 
     def next_key(self, device: torch.device) -> torch.Tensor:
-        """Returns the key of this call, uint64 of shape (2,), on `device` (on the CPU unless that is a CUDA device).
+        """Returns the key of this call, uint64 of shape (2,), on `device` if that is CUDA, else on the CPU.
 
         Raises:
             InvalidArgumentError: the layer is called in the loop of a run that does not know it.
@@ -245,7 +251,7 @@ class OwnsRandomness(torch.nn.Module):
         return call_untraced(self._keys, device, number)
 
     def _begin_compiled_forward(self) -> CompiledCalls | None:
-        """Counts the next forward's calls under a key that is known now, for `compiled`; returns None if there is none."""
+        """Counts the next forward's calls under a key known now, for `compiled`; None without a key."""
         calls = None if self._compiled_calls else self._calls()
         if calls is None:
             return None
@@ -303,7 +309,7 @@ class OwnsRandomness(torch.nn.Module):
 
 
 def plain_path(path: str) -> str:
-    """Returns the path without the names of torch's wrappers: a compiled model draws the masks of the plain one."""
+    """Returns the path without torch's wrappers: a compiled model draws the masks of the plain one."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
@@ -315,9 +321,9 @@ def layers(module: torch.nn.Module) -> Iterator[tuple[str, OwnsRandomness]]:
 
 
 def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> None:
-    """Sets the step of the layers of `module`, so that a plain loop's masks are a function of (seed, path, step).
+    """Sets the step of the layers of `module`: a plain loop's masks become a function of (seed, path, step).
 
-    Call it before each step, also after a resume. Inside the loop of a `samebits.Run` the run's step counts instead.
+    Call it before each step, also after a resume. In the loop of a `samebits.Run` its step counts instead.
 
     Args:
         module: the model; a layer is keyed by its path in it, so give the same one each time.
@@ -344,7 +350,7 @@ def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> 
 
 
 def set_key(module: torch.nn.Module, key: Words, *position: int) -> None:
-    """Outside a run, lets the layers of `module` count their calls from here, under (key, name or path, position)."""
+    """Outside a run, makes the layers count their calls from here, under (key, name or path, position)."""
     found = list(layers(module))
     _check_names(found)
     for path, layer in found:
@@ -353,7 +359,7 @@ def set_key(module: torch.nn.Module, key: Words, *position: int) -> None:
 
 
 def name_layers(module: torch.nn.Module, prefix: str) -> None:
-    """Gives every layer of `module` without a name its path as name, for `Run`. A shared layer keeps its first.
+    """Gives every layer of `module` without a name its path as name, for `Run`; a shared layer its first.
 
     Raises `DuplicateNameError` when two layers have the same name, before anything is changed.
     """
@@ -385,7 +391,7 @@ def _check_names(found: list[tuple[str, OwnsRandomness]]) -> None:
             continue
         if name in holders:
             raise DuplicateNameError(
-                f"the layers {holders[name]!r} and {path!r} both have the name {name!r}, so that they would draw the "
-                "same masks. Give each a separate name, or none: a layer without a name is keyed by its path."
+                f"the layers {holders[name]!r} and {path!r} both have the name {name!r}, so that they would "
+                "draw the same masks. Give each a separate name, or none: it is then keyed by its path."
             )
         holders[name] = path

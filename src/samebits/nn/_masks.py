@@ -12,11 +12,11 @@ from samebits.errors import InvalidArgumentError
 from samebits.random._random_arguments import FLOATS
 
 _LARGE = 1 << 16
-"""Elements from which a mask is drawn again in backward; a custom function costs as much as drawing 10,000."""
+"""Elements from which backward draws a mask again; a custom function costs as much as drawing 10,000."""
 
 
 def probability(layer: torch.nn.Module, p: Any) -> float:
-    """Returns the current `p`: users change it during training. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    """Returns the current `p`, which users may change. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
     if not 0.0 <= p <= 1.0:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__} has p = {p}: a probability is at least 0 and at most 1."
@@ -25,7 +25,7 @@ def probability(layer: torch.nn.Module, p: Any) -> float:
 
 
 def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
-    """Returns the current value of a scale. Raises `InvalidArgumentError` unless it is finite and at least 0."""
+    """Returns a scale's current value. Raises `InvalidArgumentError` unless it is finite and at least 0."""
     if not 0.0 <= value < math.inf:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__} has {name} = {value}: it must be finite and at least 0."
@@ -34,7 +34,7 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
 
 
 def keep_mask(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
-    """Returns 0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Dtype and device of `like`."""
+    """Returns 0 where `bernoulli(key, shape, p=p)` is 1 (so does `random.dropout`), else 1; as `like`."""
     dropped = random.bernoulli(key, shape, p=p, dtype=torch.bool)
     return dropped.logical_not().to(like.device, like.dtype)
 
@@ -47,7 +47,7 @@ def uniform(
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
-    """Returns `random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
+    """Returns `random.dropout`: the same bits, cheaper for small inputs, whose masks backward stores."""
     large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
     if large and key.device == input.device and input.dtype in FLOATS:
         return random.dropout(key, input, p, inplace=inplace)
@@ -55,6 +55,6 @@ def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool =
 
 
 def scale_by_mask(input: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:  # noqa: A002
-    """Returns `input` times the mask over its share of ones; zeros (and NaN of NaN) if it has none, as torch."""
+    """Returns `input` times the mask over its share of ones; zeros (NaN of NaN) without ones, as torch."""
     noise = mask.div_(1.0 - p) if p < 1.0 else mask
     return input.mul_(noise) if inplace else input * noise

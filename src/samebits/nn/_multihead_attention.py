@@ -19,8 +19,8 @@ _shape_check, _project_packed, _project = (
 class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` that owns its randomness. Arguments as torch's, and `name`.
 
-    In training with dropout the attention weights are computed explicitly, as torch does on the CPU and wherever
-    `need_weights=True`; in eval mode, or without dropout, torch's forward runs, its fused kernels included.
+    In training with dropout the attention weights are computed explicitly, as torch does on the CPU and
+    wherever `need_weights=True`; in eval mode, or without dropout, torch's forward and its kernels run.
 
     Example:
         >>> layer, x = samebits.nn.MultiheadAttention(4, num_heads=2, dropout=0.5), torch.ones(5, 4)
@@ -42,7 +42,7 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Runs torch's forward: query (L, N, E), or (N, L, E) with batch_first, or (L, E); key and value with S for L.
+        """Runs torch's forward: query (L, N, E), (N, L, E) if batch_first, or (L, E); key, value: S for L.
 
         Returns the output, of the query's shape, and the attention weights after dropout if `need_weights`:
         (N, L, S), or (N, heads, L, S) unless averaged; without N for an unbatched query.
@@ -90,7 +90,7 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         *,
         is_causal: bool,
     ) -> torch.Tensor | None:
-        """Returns the sum of both masks, to be added to the scores: (1 or N * heads, L or 1, S and the added keys)."""
+        """Returns the sum of both masks, to add to the scores: (1 or N * heads, L or 1, S and added keys)."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # torch's words
         length, batch, source = query.shape[0], query.shape[1], key.shape[0]

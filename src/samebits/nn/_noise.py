@@ -32,6 +32,8 @@ class GaussianNoise(OwnsRandomness):
         tensor([0., 0., 0., 0.])
     """
 
+    _shown = ("std", "inplace")
+
     def __init__(self, std: float = 0.1, inplace: bool = False, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.std = std
@@ -47,15 +49,9 @@ class GaussianNoise(OwnsRandomness):
         noise = random.normal(key, *input.shape, std=std, dtype=input.dtype, device=input.device)
         return input.add_(noise) if self.inplace else input + noise
 
-    def extra_repr(self) -> str:
-        """Returns std, inplace, name."""
-        return ", ".join(
-            part for part in (f"std={self.std}, inplace={self.inplace}", super().extra_repr()) if part
-        )
-
 
 class StochasticDepth(OwnsRandomness):
-    """Drops a residual branch in training: torchvision.ops.StochasticDepth (Huang et al. 2016) that owns its randomness.
+    """Drops a residual branch in training: a torchvision.ops.StochasticDepth (Huang et al. 2016) with keys.
 
     Args:
         p: probability that a sample (or the batch) is zeroed; the others are scaled by 1 / (1 - p).
@@ -74,6 +70,8 @@ class StochasticDepth(OwnsRandomness):
                 [2., 2., 2.],
                 [0., 0., 0.]])
     """
+
+    _shown = ("p", "mode")
 
     def __init__(self, p: float, mode: str = "row", *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -97,13 +95,9 @@ class StochasticDepth(OwnsRandomness):
             )
         return (input.shape[0] if self.mode == "row" else 1, *(1,) * (input.dim() - 1))
 
-    def extra_repr(self) -> str:
-        """Returns p, mode, name."""
-        return ", ".join(part for part in (f"p={self.p}, mode={self.mode}", super().extra_repr()) if part)
-
 
 class RReLU(OwnsRandomness, torch.nn.RReLU):
-    """`torch.nn.RReLU` that owns its randomness: in training the slope of each element <= 0 is drawn from [lower, upper).
+    """`torch.nn.RReLU` with its own randomness: training draws the slope of each x <= 0 from [lower, upper).
 
     Example:
         >>> layer, x = samebits.nn.RReLU(), torch.tensor([-1.0, 0.0, 1.0])
@@ -134,7 +128,7 @@ class _FractionalMaxPool(OwnsRandomness):
     _dimensions: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """Pools as torch does; the random windows come from the layer's key, unless the user gave `_random_samples`."""
+        """Pools as torch does; the layer's key gives the windows, unless `_random_samples` is given."""
         if self._random_samples is not None:
             return super().forward(input)
         sizes = input.shape[: -self._dimensions]  # (N, C), or (C,) without a batch

@@ -43,16 +43,17 @@ _QUANTIZED = (
 
 
 def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
-    """Turns every random layer of torch in `module` into a layer of `samebits.nn`, in place, and returns `module`.
+    """Turns every random layer of torch in `module` into one of `samebits.nn`, in place; returns `module`.
 
-    Replaced are Dropout*, AlphaDropout, FeatureAlphaDropout, RReLU, FractionalMaxPool*, MultiheadAttention (with it the
-    Transformer's layers) and RNN, LSTM and GRU, which then draw as the table of `samebits.nn.OwnsRandomness` says. Only
-    the class of an instance changes: parameters, optimizers, hooks, parametrizations, `requires_grad` and the keys of
-    state_dict stay, and a checkpoint of the plain model loads, both ways. A layer at two paths is keyed by the first.
+    Replaced are Dropout*, AlphaDropout, FeatureAlphaDropout, RReLU, FractionalMaxPool*, MultiheadAttention
+    (with it the Transformer's layers) and RNN, LSTM and GRU, which then draw as the table of
+    `samebits.nn.OwnsRandomness` says. Only the class of an instance changes: parameters, optimizers, hooks,
+    parametrizations, `requires_grad` and the keys of state_dict stay, and a checkpoint of the plain model
+    loads, both ways. A layer at two paths is keyed by the first.
 
-    Draws by other means are not seen: `F.dropout`, `F.scaled_dot_product_attention(dropout_p=...)` and `torch.rand` in a
-    module's code. In the loop of a `Run` they are reproducible all the same (the generators are filled before each step),
-    but depend on what else draws.
+    Draws by other means are not seen: `F.dropout`, `F.scaled_dot_product_attention(dropout_p=...)` and
+    `torch.rand` in a module's code. In the loop of a `Run` they are reproducible all the same (the generators
+    are filled before each step), but depend on what else draws.
 
     Args:
         module: a model, before torch.compile. Calling this again is harmless.
@@ -89,8 +90,8 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
         part.__class__ = kind
     if kept:
         user_code.warn(
-            f"own_randomness left alone: {', '.join(kept)}. Their own forward may draw by any means: derive them from "
-            "samebits.nn, and draw from self.next_key(device).",
+            f"own_randomness left alone: {', '.join(kept)}. Their own forward may draw by any means: derive "
+            "them from samebits.nn, and draw from self.next_key(device).",
         )
     if root is not None:
         set_key(module, root)
@@ -109,7 +110,7 @@ def _replacement(kind: type[torch.nn.Module], base: type[torch.nn.Module], *, pa
     """Returns our class, or one that has the additions of a user's subclass before it."""
     if kind is base:
         return _OURS[base]
-    if parametrized:  # torch has put a class of this instance in front; removing the last parametrization takes its first base
+    if parametrized:  # torch put a class of this instance in front; removing it takes its first base
         under = kind.__bases__[0]
         own = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
         return type(kind.__name__, (_replacement(under, base, parametrized=False),), own)

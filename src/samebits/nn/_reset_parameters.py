@@ -1,4 +1,4 @@
-"""`reset_parameters`: initial weights that are a function of (key, name), not of the order in which a model was built."""
+"""`reset_parameters`: initial weights from (key, name), not from the order in which a model was built."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OwnedTensors:
                 self.names |= {name} & parameters.keys()
 
     def name(self, tensor: torch.Tensor) -> str | None:
-        """Returns the (first) name of the parameter or buffer that `tensor` is, or is a view of; None if there is none."""
+        """Returns the (first) name of the parameter or buffer that `tensor` is or views; None for others."""
         at = tensor.storage_offset()
         for start, end, name in self._by_storage.get(_storage(tensor), ()):
             if start <= at < end:
@@ -63,8 +63,8 @@ class OwnedTensors:
 class KeyedDraws(TorchDispatchMode):
     """A mode in which torch's generator is filled before each draw, from a key of the tensor that it fills.
 
-    Ops on a parameter that belongs to another path than the current module (a tied one) are skipped; so are, in a
-    rehearsal, all that would change a parameter or buffer.
+    Ops on a parameter that belongs to another path than the current module (a tied one) are skipped; so are,
+    in a rehearsal, all that would change a parameter or buffer.
     """
 
     def __init__(self, root: Words, owned: OwnedTensors, *, rehearsal: bool) -> None:
@@ -123,8 +123,9 @@ def _skipped_result(func: Any, written: list[torch.Tensor], path: str) -> torch.
     """Returns the result of an in-place op that is skipped."""
     if len(func._schema.returns) > 1:
         raise UnimplementedError(
-            f"samebits.nn.reset_parameters: initialising {path or 'the model'} calls {func}, which changes a parameter or "
-            "buffer and also computes something else. Initialise in steps: torch.nn.init, or in-place draws and copy_."
+            f"samebits.nn.reset_parameters: initialising {path or 'the model'} calls {func}, which changes a "
+            "parameter or buffer and also computes something else. Initialise in steps: torch.nn.init, or "
+            "in-place draws and copy_."
         )
     return written[0] if func._schema.returns else None
 
@@ -146,24 +147,24 @@ _INITIAL = int_keys.as_uint64("samebits.nn.reset_parameters")
 def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collection[str] = ()) -> None:
     """Initialises every parameter anew, by its module's own scheme, from a key of its full name.
 
-    Runs `reset_parameters` (or `_reset_parameters`) of every module that has one, children first, as construction does.
-    Draws into a parameter come from (key, the parameter's name, number of the draw on it); other draws (the scratch
-    tensors of orthogonal_ and sparse_, NumPy, Python) from (key, the module's path, ...). So a parameter's weights do
-    not change when modules are built in another order, added, or removed. Buffers are reset by the same methods. A tied
-    parameter is keyed by its first name, and is initialised by the modules on that path only. The caller's generators
-    are restored.
+    Runs `reset_parameters` (or `_reset_parameters`) of every module that has one, children first, as
+    construction does. Draws into a parameter come from (key, the parameter's name, number of the draw on it);
+    other draws (the scratch tensors of orthogonal_ and sparse_, NumPy, Python) from (key, the module's path,
+    ...). So a parameter's weights do not change when modules are built in another order, added, or removed.
+    Buffers are reset by the same methods. A tied parameter is keyed by its first name, and is initialised by
+    the modules on that path only. The caller's generators are restored.
 
     Args:
         model: a module on real devices (after `to_empty`, not on "meta"), before it is parametrized.
         key: uint64 of shape (2,), as of `samebits.random.key(1)`.
         keep: full names of parameters that may stay as they are.
 
-    Every method runs twice: first in a rehearsal, in which no parameter and no buffer changes, and which finds the
-    errors below. A method that fills other modules' parameters through scratch tensors draws these by its own path.
+    Every method runs twice: first in a rehearsal, in which no parameter and no buffer changes, and which
+    finds the errors below. Scratch tensors for other modules' parameters are drawn by the method's own path.
 
     Raises:
-        InvalidArgumentError: no scheme sets some parameter (and `keep` does not name it), a parameter is lazy or on
-            "meta", `keep` names nothing, or `key` is no key. Nothing is changed then.
+        InvalidArgumentError: no scheme sets some parameter (and `keep` does not name it), a parameter is lazy
+            or on "meta", `keep` names nothing, or `key` is no key. Nothing is changed then.
         UnimplementedError: a module is TorchScript.
 
     Example:
@@ -180,7 +181,8 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
     unknown = {*keep} - owned.names
     if unknown:
         raise InvalidArgumentError(
-            f"samebits.nn.reset_parameters: keep names no parameter of the model: {', '.join(sorted(unknown))}."
+            "samebits.nn.reset_parameters: keep names no parameter of the model: "
+            f"{', '.join(sorted(unknown))}."
         )
     schemes = [
         (path, scheme) for path, part in _children_first(model) if (scheme := _scheme(part)) is not None
@@ -195,15 +197,15 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
 
 _MISSING = (
     "samebits.nn.reset_parameters: no reset_parameters of a module sets {}. Give its module a method "
-    "reset_parameters(self); or, where the value is not random, name it in keep=[...]. (Of a parametrized module, reset "
-    "first and parametrize afterwards.)"
+    "reset_parameters(self); or, where the value is not random, name it in keep=[...]. (Of a parametrized "
+    "module, reset first and parametrize afterwards.)"
 )
 
 
 def _run(
     schemes: list[tuple[str, Callable[[], object]]], root: Words, owned: OwnedTensors, *, rehearsal: bool
 ) -> set[str]:
-    """Runs all schemes; returns the names of the parameters that they set. A rehearsal changes none of them."""
+    """Runs all schemes; returns the names of the parameters that they set. A rehearsal changes none."""
     draws = KeyedDraws(root, owned, rehearsal=rehearsal)
     for path, scheme in schemes:
         draws.enter(path)

@@ -17,11 +17,11 @@ Hidden = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class _Recurrent(OwnsRandomness, torch.nn.RNNBase):
     """In training with dropout, runs torch's forward layer by layer, with a keyed dropout in between.
 
-    One key per call; the dropout after layer i is a fold of it by i. On CUDA, cuDNN then sees one layer at a time.
+    One key per call; the dropout after layer i is a fold of it by i. On CUDA, cuDNN gets one layer at a time.
     """
 
     def forward(self, input: Any, hx: Hidden | None = None) -> tuple[Any, Any]:  # noqa: A002
-        """Runs torch's forward: input (L, N, H), (N, L, H), (L, H) or a PackedSequence; returns output and hidden state."""
+        """Runs torch's forward: input (L, N, H), (N, L, H), (L, H) or packed; returns output and state."""
         p = probability(self, self.dropout)
         if not self.training or p == 0.0 or self.num_layers == 1:
             return super().forward(input, hx)

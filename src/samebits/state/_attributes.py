@@ -36,8 +36,7 @@ class Place(NamedTuple):
     def get(self) -> Any:
         """Returns the value; raises KeyError, IndexError, TypeError or AttributeError if there is none.
 
-        An attribute that only `__getattr__` finds belongs to another object, where setting it here would not
-        reach it.
+        An attribute that only `__getattr__` finds belongs to another object: setting it here is in vain.
         """
         if self.is_item:
             return self.owner[self.name]
@@ -54,8 +53,7 @@ class Place(NamedTuple):
 
 
 def place(root: Any, path: str) -> Place:
-    """Returns the place of a path, whose value need not exist; raises as `Place.get` where an object on the
-    way is missing.
+    """Returns the place of a path, even without a value; raises as `Place.get` if an owner is missing.
 
     Example:
         >>> place({"a": [1, 2]}, "['a'][1]").get()
@@ -87,8 +85,7 @@ IsState = Callable[[Any, str, Any], bool]
 
 
 class Attributes:
-    """An adapter around `target`: its `state_dict` holds the state of the target, by path. Made by
-    `samebits.state.attributes`.
+    """An adapter, made by `samebits.state.attributes`, whose `state_dict` is the target's state, by path.
 
     A value that is still the object that it was when the adapter was made is restored in place, so that other
     references to it stay valid; others are assigned, as the program has assigned them.
@@ -108,33 +105,29 @@ class Attributes:
         self.target = target
         self._paths, self._call = tuple(paths), call
         self._ignored, self._is_state = frozenset(ignored), is_state
-        self._saved_besides: frozenset[int] = frozenset()
+        self.saved_besides: frozenset[int] = frozenset()
         """The identities of objects that the run of this adapter saves by names of their own."""
         self._initial = _mutable(self._parts())
 
-    def note_besides(self, identities: Iterable[int]) -> None:
-        """Notes the objects that the run of this adapter saves by names of their own."""
-        self._saved_besides = frozenset(identities)
+    def check_besides(self, name: str, parts: Parts | None = None) -> None:
+        """Raises `InvalidArgumentError` if the target holds (say) an optimizer that the run does not save.
 
-    def check_besides(self, name: str) -> None:
-        """Raises `InvalidArgumentError` if the target holds an optimizer, say, that the run does not save besides.
-
-        `name`: of this adapter in the run.
+        `name`: of this adapter in the run. `parts`: of the target, if they are known.
         """
-        self._check_besides(self._parts(), name)
-
-    def _check_besides(self, parts: Parts, name: str) -> None:
+        parts = parts or self._parts()
         lines = [
-            f'\n    run.add("{name}_{re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_")}", {name}{_after(path)})  # a {type(one).__qualname__}'
+            "\n"
+            f'    run.add("{name}_{re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_")}", {name}{_after(path)})  '
+            f"# a {type(one).__qualname__}"
             for path, one in parts.with_state_dict.items()
-            if id(one) not in self._saved_besides
+            if id(one) not in self.saved_besides
         ]
         if lines:
             paths = ", ".join(f'"{path}"' for path in parts.with_state_dict)
             raise InvalidArgumentError(
-                f"{self._call}: it holds objects with a state_dict of their own, which is not saved here. Give them to the "
-                f"run, too, before the loop:{''.join(lines)}\nor, if it works without their state: "
-                f"samebits.state.attributes(..., ignore=[{paths}])."
+                f"{self._call}: it holds objects with a state_dict of their own, which is not saved here. "
+                f"Give them to the run, too, before the loop:{''.join(lines)}\n"
+                f"or, if it works without their state: samebits.state.attributes(..., ignore=[{paths}])."
             )
 
     @property
@@ -143,11 +136,9 @@ class Attributes:
         return not self._paths and not self._ignored
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state: values, generator states and names of enum members, by path. Its arrays and
-        tensors are no copies.
-        """
+        """Returns values, generators' states and enum members' names by path; tensors are no copies."""
         parts = self._parts()
-        self._check_besides(parts, type(self.target).__name__.lower())
+        self.check_besides(type(self.target).__name__.lower(), parts)
         now = _mutable(parts)
         self._initial = {path: one for path, one in self._initial.items() if now.get(path) is one}
         return {
@@ -177,7 +168,8 @@ class Attributes:
             if here.constants.get(path) != text:
                 raise self._mismatch(path, f"was {text}, is {here.constants.get(path)}, and cannot be set")
         if not self._paths:
-            self._remove({*_all(here)} - {*_saved_paths(saved)})
+            parts = ("values", "generators", "enums", "same")
+            self._remove({*_all(here)} - {path for part in parts for path in saved[part]})
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, state)
         otherwise_shared = {path for pair in here.same.items() ^ saved["same"].items() for path in pair}
@@ -208,8 +200,7 @@ class Attributes:
         except _MISSING as error:
             raise InvalidArgumentError(
                 f"{self._call}: there is no {path!r} ({type(error).__name__}: {error}). Give the path to the "
-                "object that "
-                "holds it, and set it before."
+                "object that holds it, and set it before."
             ) from None
 
     def _place(self, path: str) -> Place:
@@ -264,8 +255,7 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
     Saved are plain values, arrays, tensors, random generators (of NumPy, Python and torch) and containers of
     them. Of an object at a path, and of `target` itself without paths, all attributes are saved, and those of
     the objects that it holds. Code, locks and loggers are passed over. An optimizer, a module or another
-    object with a `state_dict` is left to the run, which must have it under a name of its own. Nothing is
-    pickled.
+    object with a `state_dict` is left to the run, which must have it by a name. Nothing is pickled.
 
     Args:
         target: the object.
@@ -273,8 +263,8 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
         ignore: paths that are left out.
 
     Raises:
-        InvalidArgumentError: an attribute is missing, or cannot be saved; the message names it. Or `target` is
-            a class, a function or a module, and has no paths.
+        InvalidArgumentError: an attribute is missing, or cannot be saved; the message names it. Or `target`
+            is a class, a function or a module, and has no paths.
 
     Example:
         >>> class Average:
@@ -289,14 +279,13 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
     if isinstance(ignore, str) or not all(isinstance(one, str) for one in (*paths, *ignore)):
         raise InvalidArgumentError(
             f'samebits.state.attributes(<{type(target).__name__}>, ...): paths are str: "counter", '
-            '"inner.step"; '
-            "ignore is a list of them."
+            '"inner.step"; ignore is a list of them.'
         )
     if not paths and isinstance(target, type | types.FunctionType | types.MethodType | types.ModuleType):
         name = target.__name__
         raise InvalidArgumentError(
-            f"samebits.state.attributes({name}): of a {type(target).__name__} no attributes are saved unless they are "
-            f'named: samebits.state.attributes({name}, "counter").'
+            f"samebits.state.attributes({name}): of a {type(target).__name__} no attributes are saved unless "
+            f'they are named: samebits.state.attributes({name}, "counter").'
         )
     return Attributes(target, paths, f"samebits.state.attributes(<{type(target).__name__}>)", ignore)
 
@@ -311,10 +300,6 @@ def _mutable(parts: Parts) -> dict[str, Any]:
 
 def _all(parts: Parts) -> list[str]:
     return [*parts.values, *parts.generators, *parts.enums, *parts.same]
-
-
-def _saved_paths(saved: Mapping[str, Any]) -> list[str]:
-    return [path for part in ("values", "generators", "enums", "same") for path in saved[part]]
 
 
 def _value_at(at: Place) -> Any:
@@ -348,11 +333,9 @@ def _kind_of(generator: Any) -> str:
     kind = type(generator).__name__
     if isinstance(generator, torch.Generator):
         return f"torch:{generator.device}"
-    return (
-        f"{kind}:{type(generator.bit_generator).__name__}"
-        if isinstance(generator, np.random.Generator)
-        else kind
-    )
+    if isinstance(generator, np.random.Generator):
+        return f"{kind}:{type(generator.bit_generator).__name__}"
+    return kind
 
 
 def _new_generator(kind: str) -> Any:

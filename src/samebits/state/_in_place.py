@@ -69,7 +69,7 @@ def fill_in_place(target: Any, saved: Any, path: str = "", kept: Collection[str]
 
 
 def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) -> Any:
-    """Returns the items of `saved`; where the target's own is kept, and met once in both, that one with the new content."""
+    """Returns the items of `saved`, but the target's own, filled, where it is kept and met once in both."""
     old, new = dict(_items(target)), dict(_items(saved))
     for items in (old, new):
         ids = [id(item) for item in items.values()]
@@ -114,7 +114,7 @@ class StateAliases:
 
 
 def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
-    """Returns True if `aliases` is a result of `StateAliases.state` for such values, or None (in older commits)."""
+    """Returns True if `aliases` may be from `StateAliases.state` for such values; None is (old commits)."""
     if aliases is None:
         return True
     try:
@@ -130,7 +130,7 @@ def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
 
 
 def move_to_devices(values: dict[Any, Any], devices: Collection[tuple[Path, str]]) -> None:
-    """Moves tensors to their former devices; those of a commit are on the CPU, where they stay if there is no GPU."""
+    """Moves tensors from the CPU, where a commit's are, to their former devices; without a GPU they stay."""
     for path, device in devices:
         if not device.startswith("cuda") or torch.cuda.is_available():
             _at(values, path[:-1])[path[-1]] = _at(values, path).to(device)
@@ -143,7 +143,7 @@ def share(values: dict[Any, Any], same: Collection[tuple[Path, Path]]) -> None:
 
 
 def fill(target: dict[Any, Any], saved: Mapping[Any, Any], kept: Collection[Path] | None) -> None:
-    """Makes `target` equal to `saved`: in place for the paths in `kept`, or (None) for lists and dicts, if both are of one kind."""
+    """Makes `target` equal to `saved`: in place for paths in `kept` (None: lists, dicts) if of one kind."""
     _fill(target, saved, (), None if kept is None else frozenset(kept), {})
 
 

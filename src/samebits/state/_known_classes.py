@@ -58,8 +58,7 @@ def _environment(target: Any, call: str) -> Attributes:
     if type(target).__name__ == "AsyncVectorEnv":
         raise InvalidArgumentError(
             f"{call}: the environments of an AsyncVectorEnv are in processes of their own, where their state "
-            "cannot be read. "
-            'Use gymnasium.make_vec(..., vectorization_mode="sync").'
+            'cannot be read. Use gymnasium.make_vec(..., vectorization_mode="sync").'
         )
     return Attributes(target, (), call, is_state=_is_state_of_environment)
 
@@ -74,14 +73,8 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _accelerator(target: Any, call: str) -> Attributes:
-    return Attributes(target, ("step", "gradient_state.sync_gradients"), call)
-
-
 def _metric(target: Any, call: str) -> Attributes:
-    """Returns the adapter of a torchmetrics Metric or MetricCollection: their own state_dict leaves the
-    values out.
-    """
+    """Returns the adapter of a torchmetrics Metric(Collection), whose state_dict leaves the values out."""
     paths = []
     for path, module in target.named_modules():
         inner = "".join(f"._modules[{name!r}]" for name in path.split(".") if name).removeprefix(".")
@@ -107,7 +100,9 @@ _KNOWN: dict[str, Callable[[Any, str], Attributes | HeldGenerators]] = {
     "gymnasium.VectorEnv": _environment,
     "torchmetrics.Metric": _metric,
     "torchmetrics.MetricCollection": _metric,
-    "accelerate.Accelerator": _accelerator,
+    "accelerate.Accelerator": lambda target, call: Attributes(
+        target, ("step", "gradient_state.sync_gradients"), call
+    ),
     "monai.Randomizable": _generators,
     "albumentations.BaseCompose": _generators,
     "albumentations.BasicTransform": _generators,
@@ -126,19 +121,13 @@ def name_of_known(kind: type) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def is_known(kind: type) -> bool:
-    """Returns True if there is an adapter for objects of this class; a property of the class alone, and
-    cheap.
-    """
-    return (
-        issubclass(kind, (*RESTORABLE, np.ndarray))
-        or kind in CONTAINERS - {tuple, frozenset}
-        or name_of_known(kind) is not None
-    )
+    """Returns True if there is an adapter for objects of this class; by the class alone, and cheap."""
+    held = issubclass(kind, (*RESTORABLE, np.ndarray)) or kind in CONTAINERS - {tuple, frozenset}
+    return held or name_of_known(kind) is not None
 
 
 def adapter_for(target: Any, call: str = "samebits.state.adapter_for") -> Attributes | HeldGenerators | None:
-    """Returns the adapter that `Run(name=target)` and `run.add` use for an object of a known class; None for
-    other classes.
+    """Returns the adapter of `Run(name=target)` and `run.add` for an object of a known class, else None.
 
     Known are random generators (`np.random.Generator`, `np.random.RandomState`, `random.Random`,
     `torch.Generator`), lists, dicts, deques, sets and arrays of what can be saved, environments of gymnasium,

@@ -1,6 +1,4 @@
-"""The parts of an object that can be saved without pickle, by path: values, generators, enum members and
-constants.
-"""
+"""The parts of an object that are saved without pickle, by path: values, generators, enums, constants."""
 
 from __future__ import annotations
 
@@ -169,8 +167,7 @@ def _has_state_dict(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def has_hidden_memory(kind: type) -> bool:
-    """Returns True if instances of a class have memory besides attributes and slots: a class written in C, or
-    made from one.
+    """Returns True if instances have memory besides attributes and slots: of a class in C, or made from one.
 
     Example:
         >>> has_hidden_memory(Parts), has_hidden_memory(type("MyList", (list,), {}))
@@ -195,7 +192,8 @@ def refuse(call: str, unsavable: dict[str, str]) -> InvalidArgumentError:
     lines = "".join(f"\n  - {path or 'the object itself'} is {reason}." for path, reason in unsavable.items())
     paths = ", ".join(f'"{path}"' for path in unsavable)
     return InvalidArgumentError(
-        f"{call}: cannot be saved without pickle:{lines}\nSaved are plain values, arrays, tensors, random "
-        "generators, and containers and objects of them. To save it without these parts, if it works without their state: "
-        f"samebits.state.attributes(..., ignore=[{paths}])."
+        f"{call}: cannot be saved without pickle:{lines}\n"
+        "Saved are plain values, arrays, tensors, random generators, and containers and objects of them. To "
+        "save it without these parts, if it works without their state: samebits.state.attributes(..., "
+        f"ignore=[{paths}])."
     )

@@ -62,14 +62,14 @@ def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
 
 
 def _resumes_from(whole: Record, at: int) -> tuple[int, str]:
-    """Returns the commit that a run left before step `at` resumes from, and the reason where that is another step."""
+    """Returns the commit from which a run left before step `at` resumes; a reason if that is another step."""
     loops = {step: loop for loop, step in whole.steps}
     if "/" not in loops.get(at, ""):
         return at, ""
     begin = max(step for step, loop in loops.items() if step < at and "/" not in loop)
     return begin, (
-        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run resumes from step {begin}, "
-        "in whose body it began)"
+        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run resumes from "
+        f"step {begin}, in whose body it began)"
     )
 
 
@@ -130,7 +130,7 @@ def _hashes(found: Difference, whole: Record, rest: Record) -> str:
 
 
 def fit_with(callback: Callback, run_dir: Path) -> Any:
-    """Runs a small fit of 3 epochs of 4 batches with `callback`; returns its history, weights, and the callback's state."""
+    """Runs a fit of 3 epochs of 4 batches; returns history, weights, and the state of `callback`."""
     set_random_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

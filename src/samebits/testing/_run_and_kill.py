@@ -1,4 +1,4 @@
-"""`run_and_kill`: runs a program in its own processes, kills them, and starts them again until the program ends."""
+"""`run_and_kill`: runs a program in processes of its own, kills them, and restarts them until it ends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from typing import Any
 import cloudpickle
 
 from samebits import _digest as digest
+from samebits._arguments import require
 from samebits._context import process
 from samebits._inspect.tree import of_nested
+from samebits.audit._child.kill_points import KILL_POINTS, Kill
 from samebits.audit._first_difference import first_difference_of_segments
 from samebits.audit._verify.baseline import facts_of
-from samebits.audit._verify.check_plan import ProcessVariation
+from samebits.audit._verify.check_plan import BaselineFacts, ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder
 from samebits.checkpoint._run_directory import MARKER
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import InvalidArgumentError, VerifyError
-from samebits.testing._planned_kills import Place, PlannedKill, check_names, check_places, plan_kill
 
 # The digest of the commits in the run directories that a program left.
 
@@ -36,7 +37,7 @@ RESULT = "samebits-result"
 
 
 def final_digest(root: Path) -> str:
-    """Returns the digest of every run below `root`: its objects, gradients and `run.state`; and of a function's result.
+    """Returns the digest of every run below `root` (objects, gradients, `run.state`), and of a result.
 
     Raises `VerifyError` when there is no run, or one has not finished.
     """
@@ -69,13 +70,8 @@ def _run_dirs(root: Path) -> list[Path]:
 # fresh process.
 
 
-def script() -> str:
-    """Returns the script's path."""
-    return os.path.abspath(__file__)
-
-
 def save(function: Callable[[Path], Any], folder: Path) -> Path:
-    """Writes `function` for `main`, by value with the parts of its module that it uses, and returns the file."""
+    """Writes `function` for `main`, by value with what it uses of its module, and returns the file."""
     module = sys.modules.get(function.__module__)
     by_value = module is not None and module.__name__ != "__main__"
     if by_value:
@@ -91,7 +87,7 @@ def save(function: Callable[[Path], Any], folder: Path) -> Path:
 
 
 def main(path: str) -> None:
-    """Calls the function in `path` (the parent process has just written it) with a run directory below the run root."""
+    """Calls the function in `path`, which the parent has written, with a run directory below the run root."""
     sys.path[:], function = pickle.loads(Path(path).read_bytes())  # noqa: S301
     root = process.overrides.run_root
     assert root is not None
@@ -103,9 +99,95 @@ if __name__ == "__main__":
     main(sys.argv[1])
 
 
+# The kills that the caller names, made definite by the steps of the baseline.
+
+
+Place = int | str | tuple[str, int]
+_RANDOM = "random"
+_REPLAYED = 3
+"""Maximum number of steps between the commit and the kill."""
 _SHOWN = 20
 """Lines of a failed process's output."""
 Program = str | os.PathLike[str] | Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class PlannedKill:
+    """The kill of one process: by itself at a place, or from outside after `instant` seconds."""
+
+    process: ProcessVariation
+    instant: float | None = None
+
+    def description(self) -> str:
+        """Returns the kill point in words."""
+        if self.process.kill is None:
+            return f"after {self.instant:.2f} s"
+        return self.process.kill.description()
+
+
+def check_names(places: Sequence[Place]) -> None:
+    """Raises `InvalidArgumentError` for an unknown place."""
+    for place in places:
+        _split(place)
+
+
+def check_places(places: Sequence[Place], facts: BaselineFacts) -> None:
+    """Raises `InvalidArgumentError` for a place that the program does not reach."""
+    for place in places:
+        where, step = _split(place)
+        if where == "validation" and not facts.validations:
+            raise InvalidArgumentError("run_and_kill(at='validation'): the program has no validation.")
+        if step is not None and step not in (facts.validations if where == "validation" else facts.steps):
+            raise InvalidArgumentError(
+                f"run_and_kill(at={place!r}): the program has steps {facts.steps[0]} to {facts.steps[-1]}, "
+                f"and validations in the bodies of steps {list(facts.validations)}."
+            )
+
+
+def plan_kill(
+    place: Place,
+    following: Sequence[Place],
+    reached: int,
+    facts: BaselineFacts,
+    seconds: float,
+    draw: random.Random,
+) -> PlannedKill:
+    """Returns the kill at `place`, after the commit of step `reached` and before the kills at `following`.
+
+    The commits before it are before the steps that those name, so that each can be reached.
+    """
+    where, step = _split(place)
+    if where == _RANDOM:
+        return PlannedKill(ProcessVariation(), draw.uniform(0, seconds))
+    named = [following_step for _, following_step in map(_split, following) if following_step is not None]
+    before = min(named, default=facts.steps[-1] + 1)
+    if step is None:
+        step = _draw_step(where, len(following), reached, before, facts, draw)
+    latest = min(step - 1 if where == "commit" else step, before)
+    commit = draw.randint(max(reached, latest - _REPLAYED), max(reached, latest))
+    commits = (commit, step) if where == "commit" else (commit,)
+    return PlannedKill(ProcessVariation(Kill(where, step), commit_steps=commits))
+
+
+def _split(place: Place) -> tuple[str, int | None]:
+    """Returns place and step."""
+    where, step = (
+        ("body", place) if isinstance(place, int) else (place, None) if isinstance(place, str) else place
+    )
+    choices = f"choose 'random', a step number, one of {tuple(KILL_POINTS)}, or (one of them, step)"
+    fits = where in KILL_POINTS or (where == _RANDOM and step is None)
+    require(fits, "run_and_kill", choices, at=place)
+    return where, step
+
+
+def _draw_step(
+    where: str, remaining: int, reached: int, before: int, facts: BaselineFacts, draw: random.Random
+) -> int:
+    """Draws a step after `reached` and before `before`, early enough for the kills that follow."""
+    possible = facts.validations if where == "validation" else facts.steps[1:] or facts.steps
+    later = [step for step in possible if step > reached] or list(possible[-1:])
+    later = [step for step in later if step < before] or later
+    return draw.choice(later[: max(1, len(later) // (1 + remaining))])
 
 
 @dataclass(frozen=True)
@@ -122,7 +204,7 @@ class KilledRun:
     """
 
     digest: str
-    """Digest of the killed run's end: the last commit of each of its run directories, and a function's result."""
+    """Digest of the killed run's end: the last commit of each run directory, and a function's result."""
     expected: str
     """Digest of the end of the uninterrupted run."""
     exit_codes: tuple[int, ...]
@@ -149,7 +231,7 @@ def run_and_kill(
     args: Sequence[str] = (),
     timeout: float = 300.0,
 ) -> KilledRun:
-    """Runs `program` once without kills, then again with real SIGKILLs, started anew after each until it ends.
+    """Runs `program` once without kills, then with real SIGKILLs, started anew after each until it ends.
 
     ```python
     def test_my_training_survives():
@@ -158,23 +240,24 @@ def run_and_kill(
         assert result.exit_codes == (-9, -9, -9, 0)
     ```
 
-    Each process is a fresh interpreter in a session of its own. Run directories are moved into a scratch folder that is
-    removed afterwards, so the program's own are neither read nor written; other files are written where the program puts them.
+    Each process is a fresh interpreter in a session of its own. Run directories are moved into a scratch
+    folder that is removed afterwards, so the program's own are neither read nor written; other files are
+    written where the program puts them.
 
     Args:
-        program: a script's path, or a function of a run directory (it is copied by value together with the parts of its
-            own module that it uses; imports inside it are safest).
-        at: where to kill. "random": at an instant of the process's life; a step number: in the body of that step, at
-            its backward; "body", "optimizer", "after_body", "validation" or "commit" (between a commit's tensors and its
-            manifest): there, in a step that is drawn, later ones later; `(place, step)`: there in that step.
-            A sequence: one kill for each.
+        program: a script's path, or a function of a run directory (it is copied by value together with the
+            parts of its own module that it uses; imports inside it are safest).
+        at: where to kill. "random": at an instant of the process's life; a step number: in the body of that
+            step, at its backward; "body", "optimizer", "after_body", "validation" or "commit" (between a
+            commit's tensors and its manifest): there, in a step that is drawn, later ones later; `(place,
+            step)`: there in that step. A sequence: one kill for each.
         times: number of passes through `at`.
         seed: draws instants, steps, and the steps at which commits are made.
         args: command line arguments of a script.
         timeout: seconds after which a process has failed.
 
     Raises:
-        VerifyError: the program failed, took longer than `timeout`, uses no `samebits.Run`, or finished before a kill.
+        VerifyError: the program failed, took over `timeout`, uses no `samebits.Run`, or ended before a kill.
         InvalidArgumentError: `at` names a place that the program does not reach.
 
     Example:
@@ -183,10 +266,8 @@ def run_and_kill(
             ...
         samebits.errors.InvalidArgumentError: run_and_kill(at='lunch'): choose 'random', a step number, ...
     """
-    if times < 1:
-        raise InvalidArgumentError(f"run_and_kill(times={times!r}): at least once.")
-    if not timeout > 0:
-        raise InvalidArgumentError(f"run_and_kill(timeout={timeout!r}): a number of seconds above 0.")
+    require(times >= 1, "run_and_kill", "at least once", times=times)
+    require(timeout > 0, "run_and_kill", "a number of seconds above 0", timeout=timeout)
     places: list[Any] = [at] if isinstance(at, str | int | tuple) else list(at)
     check_names(places)
     with scratch_folder() as scratch:
@@ -199,10 +280,8 @@ def run_and_kill(
 def _command(program: Program, args: Sequence[str], scratch: Path) -> tuple[str, tuple[str, ...]]:
     if callable(program):
         if args:
-            raise InvalidArgumentError(
-                "run_and_kill(args=...): a function takes none; wrap it in another one."
-            )
-        return script(), (str(save(program, scratch)),)
+            raise InvalidArgumentError("run_and_kill(args=...): a function takes none; wrap it in another.")
+        return os.path.abspath(__file__), (str(save(program, scratch)),)
     path = Path(program).absolute()
     if not path.is_file():
         raise VerifyError(f"run_and_kill({os.fspath(program)!r}): there is no such file.")
@@ -253,7 +332,7 @@ class _KilledRuns:
         return outcome
 
     async def _run_killed(self, kill: PlannedKill, root: Path) -> ProcessOutcome:
-        """Runs a process that is killed, unless it ends before. Raises `VerifyError` when it fails or takes too long."""
+        """Runs a process to its kill, or its end. Raises `VerifyError` when it fails or takes too long."""
         self.runner.timeout = self.timeout if kill.instant is None else kill.instant
         outcome = await self.runner.run(kill.process, root)
         self.runner.timeout = self.timeout
@@ -271,9 +350,12 @@ def _no_kill_message(place: Place, kill: PlannedKill, begin: int) -> str:
     """Returns the message for a process that reached the run's end without its kill."""
     passed = kill.process.kill is not None and kill.process.kill.step < begin
     reason = (
-        f"the run resumed from step {begin}, after it, because a kill at 'random' leaves the commits made by then; name "
-        "steps before 'random'"
+        f"the run resumed from step {begin}, after it, because a kill at 'random' leaves the commits made by "
+        "then; name steps before 'random'"
         if passed
         else "the process did not come to it; does each run of the program do the same steps?"
     )
-    return f"run_and_kill(at={place!r}): nothing was killed {kill.description()}, and the run has finished: {reason}."
+    return (
+        f"run_and_kill(at={place!r}): nothing was killed {kill.description()}, and the run has finished: "
+        f"{reason}."
+    )

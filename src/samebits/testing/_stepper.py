@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from samebits._arguments import require
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
@@ -24,8 +25,8 @@ def check_stateful(thing: Any) -> None:
     """Raises `InvalidArgumentError` when `thing` has no state to save."""
     if not isinstance(thing, Stateful):
         raise InvalidArgumentError(
-            f"{CALL}: factory() gave a {type(thing).__name__}, which has no state_dict and load_state_dict. Give it "
-            "both; objects that belong together go into one object that has them."
+            f"{CALL}: factory() gave a {type(thing).__name__}, which has no state_dict and load_state_dict. "
+            "Give it both; objects that belong together go into one object that has them."
         )
 
 
@@ -45,10 +46,8 @@ def cuts(cut: Cut, steps: int) -> list[int]:
         return list(range(steps + 1))
     wanted = [cut] if isinstance(cut, int) else list(cut)
     for at in wanted:
-        if not isinstance(at, int) or not 0 <= at <= steps:
-            raise InvalidArgumentError(
-                f"{CALL}(cut={cut!r}): there are {steps} steps; a cut is from 0 to {steps}, or 'every'."
-            )
+        valid = f"there are {steps} steps; a cut is from 0 to {steps}, or 'every'"
+        require(isinstance(at, int) and 0 <= at <= steps, CALL, valid, cut=cut)
     return wanted
 
 
@@ -77,7 +76,7 @@ class Stepper:
         return value
 
     def values(self, steps: int | None) -> Iterator[Any]:
-        """Yields the values of `steps` steps; None: of two passes over an iterable, of 20 steps of anything else."""
+        """Yields the values of `steps` steps; None: of two passes over an iterable, else of 20 steps."""
         if steps is None and isinstance(self._advance, _Elements):
             yield from self._two_passes()
             return
@@ -120,7 +119,7 @@ def _default_step(thing: Any) -> Advance:
 
 
 class _Elements:
-    """A step that reads the next element; at the end of a pass the next one begins, until there is an empty one."""
+    """A step that reads the next element; after a pass the next one begins, until a pass is empty."""
 
     def __init__(self) -> None:
         self._iterator: Iterator[Any] | None = None

@@ -1,4 +1,4 @@
-"""The commits of a run: asynchronous ones by a process of their own, the others by the run itself; the same bytes."""
+"""The commits of a run: asynchronous ones by the writer process, the others by the run; equal bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from samebits.train._cadence import Cadence
 _POLL_INTERVAL = 0.01
 """Seconds between two reads of the writer's reports: a read is a system call, and steps may be shorter."""
 _LARGE = 1 << 26
-"""Bytes of a state whose memory is taken before the first snapshot: that of a smaller one is there in 0.1 s."""
+"""Bytes of a state whose memory is taken before the first snapshot; a smaller one's is there in 0.1 s."""
 _MAX_DEATHS = 3
 """Writer processes that may die before the run makes all commits itself."""
 
@@ -41,7 +41,7 @@ class Commits:
         self._deaths = self.written = 0
         self._next_poll = 0.0
         self.lag, self.lag_steps = 0.0, 0
-        """Longest time until the snapshot of a boundary, or a later one, was durable, in seconds and in steps."""
+        """Longest time until a boundary's snapshot, or a later one, was durable: in seconds and in steps."""
         self._checked: FileLayout | None = None
         """The layout of the last state whose copies were checked."""
         self._snapshots: dict[int, tuple[Position, float]] = {}
@@ -76,7 +76,7 @@ class Commits:
         return [*self._take_durable(), position]
 
     def reserve(self, state: dict[str, Any]) -> None:
-        """Prepares for snapshots of such a state, beside the training, if they are so large that the first would wait long."""
+        """Prepares for snapshots of such a state, beside the training, if the first would wait long."""
         leaves = (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor))
         size = sum(leaf.nbytes for leaf in leaves)
         if size >= _LARGE and not self._sync:
@@ -141,7 +141,7 @@ class Commits:
         return self._take_durable(wait=True)
 
     def close(self) -> list[Position]:
-        """Waits as `wait` does, ends the writer process and releases the run directory; a failed commit is a warning."""
+        """Waits, ends the writer process, releases the run directory; a failed commit is a warning."""
         durable: list[Position] = []
         try:
             durable = self.wait()
@@ -154,8 +154,8 @@ class Commits:
             commits = "1 commit" if self.written == 1 else f"{self.written} commits"
             steps = "1 step" if self.lag_steps == 1 else f"{self.lag_steps} steps"
             print(
-                f"samebits: {self.store.where}: {commits} during training, on disk within {self.lag * 1e3:.0f} ms "
-                f"(at most {steps} behind)",
+                f"samebits: {self.store.where}: {commits} during training, on disk within "
+                f"{self.lag * 1e3:.0f} ms (at most {steps} behind)",
                 file=sys.stderr,
             )
         return durable
@@ -204,7 +204,7 @@ class Commits:
         }
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
-        """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""
+        """Replaces a writer that died. Finished commits count; the next snapshot has all of the lost one."""
         self.store.end_writer(kill=True)
         self._snapshots.clear()
         self._deaths += 1
@@ -215,8 +215,8 @@ class Commits:
             self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
             return
         print(
-            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. A new one is "
-            "started; earlier commits are untouched",
+            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. A new "
+            "one is started; earlier commits are untouched",
             file=sys.stderr,
         )
 

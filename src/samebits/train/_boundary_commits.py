@@ -1,4 +1,4 @@
-"""The saved state and the times of commits: between two iterations, and between two batches of a validation."""
+"""The saved state and the times of commits: between two iterations, or two batches of a validation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,9 +43,7 @@ class BestCommits:
         require(is_int(keep, 0), "Run", "a number of commits, 0 for none", keep_best=keep)
         what = 'the name of a value in run.log: best="val_loss". A value goes to run.best(value)'
         require(name is None or isinstance(name, str), "Run", what, best=name)
-        require(
-            name is None or keep > 0, "Run", "say how many commits to keep for it: keep_best=1", best=name
-        )
+        require(name is None or keep > 0, "Run", "say how many commits to keep: keep_best=1", best=name)
         self.rises = name is not None and name.startswith("max:")
         self.name = name.removeprefix("max:") if name is not None else None
         self.value: float | None = None
@@ -54,7 +52,7 @@ class BestCommits:
         """All names that were logged."""
 
     def select(self, values: Mapping[str, Any]) -> float | None:
-        """Returns the value among `values` that decides, smaller is better; None where its name is missing."""
+        """Returns the value among `values` that decides, smaller is better; None without its name."""
         self.names.update(values)
         if self.name is None or self.name not in values:
             return None
@@ -69,8 +67,8 @@ class BestCommits:
     def warn(self, call: str) -> None:
         """Warns at the end of the run that the name was never logged."""
         user_code.warn(
-            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
-            f"{', '.join(sorted(self.names))}.",
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for "
+            f"it. There were {', '.join(sorted(self.names))}.",
         )
 
     def pop(self) -> float | None:
@@ -80,7 +78,7 @@ class BestCommits:
 
 
 class CommitPolicy:
-    """Gathers the state of a run at its boundaries and commits it, on all ranks alike; ends the run after a signal."""
+    """Gathers a run's state at boundaries and commits it, on all ranks alike; ends the run after a signal."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class CommitPolicy:
 
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
         """Begins with the open run, which resumes from the commit `found`."""
-        self._program, self._environment = origin.to_dict(), environment
+        self._program, self._environment = asdict(origin), environment
         if found is not None:
             self._chain.resume(found.rolling, found.position["loop"], found.step)
 
@@ -179,16 +177,16 @@ class CommitPolicy:
             self._commit(position)
 
     def on_interrupt(self, position: Position, *, outermost: bool) -> NoReturn:
-        """Commits the boundary before `position`, for whose batch the run waited when a signal came, and ends the run."""
+        """Commits the boundary before `position`, where the run waited when a signal came; ends the run."""
         if outermost:
             with self.preemption.saving():
                 self._commit(position)
         self.preemption.leave()
 
     def on_validation_batch(self, position: Position, find_unsaved: FindUnsaved | None) -> None:
-        """Commits between two batches of a validation (before the first one: `find_unsaved` is None) if due; ends the run after a signal.
+        """Commits, if due, between two batches of a validation; ends the run after a signal.
 
-        With several ranks it does nothing: none may decide alone.
+        `find_unsaved` is None before the first batch. Several ranks do nothing: none may decide alone.
         """
         leaves = self.preemption.requested is not None
         if self.commits is None or not self.preemption.single_process:
@@ -197,9 +195,8 @@ class CommitPolicy:
             started = time.perf_counter()
             with self.preemption.saving():
                 self._commit_inside(position, find_unsaved)
-            self.commits.cadence.record_commit(
-                time.perf_counter() - started
-            )  # the time of a check without a commit, too
+            # the time of a check without a commit, too
+            self.commits.cadence.record_commit(time.perf_counter() - started)
         if leaves:
             self.preemption.leave()
 
@@ -239,13 +236,9 @@ class CommitPolicy:
 
     def _reserve(self) -> None:
         """Prepares the memory of the first snapshot, after a step: before it, optimizers have no state."""
-        commits, alone = self.commits, self.ranks.world_size == 1
-        if (
-            commits is not None
-            and commits.cadence.by_itself
-            and alone
-            and process.overrides.commit_steps is None
-        ):
+        commits = self.commits
+        alone = self.ranks.world_size == 1 and process.overrides.commit_steps is None
+        if alone and commits is not None and commits.cadence.by_itself:
             commits.reserve(state.gather(self._objects))
 
     @contextmanager
@@ -259,7 +252,7 @@ class CommitPolicy:
             self._deferred_error = error
 
     def _commit(self, position: Position, *, wait: bool = True) -> None:
-        """Commits the boundary at `position`; without `wait` it becomes durable later, or never if a newer one does."""
+        """Commits the boundary at `position`; without `wait` it, or a newer one, becomes durable later."""
         self._requested = False
         if self.commits is None:
             return

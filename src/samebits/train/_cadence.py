@@ -39,10 +39,10 @@ class Cadence:
             self._seconds = float(found[1])
         else:
             forms = (
-                "a share of the time ('3%', above 0%, at most 100%), a number of steps (100), seconds ('30s')"
+                "give a share of the time ('3%', above 0%, at most 100%), a number of steps (100), seconds "
+                "('30s'), or 'explicit' for run.commit() and loop ends only"
             )
-            loop_ends = "or 'explicit' for run.commit() and loop ends only"
-            require(save == "explicit", "Run", f"give {forms}, {loop_ends}", save=save)
+            require(save == "explicit", "Run", forms, save=save)
         self._cost = _FIRST_GUESS
         self._ended = time.perf_counter()
 

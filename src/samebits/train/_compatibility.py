@@ -31,7 +31,7 @@ IN_EACH_POSITION = ("step", "epoch", "batch_index")
 
 
 def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
-    """Raises when a tensor in `run.state` is one that an object trains, or is part of a graph: a resume would copy it."""
+    """Raises for a tensor in `run.state` that an object trains or a graph holds: a resume would copy it."""
     _check_views(run_state)
     kept = {path: one for path, one, _ in digest.walk(run_state) if isinstance(one, torch.Tensor)}
     if not kept:
@@ -44,8 +44,8 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
             )
         if tensor.numel() and _memory(tensor) in trained:
             raise UnsavableStateError(
-                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
-                "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
+                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and "
+                "would be a copy after a resume. Keep a copy: copy.deepcopy, or tensor.clone()."
             )
 
 
@@ -58,8 +58,8 @@ def _check_views(run_state: RunState) -> None:
         if begin < end and (begin, stop) != (start, end):
             one, two = (".".join(map(str, names)) for names in (path, other))
             raise UnsavableStateError(
-                f"run.state.{two} and run.state.{one} share memory (one is a view of the other): after a resume they would be two "
-                "copies, of which each changes alone. Keep one of them, or a copy: clone(), copy()."
+                f"run.state.{two} and run.state.{one} share memory (one is a view of the other): after a "
+                "resume they would be two copies, which change alone. Keep one, or a copy: clone(), copy()."
             )
 
 
@@ -85,8 +85,8 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
         missing = ["state['in_hand']"]
     if missing:
         raise RunMismatchError(
-            f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks {', '.join(missing)}). "
-            "Use another run directory."
+            f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks "
+            f"{', '.join(missing)}). Use another run directory."
         )
 
 
@@ -124,8 +124,9 @@ def check_compiled(name: str, obj: Any) -> None:
     context = getattr(obj, "dynamo_ctx", None)
     if type(obj).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
         raise UnimplementedError(
-            f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
-            "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
+            f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on "
+            "which batch sizes came before, and a resumed process has met others. Use torch.compile(model, "
+            "dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
         )
 
 
@@ -135,8 +136,8 @@ def check_not_lazy(name: str, obj: Any) -> None:
         for path, value in itertools.chain(obj.named_parameters(), obj.named_buffers()):
             if torch.nn.parameter.is_lazy(value):
                 raise UnimplementedError(
-                    f"Run({name}=...): {name}.{path} is lazy, and a resumed run could not restore it. Run one batch through the "
-                    "model before the run is entered."
+                    f"Run({name}=...): {name}.{path} is lazy, and a resumed run could not restore it. Run "
+                    "one batch through the model before the run is entered."
                 )
 
 
@@ -158,7 +159,7 @@ def _differences(name: str, obj: Stateful, saved: Mapping[str, Any]) -> list[str
 
 
 def _module_differences(name: str, module: torch.nn.Module, modes: list[bool]) -> list[str]:
-    """Returns the differences of modules without tensors: a Dropout that was added in the middle of the training, say."""
+    """Returns the differences of modules without tensors, such as a Dropout added in mid-training."""
     now = sum(1 for _ in module.modules())
     if now == len(modes):
         return []
@@ -174,9 +175,7 @@ def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, A
         if isinstance(
             after, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
         ):
-            problems.append(
-                f"{name}.{path} is lazy: run one batch through the model before the run is entered"
-            )
+            problems.append(f"{name}.{path} is lazy: run one batch through the model before entering the run")
         elif isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             if (before.shape, before.dtype) != (after.shape, after.dtype):
                 then, now = (f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in (before, after))

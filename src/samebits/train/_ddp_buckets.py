@@ -22,7 +22,7 @@ _fixed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def fix_buckets(objects: Iterable[Any]) -> None:
-    """Gives every DistributedDataParallel around parameters of `objects` its final buckets. All ranks call it.
+    """Gives every DistributedDataParallel around parameters of `objects` its final buckets, on all ranks.
 
     Nothing else changes. Where a backward ran before, the buckets stay as it made them, in every process
     alike. Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks the methods for it.
@@ -37,7 +37,7 @@ def fix_buckets(objects: Iterable[Any]) -> None:
 
 
 def _models_around(parameters: set[int]) -> list[DistributedDataParallel]:
-    """Returns the models of this process around the parameters with these ids, since a loop may use one that is not in the run.
+    """Returns this process's models around the parameters with these ids: the run may not have a model.
 
     They are in an order that all ranks share.
     """
@@ -66,8 +66,8 @@ def _fix(model: DistributedDataParallel) -> None:
         return  # never rebuilt
     if missing := [name for name in _CALLS if not hasattr(reducer, name)]:
         raise UnimplementedError(
-            f"Run: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, so that its buckets cannot be "
-            "rebuilt before the first step. Pass find_unused_parameters=True, with which they never are."
+            f"Run: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, so that its "
+            "buckets cannot be rebuilt before the first step. Pass find_unused_parameters=True."
         )
     if reducer._rebuild_buckets():
         return
@@ -79,13 +79,13 @@ def _fix(model: DistributedDataParallel) -> None:
 
 
 def _is_plain(model: DistributedDataParallel) -> bool:
-    """Returns True if a backward leaves no state: no count of a static graph, no state of a communication hook."""
+    """Returns True if a backward leaves no state: no static graph's count, no communication hook's state."""
     _, sparse = model._build_params_for_reducer()
     return not (model.static_graph or model.mixed_precision or model._comm_hooks or any(sparse))
 
 
 def _backward_of_zeros(model: DistributedDataParallel) -> None:
-    """Runs a backward in which the gradients arrive from the last parameter to the first; it calls no hook of the user's."""
+    """Runs a backward in which gradients arrive from the last parameter to the first; calls no user hook."""
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in kept:
         parameter.grad = None

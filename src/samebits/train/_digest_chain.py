@@ -1,4 +1,4 @@
-"""The rolling digest of a run: of its positions, its losses, and its batches, if the loader keeps a digest of them.
+"""The rolling digest of a run: of its positions, losses, and batches if the loader keeps their digest.
 
 Equal digests at a step mean equal runs up to it, so two runs are compared in O(1), and their first difference
 is found by bisection over `run_dir/chain.jsonl`: one line for each of the first 256 steps, then 128 for each
@@ -19,7 +19,7 @@ import xxhash
 
 from samebits._context import Position
 from samebits.checkpoint._reading import open_regular
-from samebits.checkpoint._run_directory import check_regular_file
+from samebits.checkpoint._run_directory import open_own_file
 from samebits.errors import CorruptCommitError, RecordError, RunDirectoryError
 
 FILE = "chain.jsonl"
@@ -70,15 +70,14 @@ class DigestChain:
         self._at = loop, step
 
     def open(self, run_dir: Path, step: int) -> None:
-        """Writes lines to the folder from now on; those after `step` are dropped and written again. Raises RunDirectoryError."""
+        """Writes lines to the folder from now on; those after `step` come again. Raises RunDirectoryError."""
         self._path = path = run_dir / FILE
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            self._file = open_own_file(path)
         except OSError as error:
             raise RunDirectoryError(
                 f"{path} cannot be used: {error.strerror}. Remove it and run again."
             ) from error
-        check_regular_file(self._file, path)
         with os.fdopen(os.dup(self._file), "rb") as file:
             _, end, self._check = _read(file.read(_MAX_BYTES), step)
         os.ftruncate(self._file, end)
@@ -91,8 +90,8 @@ class DigestChain:
                 text = text[os.write(self._file, text) :]
         except OSError as error:
             raise RunDirectoryError(
-                f"{self._path} cannot be written: {error.strerror}. Free some space (or raise the limit), and run again: it "
-                "resumes from the newest commit."
+                f"{self._path} cannot be written: {error.strerror}. Free some space (or raise the limit), "
+                "and run again: it resumes from the newest commit."
             ) from error
 
     def close(self) -> None:
@@ -110,7 +109,7 @@ class ChainLine(NamedTuple):
 
 
 class ChainDifference(NamedTuple):
-    """The first difference of two runs: equal up to the boundary before `equal`, different at the one before `different`."""
+    """The first difference of two runs, between two boundaries: before `equal`, and before `different`."""
 
     equal: int
     different: int
@@ -141,12 +140,11 @@ def read_chain(run_dir: str | os.PathLike[str]) -> list[ChainLine]:
 def first_difference(
     run_dir: str | os.PathLike[str], other: str | os.PathLike[str]
 ) -> ChainDifference | None:
-    """Returns the first difference of two runs, to within a 128th of the step; None when they are equal as far as both go."""
+    """Returns the first difference of two runs, within a 128th of the step; None: equal as far as both go."""
     mine, theirs = ({link.step: link.digest for link in read_chain(folder)} for folder in (run_dir, other))
     steps = sorted(mine.keys() & theirs.keys())
-    place = bisect_left(
-        steps, True, key=lambda step: mine[step] != theirs[step]
-    )  # once different, always different
+    # once different, always different
+    place = bisect_left(steps, True, key=lambda step: mine[step] != theirs[step])
     if place == len(steps):
         return None
     return ChainDifference(steps[place - 1] if place else 0, steps[place])

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from samebits._arguments import require
 from samebits._byte_digest import of_bytes
 from samebits._context import process
 from samebits._inspect import user_code
@@ -21,7 +22,7 @@ from samebits._unseeded import CURE, no_seed
 from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
-from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.errors import RunMismatchError
 from samebits.random._process import seeds
 from samebits.train import _hyperparameters as hyperparameters
 from samebits.train._hyperparameters import Hyperparameters
@@ -104,22 +105,20 @@ class Environment:
     def _restore_threads(self, recorded: Mapping[str, Any], where: str) -> None:
         """Sets the number of intra-op threads that the run began with, where bits depend on it."""
         settings, threads, now = process.op_determinism, recorded.get("threads"), torch.get_num_threads()
-        if (
-            not isinstance(threads, int)
-            or threads == now
-            or (settings is not None and settings.across != "runs")
-        ):
+        any_number = settings is not None and settings.across != "runs"
+        if any_number or not isinstance(threads, int) or threads == now:
             return
         torch.set_num_threads(threads)
         self.fingerprint["threads"] = got = torch.get_num_threads()
         if got != threads:
             raise RunMismatchError(
-                f"{where} was made with {threads} intra-op threads, and here there are {got}. Allow as many, switch on "
-                'enable_op_determinism(across="threads") from the first step on, or accept other bits: '
-                "Run(allow_changes=['threads'])."
+                f"{where} was made with {threads} intra-op threads, and here there are {got}. Allow as many, "
+                'switch on enable_op_determinism(across="threads") from the first step on, or accept other '
+                "bits: Run(allow_changes=['threads'])."
             )
         print(
-            f"samebits: the run began with {threads} threads, so torch.set_num_threads({threads}) was called (it was {now})",
+            f"samebits: the run began with {threads} threads, so torch.set_num_threads({threads}) was called "
+            f"(it was {now})",
             file=sys.stderr,
         )
 
@@ -132,36 +131,35 @@ class Environment:
         self.scripts = [*earlier, {"step": manifest.step, "files": now}]
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if warn and any(before.get(name) for name in changed):
+            gone, new = "is not used any more", "is new"
             changes = [
-                f"{name} {'changed' if name in before and name in now else 'is new' if name in now else 'is not used any more'}"
+                f"{name} {gone if name not in now else 'changed' if name in before else new}"
                 for name in changed[:5]
             ]
             user_code.warn(
-                f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the run "
-                "is another program's, and will not end with the bits of either. The commits record it. "
+                f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the "
+                "run is another program's, and will not end with the bits of either. The commits record it. "
                 "Run(allow_changes=['script']) is silent about it.",
             )
 
 
 def check_names(allowed: Any) -> frozenset[str]:
-    """Returns the names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known, and for "world_size"."""
+    """Returns the names in `allow_changes`. `InvalidArgumentError` for unknown ones and "world_size"."""
     names = list(allowed) if isinstance(allowed, Collection) and not isinstance(allowed, str) else [allowed]
-    if "world_size" in names:
-        raise InvalidArgumentError(
-            f"Run(allow_changes={allowed!r}): a run resumes with as many processes as it began with. A commit holds a state "
-            "for each rank, and its position counts batches of one rank. Begin a new run directory with its weights "
-            "(samebits.checkpoint.load_weights)."
-        )
-    unknown = [name for name in names if name not in KNOWN]
-    if unknown or names == [allowed]:
-        raise InvalidArgumentError(
-            f"Run(allow_changes={allowed!r}): a list of what may differ from the commit's environment, of: {', '.join(KNOWN)}."
-        )
+    as_many = (
+        "a run resumes with as many processes as it began with. A commit holds a state for each rank, and "
+        "its position counts batches of one rank. Begin a new run directory with its weights "
+        "(samebits.checkpoint.load_weights)"
+    )
+    require("world_size" not in names, "Run", as_many, allow_changes=allowed)
+    listed = f"a list of what may differ from the commit's environment, of: {', '.join(KNOWN)}"
+    known = all(name in KNOWN for name in names)
+    require(known and names != [allowed], "Run", listed, allow_changes=allowed)
     return frozenset(names)
 
 
 def script_digests() -> dict[str, str]:
-    """Returns the digests of the script's file, and of the user's modules beside or below it that are imported by now."""
+    """Returns digests of the script's file, and of imported user modules beside or below it."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None or user_code.is_library(main):
         return {}
@@ -199,31 +197,23 @@ class RunSeed:
     seeded: bool
     """True if the program set it; else the operating system chose it at the run's first start."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for a commit."""
-        return asdict(self)
-
 
 def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
     """Returns the seed that the program set; a program without one keeps the seed of the run's first start.
 
-    Raises `UnseededError` for none under op determinism, `RunMismatchError` for a seed that is not the commit's.
+    Raises `UnseededError` for none under op determinism, `RunMismatchError` for another than the commit's.
     """
     mine = seeds.root_seed()
     recorded = None if manifest is None else RunSeed(**manifest.program)
     if mine is None:
-        return _default_seed(recorded)
+        if process.op_determinism:
+            raise no_seed("Run begins under op determinism")
+        user_code.warn(f"Run: no seed was set, so another run will end with other weights. {CURE}.")
+        process.seed = torch.initial_seed() if recorded is None else recorded.seed
+        return RunSeed(process.seed, seeded=False)
     if recorded is not None and recorded.seeded and recorded.seed != mine:
         raise RunMismatchError(
             f"{where} was made with seed {recorded.seed}, this program has seed {mine}. "
             "Set the same seed, or use another run directory."
         )
     return RunSeed(mine, seeded=True)
-
-
-def _default_seed(recorded: RunSeed | None) -> RunSeed:
-    if process.op_determinism:
-        raise no_seed("Run begins under op determinism")
-    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {CURE}.")
-    process.seed = torch.initial_seed() if recorded is None else recorded.seed
-    return RunSeed(process.seed, seeded=False)

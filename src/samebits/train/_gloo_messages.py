@@ -1,4 +1,4 @@
-"""Messages between the processes of one run: a gloo group of their own, bytes and small integers, long waits are reported."""
+"""Messages between the processes of a run: bytes and small integers in a gloo group; reports long waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORT_AFTER = timedelta(seconds=30)
 class GlooGroup:
     """The ranks of the default process group, in a group of their own. All ranks call every method.
 
-    Raises `RanksError` when another process has ended or does not arrive within the timeout of torch.distributed.
+    Raises `RanksError` when another process has ended or is late by torch.distributed's timeout.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,8 @@ class GlooGroup:
         """Closes the connections."""
         if dist.is_initialized():  # otherwise the program has already destroyed all groups
             dist.destroy_process_group(self._group)
-        del (
-            self._group
-        )  # the connections end with the last reference: ranks that wait for this one must notice
+        # the connections end with the last reference: ranks that wait for this one must notice
+        del self._group
 
     def max_over_ranks(self, numbers: Sequence[int], doing: str) -> list[int]:
         """Returns the largest value of each number (64 bits, signed) over all ranks."""
@@ -104,8 +103,9 @@ class GlooGroup:
 
     def _lost_error(self, doing: str, error: Exception) -> RanksError:
         return RanksError(
-            f"rank {self.rank} of {self.world_size} lost another rank {doing}: {str(error).strip().splitlines()[0][:200]}. "
-            "Look at what that process printed; start the job again to resume from the last commit."
+            f"rank {self.rank} of {self.world_size} lost another rank {doing}: "
+            f"{str(error).strip().splitlines()[0][:200]}. Look at what that process printed; start the job "
+            "again to resume from the last commit."
         )
 
 

@@ -34,22 +34,15 @@ _NOT_CHOSEN = frozenset(
 Values = dict[str, Any]
 
 _seen: WeakKeyDictionary[Any, tuple[list[Values], list[Values]]] = WeakKeyDictionary()
-"""By optimizer or scheduler: the values with which the program made it, and those with which its last run left it."""
+"""By optimizer or scheduler: the values with which the program made it, and its last run left it."""
 
 
 class Hyperparameters:
     """The values of one run, by object and parameter group, and those that its commits record."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._here: dict[str, list[Values]] = {}
+        self._here = {name: _created(obj) for name, obj in objects.items() if isinstance(obj, _TUNED)}
         self._recorded: dict[str, list[Values]] = {}
-        for name, obj in objects.items():
-            self.add(name, obj)
-
-    def add(self, name: str, obj: Any) -> None:
-        """Adds an object of the run, as the program made it; ignores what is no optimizer and no scheduler."""
-        if isinstance(obj, _TUNED):
-            self._here[name] = _created(obj)
 
     def to_dict(self) -> dict[str, list[Values]]:
         """Returns the values for a commit: those that the run began with."""
@@ -59,7 +52,7 @@ class Hyperparameters:
         """Compares with the values of the commit, which are then those of this run, too.
 
         Raises:
-            RunMismatchError: some differ, and "hyperparameters" is not among `allowed` (else it is a warning).
+            RunMismatchError: some differ, and "hyperparameters" is not in `allowed` (else: a warning).
         """
         lines = [
             line
@@ -68,18 +61,17 @@ class Hyperparameters:
         ]
         if lines and NAME not in allowed:
             raise RunMismatchError(
-                f"{where} was begun with other hyperparameters:\n  "
-                + "\n  ".join(lines)
-                + "\nPut the old values back (the length of a schedule, too, where it follows from the number of epochs); "
-                f"or choose another run directory; or continue with those of the commit: "
-                f"Run(allow_changes={sorted({*allowed, NAME})}), or fit(allow_changes=...). To change a rate in the middle of a run, set it in the loop, "
-                "by step.number."
+                f"{where} was begun with other hyperparameters:\n  " + "\n  ".join(lines) + "\n"
+                "Put the old values back (the length of a schedule, too, where it follows from the "
+                "number of epochs); or choose another run directory; or continue with those of the "
+                f"commit: Run(allow_changes={sorted({*allowed, NAME})}), or fit(allow_changes=...). To "
+                "change a rate in the middle of a run, set it in the loop, by step.number."
             )
         self._recorded = dict(recorded)
         if lines:
             user_code.warn(
-                f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the commit are used. To "
-                "change them, set them in the loop, by step.number, or begin another run from these weights.",
+                f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the "
+                "commit are used. To change them, set them in the loop, by step.number, or begin a new run.",
             )
 
     def check_added(self, name: str, obj: Any, where: str, allowed: Collection[str]) -> None:
@@ -90,14 +82,14 @@ class Hyperparameters:
 
 
 def note_left(objects: Mapping[str, Any]) -> None:
-    """Notes the values with which a run leaves its objects: a program that runs on with them has chosen no others."""
+    """Notes the values with which a run leaves its objects: a program that keeps them chose no others."""
     for obj in objects.values():
         if isinstance(obj, _TUNED) and obj in _seen:
             _seen[obj] = _seen[obj][0], _current(obj)
 
 
 def _created(obj: Any) -> list[Values]:
-    """Returns the values with which the program made an object, or that it has set since the last run with it."""
+    """Returns the values with which the program made an object, or has set since the last run with it."""
     now = _current(obj)
     made, left = _seen.setdefault(obj, (now, now))
     return [
@@ -130,7 +122,7 @@ def _current(obj: Any) -> list[Values]:
 
 
 def _with_initial_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the group with the `lr` that the program gave: a scheduler has put its first one there, 0.0 in a warm-up."""
+    """Returns the group with the program's `lr`: a scheduler has put its first one there (warm-up: 0.0)."""
     return {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
 
 

@@ -31,21 +31,21 @@ class Stateful(Protocol):
 
 
 class RunState(dict[str, Any]):
-    """`run.state`: plain values and tensors that are saved with the run; `run.state.best = 0.3`, `.get("best", 1e9)`."""
+    """`run.state`: plain values and tensors saved with the run: `run.state.best = 1.0`, `.get("best", 9)`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"run.state.{name} was never set, or is not in the commit from which the run resumed. Set it before the loop, in a "
-                f"run directory of its own, or read run.state.get({name!r}, default)."
+                f"run.state.{name} was never set, or is not in the commit from which the run resumed. Set it "
+                f"before the loop, in a run directory of its own, or read run.state.get({name!r}, default)."
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(dict, name):
             raise InvalidArgumentError(
-                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
+                f"run.state.{name} = ...: a dict has a method so named. Choose another."
             )
         self[name] = value
 
@@ -53,7 +53,7 @@ class RunState(dict[str, Any]):
         del self[name]
 
     def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
-        """Takes the saved values, in place for the objects that `aliases` names; by default for lists and dicts."""
+        """Takes the saved values, in place for the objects in `aliases`; by default for lists and dicts."""
         if in_hand is not None:
             _in_place.move_to_devices(saved, in_hand.get("devices", ()))
             _in_place.share(saved, in_hand["same"])
@@ -61,7 +61,7 @@ class RunState(dict[str, Any]):
 
 
 def note_objects(objects: Mapping[str, Stateful]) -> None:
-    """Tells the adapters of a run which objects it saves besides them: what an adapter's target holds of these is saved."""
+    """Gives the adapters of a run its other objects: what an adapter's target holds of these is saved."""
     adapters = [one for one in objects.values() if isinstance(one, Attributes)]
     if adapters:
         identities: set[int] = set()
@@ -71,11 +71,11 @@ def note_objects(objects: Mapping[str, Stateful]) -> None:
             if isinstance(thing, Attributes | HeldGenerators):
                 identities.add(id(thing.target))
         for one in adapters:
-            one.note_besides(identities)
+            one.saved_besides = frozenset(identities)
 
 
 def check_adapters(objects: Mapping[str, Stateful]) -> None:
-    """Raises `InvalidArgumentError` if an adapter's target holds an object with a `state_dict` that the run does not save."""
+    """Raises `InvalidArgumentError` for an object with a state in an adapter's target, but not in the run."""
     for name, one in objects.items():
         if isinstance(one, Attributes):
             one.check_besides(name)
@@ -147,7 +147,7 @@ def restore_changed(
     *,
     again: bool = True,
 ) -> list[str]:
-    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
+    """Restores like `restore`, except objects that have the state: a graph built with them stays valid.
 
     `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those
     that still have them are not loaded. Returns the names of those that have changed; they are loaded only if
@@ -168,7 +168,7 @@ def restore_changed(
 
 
 def is_programs_own(thing: Any) -> bool:
-    """Returns True for an object whose class is neither torch's nor samebits': loading it may do more than set its state."""
+    """Returns True for a class neither torch's nor samebits': loading it may do more than set its state."""
     torchs = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
     return not isinstance(thing, torchs) and not type(thing).__module__.startswith(("torch.", "samebits."))
 
@@ -181,8 +181,8 @@ def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: s
         thing.load_state_dict(own)
     except Exception as error:
         raise RunMismatchError(
-            f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
-            "the run was entered (parameter groups added, lazy layers built); else use another run directory."
+            f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were "
+            "when the run was entered (parameter groups, lazy layers); else use another run directory."
         ) from error
     if isinstance(thing, torch.optim.Optimizer):
         _restore_dtypes(thing, own)
@@ -190,7 +190,7 @@ def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: s
 
 
 def copies_what_it_loads(thing: Stateful) -> bool:
-    """Returns True if `load_state_dict` copies into tensors that the object has, and does nothing else: torch's modules without hooks."""
+    """Returns True if `load_state_dict` only copies into existing tensors: torch's modules without hooks."""
     if not isinstance(thing, torch.nn.Module) or get_swap_module_params_on_conversion():
         return False
     return _is_torchs(thing.load_state_dict) and all(
@@ -234,7 +234,7 @@ def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.
 
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Restores dtypes: `Optimizer.load_state_dict` casts states to the parameter's dtype, and NAdam's products lose bits by it."""
+    """Restores dtypes: `Optimizer.load_state_dict` casts to the parameter's, in which NAdam loses bits."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in saved["state"].items():
         mine = optimizer.state[parameters[index]]
@@ -244,7 +244,7 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
 
 
 def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
-    """Moves a learning rate that is a tensor to the device where the program created it: a commit's tensors are on the CPU."""
+    """Moves a learning rate that is a tensor to the program's device: a commit's tensors are on the CPU."""
     for group, made in zip(optimizer.param_groups, before, strict=True):
         for name, value in group.items():
             if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
@@ -257,8 +257,8 @@ def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
     lost = digest.differing(thing.state_dict(), saved, bits=not copies_what_it_loads(thing))
     if lost:
         raise RunMismatchError(
-            f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
-            "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
+            f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): "
+            "the program is another one (another dtype?), or the class loses it. Use the commit's program."
         )
 
 
@@ -290,6 +290,6 @@ def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
 def unsaved_buffers(
     module: torch.nn.Module, saved: Mapping[str, Any] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns the buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
+    """Returns non-persistent buffers, which state_dict (`saved`) leaves out and training may change."""
     names = (module.state_dict() if saved is None else saved).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in names}

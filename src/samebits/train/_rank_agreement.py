@@ -63,11 +63,11 @@ class SingleProcess:
         return None if found is None else (found[0], rank_state(found[1], 0, 1, where))
 
     def agree_on_seed(self, mine: RunSeed) -> RunSeed:
-        """Returns the seed of all ranks: the one that the program set, or the one that rank 0 got from the operating system."""
+        """Returns the seed of all ranks: the program's, or rank 0's from the operating system."""
         return mine
 
     def begin(self, objects: Mapping[str, Any], loader: Any, *, epochs: int, name: str) -> None:
-        """Checks before a loop that all ranks have the same objects and as many batches; makes the models' buckets final."""
+        """Checks before a loop that all ranks have equal objects and as many batches; makes buckets final."""
 
     def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
         """Returns the decision of all ranks about the boundary at `position`, from that of this rank.
@@ -77,7 +77,7 @@ class SingleProcess:
         return mine
 
     def gather_state(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the state to commit, with the differences of the other ranks (on rank 0; the others write nothing)."""
+        """Returns the state to commit, with the other ranks' differences (on rank 0; others write none)."""
         return state
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -103,7 +103,7 @@ class Distributed:
         self._schedule = _AgreementSchedule()
 
     def open(self, find: Callable[[], Opened], where: str) -> Opened:
-        """Opens the newest commit on rank 0 and sends it to all: every rank resumes from the same commit, or none does."""
+        """Opens the newest commit on rank 0 and sends it to all: every rank resumes from it, or none does."""
         doing = f"in opening {where}"
         self._check_alike({"run_dir": where}, doing)
         if self.rank == 0:
@@ -141,7 +141,7 @@ class Distributed:
         fix_buckets(objects.values())
 
     def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
-        """Decides with the other ranks, at few boundaries: a signal or `run.commit()` waits for the next exchange.
+        """Decides with the other ranks, at few boundaries, where signals and `run.commit()` take effect.
 
         Raises `RanksError` when the ranks are not at the same step.
         """
@@ -206,7 +206,8 @@ class Distributed:
                 if first.get(name) != other.get(name):
                     raise RunMismatchError(
                         f"{doing} the ranks are not alike: {name} is {_short(first.get(name))} on rank 0 and "
-                        f"{_short(other.get(name))} on rank {rank}. {_CURES.get(name, 'Run the same program on all ranks.')}"
+                        f"{_short(other.get(name))} on rank {rank}. "
+                        f"{_CURES.get(name, 'Run the same program on all ranks.')}"
                     )
 
     @contextmanager
@@ -229,12 +230,13 @@ class Distributed:
 
     def _out_of_step_error(self, position: Position, *, over: bool, doing: str) -> RanksError:
         own = f"{'the end' if over else 'step'} of loop {position.loop!r} at step {position.step}"
-        where = self._group.gather_texts(own, doing)
+        texts = self._group.gather_texts(own, doing)
+        where = (f"rank {rank} is at {text}" for rank, text in enumerate(texts))
         return RanksError(
-            "the ranks have come apart: " + "; ".join(f"rank {rank} is at {text}" for rank, text in enumerate(where))
-            + ". Give every rank as many batches (samebits.data.Pipeline shares them out), and decide on values that are "
-            "equal on all ranks before run.stop() or break. Nothing was committed."
-        )  # fmt: skip
+            f"the ranks have come apart: {'; '.join(where)}. Give every rank as many batches "
+            "(samebits.data.Pipeline shares them out), and decide on values that are equal on all ranks "
+            "before run.stop() or break. Nothing was committed."
+        )
 
 
 Ranks = SingleProcess | Distributed
@@ -256,7 +258,7 @@ class _AgreementSchedule:
         self._at = time.monotonic()
 
     def steps_ahead(self, step: int) -> int:
-        """Returns the steps until the next exchange: as many as fit into the interval, at most twice as many as before."""
+        """Returns the steps until the next exchange: those of the interval, at most twice those before."""
         now = time.monotonic()
         taken, self._at = (now - self._at) / max(step - self._last, 1), now
         fitting = int(INTERVAL / max(taken, 1e-9))
@@ -268,7 +270,8 @@ class _AgreementSchedule:
 
 
 _CURES = {
-    "seed": "Call samebits.set_random_seed with one seed on all ranks; what the loop's body draws differs by rank all the same.",
+    "seed": "Call samebits.set_random_seed with one seed on all ranks; what the loop's body draws differs by "
+    "rank all the same.",
     "seeded": "Call samebits.set_random_seed(seed) on all ranks.",
     "run_dir": "Give all ranks the same directory: rank 0 writes the commits of all.",
     "objects": "Give Run the same objects on all ranks.",
@@ -287,15 +290,15 @@ def _check_not_sharded(objects: Mapping[str, Any]) -> None:
         parameters = thing.parameters() if isinstance(thing, torch.nn.Module) else ()
         if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
             raise UnimplementedError(
-                f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), which commits do not "
-                "support. Use DistributedDataParallel."
+                f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), "
+                "which commits do not support. Use DistributedDataParallel."
             )
 
 
 def _warn_of_equal_batches(loader: Any) -> None:
     if isinstance(loader, DataLoader) and type(loader.sampler) in (RandomSampler, SequentialSampler):
         user_code.warn(
-            "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the ranks compute the "
-            "same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a samebits.data.Pipeline, which "
-            "shares each batch out.",
+            "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the "
+            "ranks compute the same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a "
+            "samebits.data.Pipeline, which shares each batch out.",
         )

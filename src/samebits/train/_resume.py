@@ -40,7 +40,7 @@ FindUnsaved = Callable[[], list[str]]
 
 @dataclass(frozen=True)
 class CarriedValues:
-    """Hashes of the values that the loop over a validation carries besides those that the run saves; None where unknown."""
+    """Hashes of what the loop over a validation carries and the run does not save; None where unknown."""
 
     hashes: Mapping[str, bytes] | None
     saved: Mapping[str, frozenset[bytes]]
@@ -48,7 +48,7 @@ class CarriedValues:
 
     @classmethod
     def of_frame(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> CarriedValues:
-        """Returns the values that the `for` statement in `frame` carries; unless `direct`, it iterates over an object of Python's (enumerate)."""
+        """Returns the values carried by the `for` in `frame`; it must be `direct` (no enumerate between)."""
         if not direct:
             return cls(None, {})
         parts = carried_locals.take(frame, dict(objects), at_exit=True).values()
@@ -83,8 +83,9 @@ def gather_validation(
 def print_restart(name: str, changes: list[str]) -> None:
     """Prints why a kill restarts this validation from its first batch."""
     print(
-        f"samebits: a kill in run.validate(name={name!r}) restarts it from its first batch, because {', '.join(changes[:4])} "
-        "changes from batch to batch and is not saved. Keep it in run.state, or in an object of the run, to resume inside.",
+        f"samebits: a kill in run.validate(name={name!r}) restarts it from its first batch, because "
+        f"{', '.join(changes[:4])} changes from batch to batch and is not saved. Keep it in run.state, or in "
+        "an object of the run, to resume inside.",
         file=sys.stderr,
     )
 
@@ -110,7 +111,7 @@ class ResumeState:
         """Reads a commit, and restores it if all its objects are there; else `run.add` is still to come.
 
         Raises:
-            RunMismatchError: it is of another program or environment, or has other hyperparameters; nothing was changed.
+            RunMismatchError: of another program, environment or hyperparameters; nothing was changed.
         """
         environment.check(manifest, self._where, allowed)
         compatibility.check_fits(self._objects, saved, self._where, complete=False)
@@ -123,20 +124,16 @@ class ResumeState:
 
     def print_position(self, manifest: Manifest) -> None:
         """Prints the position that the run resumes from to stderr."""
-        at = manifest.position
+        at = "at step {step} (epoch {epoch}, batch {batch_index})".format_map(manifest.position)
+        text = f"resumed {self._where} {at}"
         if manifest.finished:
             text = (
-                f"the run in {self._where} had finished ({manifest.step} steps): a loop that asks for more epochs continues, "
-                "else only the code after the loops runs"
+                f"the run in {self._where} had finished ({manifest.step} steps): a loop that asks for more "
+                "epochs continues, else only the code after the loops runs"
             )
-        else:
-            text = (
-                f"resumed {self._where} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
-            )
-            if self._inside is not None:
-                text += ", to resume at batch {batch} of {name!r} in step {step}".format_map(
-                    self._inside["at"]
-                )
+        elif self._inside is not None:
+            inside = ", to resume at batch {batch} of {name!r} in step {step}"
+            text += inside.format_map(self._inside["at"])
         print(f"samebits: {text}", file=sys.stderr)
 
     def check_contains(self, name: str) -> None:
@@ -147,7 +144,7 @@ class ResumeState:
             )
 
     def restore_now(self) -> None:
-        """Restores the objects because the program asks for it; does nothing without a commit, or a second time."""
+        """Restores the objects at the program's request; without a commit, or a second time, does nothing."""
         if self._saved is None or self._on_demand:
             return
         if not self._restored:
@@ -155,14 +152,14 @@ class ResumeState:
             if missing:
                 lines = "; ".join(f"run.add({name!r}, ...)" for name in missing)
                 raise RunMismatchError(
-                    f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, which the run does not "
-                    f"have yet. Add all objects first: {lines}."
+                    f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, "
+                    f"which the run does not have yet. Add all objects first: {lines}."
                 )
             self._restore(self._saved)
         self._on_demand = True
 
     def restore_at_loop(self, *, in_epoch: bool = False) -> None:
-        """Restores what is not restored yet, and what the program has changed since; the commit is not needed any more.
+        """Restores what is not restored yet, or the program has changed since; the commit is then done with.
 
         `in_epoch`: the code at the beginning of an epoch has run again, so that changes are as they must be.
         """
@@ -171,9 +168,8 @@ class ResumeState:
             self._put_back(self._saved, in_epoch=in_epoch)
         else:
             self._restore(self._saved)
-        self._saved = {
-            "objects": dict.fromkeys(self._saved["objects"])
-        }  # its tensors may be as large as the model
+        # without its tensors, which may be as large as the model
+        self._saved = {"objects": dict.fromkeys(self._saved["objects"])}
         self._on_demand = True
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -194,12 +190,13 @@ class ResumeState:
             user_code.warn(
                 f"{self._where}: {names} changed after it was restored and before the first step. "
                 + (
-                    "So its load_state_dict was called again. Change it before `with`, or only `if not run.resumed`; or call "
-                    "run.restore() where it is to be loaded, after which it is not loaded again."
+                    "So its load_state_dict was called again. Change it before `with`, or only `if not "
+                    "run.resumed`; or call run.restore() where it is to be loaded, after which it is not "
+                    "loaded again."
                     if again
-                    else "It was not loaded again, and the run continues with the changed state: change it before "
-                    "run.restore(), or only `if not run.resumed`. If load_state_dict keeps the state to apply it later, let "
-                    "state_dict return that state until then."
+                    else "It was not loaded again, and the run continues with the changed state: change it "
+                    "before run.restore(), or only `if not run.resumed`. If load_state_dict keeps the "
+                    "state to apply it later, let state_dict return that state until then."
                 ),
             )
 
@@ -207,7 +204,7 @@ class ResumeState:
         self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
 
     def enter_validation(self, first: Position) -> int:
-        """Returns the batch at which this validation begins: 0, or that of a commit inside it, whose state is restored."""
+        """Returns the first batch of this validation: 0, or that of a commit inside it, which is restored."""
         saved, here = self._inside, {"loop": first.loop, "step": first.step, "name": first.name}
         if saved is None or not here.items() <= saved["at"].items():
             return 0

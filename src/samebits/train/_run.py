@@ -35,7 +35,7 @@ from samebits.train._environment_check import Environment, check_names
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
 from samebits.train._loop.loop_positions import Loops, check_steps
-from samebits.train._loop.steps import Steps
+from samebits.train._loop.steps import LoopSteps, Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._object_states import RunState, Stateful, note_objects
 from samebits.train._resume import ResumeState
@@ -52,7 +52,7 @@ from samebits.train._run_arguments import (
 
 
 class Run:
-    """A training run in a directory: resumes from its newest commit, commits between steps, ends with the same bits.
+    """A training run in a directory: it commits between steps, and resumes to the same bits.
 
     ```python
     with samebits.Run("runs/digits", model=model, optimizer=optimizer) as run:
@@ -74,24 +74,25 @@ class Run:
     after the loop runs again.
 
     Args:
-        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"): commits
-            are made below `$SAMEBITS_CACHE_DIR` and uploaded. None: nothing is saved (no resume).
-        save: when to commit, besides at the ends of loops and before an exit by a signal; the bits do not depend on it.
-            A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
-            Except for the last, a process of its own makes the commits durable while training continues: of several within
-            50 ms the newest, and always the last one before a kill.
+        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"):
+            commits are made below `$SAMEBITS_CACHE_DIR` and uploaded. None: nothing is saved (no resume).
+        save: when to commit, besides ends of loops and exits by a signal; the bits do not depend on it. A
+            share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()`.
+            Except for the last, a process of its own makes the commits durable while training continues: of
+            several within 50 ms the newest, and always the last one before a kill.
         keep: number of newest commits to keep.
         keep_best: number of further commits to keep, those with the smallest logged values.
-        best: name of the value in `run.log` that selects the best commits, smaller is better; "max:name": larger is. Without
-            it, `run.best(value)` sets the value.
-        allow_changes: names of entries that may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
-            error lists them); equal bits are then not promised. "threads": the number is not restored. "script": no
-            warning where the script has changed. "hyperparameters": of optimizers and schedulers; the commit's are used.
+        best: name of the value in `run.log` that selects the best commits, smaller is better; "max:name":
+            larger is. Without it, `run.best(value)` sets the value.
+        allow_changes: names of entries that may differ from the commit's environment ("torch", "cpu", "gpu",
+            "flags", ...; the error lists them); equal bits are then not promised. "threads": the number is
+            not restored. "script": no warning where the script has changed. "hyperparameters": of optimizers
+            and schedulers; the commit's are used.
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
-        grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
+        grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process exits with code 75.
             Less than the scheduler gives.
-        check_complete: check, in the first steps and now and then, that every value that the loop carries from step to step
-            is in the commit: locals, globals, attributes of the objects that can be reached.
+        check_complete: check, in the first steps and now and then, that every value that the loop carries
+            from step to step is in the commit: locals, globals, attributes of reachable objects.
         ignore: paths to `ignore`, from the start.
         stateful: the objects to save, by name.
 
@@ -99,7 +100,7 @@ class Run:
         InvalidArgumentError: an object has no state_dict or no load_state_dict.
         RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
         RemoteStorageError: the storage of a URL failed.
-        RunMismatchError: the folder belongs to a run with other objects, hyperparameters, seed or environment.
+        RunMismatchError: the folder is of a run with other objects, hyperparameters, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and no seed is set.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
@@ -173,8 +174,8 @@ class Run:
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _ATTRIBUTES:
             raise InvalidArgumentError(
-                f"run.{name} = ...: a Run has no such attribute, and a commit would not hold it. Values of the program are "
-                f"kept in run.state: run.state.{name} = ..."
+                f"run.{name} = ...: a Run has no such attribute, and a commit would not hold it. Values of "
+                f"the program are kept in run.state: run.state.{name} = ..."
             )
         object.__setattr__(self, name, value)
 
@@ -212,9 +213,9 @@ class Run:
             name_layers(saved, name)
 
     def ignore(self, path: str) -> None:
-        """Ignores the value at `path` ("losses", "ema.counter") and below it: a resume may lose it, as a log or a cache.
+        """Ignores the value at `path` ("losses", "ema.counter") and below: a resume may lose it, as a log.
 
-        The path is the one that `IncompleteStateError` names. A path that matches nothing is warned of when the run ends.
+        The path is the one that `IncompleteStateError` names. The run's end warns of paths without a match.
         """
         self._completeness.ignore(path)
 
@@ -245,9 +246,8 @@ class Run:
         self._over = True
         self.preemption.idle = False
         try:
-            if (
-                clean and self._stop_requested and self._loops.current is not None
-            ):  # run.stop() and then break
+            # run.stop() and then break
+            if clean and self._stop_requested and self._loops.current is not None:
                 self._saving.on_stop(self._loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
@@ -259,13 +259,11 @@ class Run:
             process.run_key, process.rank_key = self._keys_before
             self._saving.close()
             commits = self._saving.commits
-            if (
-                isinstance(error, IncompleteStateError)
-                and commits is not None
-                and commits.store.last is not None
-            ):
+            committed = commits is not None and commits.store.last is not None
+            if committed and isinstance(error, IncompleteStateError):
                 error.add_note(
-                    f"The commits in {self.run_dir} lack this state: give the changed program another run directory."
+                    f"The commits in {self.run_dir} lack this state: give the changed program another run "
+                    "directory."
                 )
             self.preemption.uninstall()
             notify("run_closed", self, finished=clean)
@@ -286,14 +284,14 @@ class Run:
         name: str = "train",
         steps_per_epoch: int | None = None,
     ) -> Steps:
-        """Returns the steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
+        """Returns the steps of one loop: `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
 
         Args:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             epochs: how many times it is iterated in all (not: how many more).
             name: of the loop; two loops of one run need two names.
-            steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often: each epoch
-                continues in the loader where the last one ended. None: an epoch is one pass over the loader.
+            steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often:
+                each epoch continues in the loader where the last one ended. None: one pass over the loader.
         """
         self._check_open("Run.steps")
         require_int("Run.steps", epochs=epochs)
@@ -303,11 +301,11 @@ class Run:
         if process.position is None:
             self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
         self._loops.asked[whole] = epochs
-        return Steps(self, loader, epochs, whole, steps_per_epoch)
+        return LoopSteps(self, loader, epochs, whole, steps_per_epoch)
 
     @explain_wrong_calls(explain_epochs)
     def epochs(self, epochs: int, *, name: str = "train") -> Epochs:
-        """Returns the epochs of one loop, for programs with a function call per epoch: `for epoch in run.epochs(3):`.
+        """Returns the epochs of a loop, for programs with one call per epoch: `for epoch in run.epochs(3)`.
 
         ```python
         for epoch in run.epochs(3):
@@ -342,7 +340,7 @@ class Run:
         return Epochs(self, epochs, whole)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
-        """Returns the batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
+        """Returns the batches of a validation, in a step's body: `for batch in run.validate(loader):`.
 
         The draws of the body before and after it are as without it; the draws of the validation are a
         function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it
@@ -410,27 +408,24 @@ class Run:
         if (value := self._best.select(values)) is not None:
             self.best(value)
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
-            at = process.position
-            where = (
-                "outside a loop"
-                if at is None
-                else f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
-            )
+            where = "outside a loop"
+            if (at := process.position) is not None:
+                where = f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
             raise NonFiniteLossError(
-                f"run.log(loss={float(values['loss'])}) at {where}: the loss is not finite, so nothing more is committed. "
-                "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
+                f"run.log(loss={float(values['loss'])}) at {where}: the loss is not finite, so nothing more "
+                "is committed. Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
             )
         notify("logged", self, values)
 
     @property
     def state(self) -> RunState:
-        """Plain values and tensors that are saved with the run: `run.state.best = 0.3`, `run.state.get("best", 1e9)`."""
+        """Plain values and tensors, saved with the run: `run.state.best = 0.3`, `.get("best", 1e9)`."""
         return self._state
 
     @state.setter
     def state(self, values: Any) -> None:
         raise InvalidArgumentError(
-            "run.state = ...: another object would not be saved. Fill the existing one: run.state.update(...)."
+            "run.state = ...: another object would not be saved. Fill this one: run.state.update(...)."
         )
 
     @property
@@ -444,7 +439,7 @@ class Run:
         return self._saving.ranks.world_size
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
+        """Returns each value summed over the run's processes in rank order: the same bits on all of them.
 
         Decisions for all ranks (`run.stop()`, a scheduler's plateau) must use such values. Every rank calls
         it, inside the `with` block; with one process it returns the values.
@@ -495,12 +490,12 @@ class Run:
             raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
         if self._over:
             raise InvalidArgumentError(
-                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be saved. Put it "
-                "inside the block."
+                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be "
+                "saved. Put it inside the block."
             )
 
     def _end_loop(self, loop: str) -> None:
-        """Ends a loop: the code after it draws from the same generators, whether the loop ran or had finished before."""
+        """Ends a loop: the code after it draws from the same generators, even if the loop was over before."""
         draw_counts.begin(int_keys.fold(self.key, loop, "end"))
         self._stop_requested = False
 
@@ -514,7 +509,7 @@ def _check_thread() -> None:
     for thread in process.open_runs.values():
         if thread is not threading.current_thread() and thread.is_alive():
             raise InvalidArgumentError(
-                f"Run: a run is open in another thread of this process ({thread.name}). The global generators of torch, NumPy "
-                "and Python, which a run sets at each step, belong to the process: both would end with other bits. Train one "
-                "after the other, or in processes of their own."
+                f"Run: a run is open in another thread of this process ({thread.name}). The global "
+                "generators of torch, NumPy and Python, which a run sets at each step, belong to the "
+                "process: both would end with other bits. Train in turn, or in processes of their own."
             )

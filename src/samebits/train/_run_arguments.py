@@ -27,22 +27,15 @@ _NAMES = (
 
 
 def explain_run(call: WrongCall) -> str:
-    """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to
-    type.
-    """
+    """Returns the message for `Run(run_dir, model, optimizer)`, or without a folder: the line to type."""
     folders = [arg for arg in call.args if arg is None or isinstance(arg, str | os.PathLike)]
-    folder = (
-        f'"{os.fspath(folders[0])}"'
-        if folders and folders[0] is not None
-        else "None"
-        if folders
-        else '"runs/name"'
-    )
+    given = folders[0] if folders else "runs/name"
+    folder = "None" if given is None else f'"{os.fspath(given)}"'
     objects = [arg for arg in call.args if not any(arg is folder for folder in folders)]
     line = ", ".join([folder, *_keywords(objects), *(f"{name}=..." for name in call.named)])
-    problem = (
-        "each object needs the name under which it is saved" if objects else "it takes one folder, first"
-    )
+    problem = "it takes one folder, first"
+    if objects:
+        problem = "each object needs the name under which it is saved"
     return f"samebits.Run({_given(call)}): {problem}. Type\n    samebits.Run({line})"
 
 
@@ -58,7 +51,7 @@ def explain_add(call: WrongCall) -> str:
 
 
 def explain_steps(call: WrongCall) -> str:
-    """Returns the message for `run.steps(epochs=3)` and `run.steps(loader, 3, "train")`, with the line to type."""
+    """Returns the message for `run.steps(epochs=3)`, `run.steps(loader, 3, "train")`: the line to type."""
     has_epochs = len(call.args) > 1 and "epochs" not in call.named
     epochs = [f"epochs={call.args[1]!r:.40}"] if has_epochs else []
     return _explain_loader("run.steps", call, epochs, "what follows epochs has a name")
@@ -91,7 +84,10 @@ def _explain_loader(function: str, call: WrongCall, named: list[str], problem: s
 
 def explain_restore(call: WrongCall) -> str:
     """Returns the message for `run.restore("model")`."""
-    return f"run.restore({_given(call)}): it restores all objects of the run, and takes no argument. Type\n    run.restore()"
+    return (
+        f"run.restore({_given(call)}): it restores all objects of the run, and takes no argument. Type\n"
+        "    run.restore()"
+    )
 
 
 def _given(call: WrongCall) -> str:
@@ -102,9 +98,7 @@ def _given(call: WrongCall) -> str:
 
 
 def _keywords(objects: Sequence[Any]) -> list[str]:
-    """Returns `model=model` for each object: the user's variable, else the name that is usual for such an
-    object.
-    """
+    """Returns `model=model` for each object, by the user's variable, else by the usual name of its kind."""
     keywords = []
     for it in objects:
         variable = name_of_variable(it)
@@ -141,52 +135,45 @@ def stateful(name: Any, obj: Any, options: Sequence[str]) -> Stateful:
     if isinstance(obj, int | float | str | bytes):
         if not options:
             raise InvalidArgumentError(
-                f'run.add("{name}", {obj!r:.60}): a value, not an object. Keep it in run.state: run.state.{name} = {obj!r:.60}'
+                f'run.add("{name}", {obj!r:.60}): a value, not an object. Keep it in run.state: '
+                f"run.state.{name} = {obj!r:.60}"
             )
         raise InvalidArgumentError(
-            f"Run({name}={obj!r:.60}): no option of Run has this name; the options are {', '.join(options)}. A value "
-            "that changes as the training goes belongs into run.state."
+            f"Run({name}={obj!r:.60}): no option of Run has this name; the options are {', '.join(options)}. "
+            "A value that changes as the training goes belongs into run.state."
         )
-    meant = (
-        difflib.get_close_matches(name, options, 1, 0.8) if isinstance(obj, list | tuple | set | dict) else []
-    )
-    if meant:
+    is_container = isinstance(obj, list | tuple | set | dict)
+    if is_container and (meant := difflib.get_close_matches(name, options, 1, 0.8)):
         raise InvalidArgumentError(f"Run({name}=...): no option of Run has this name. {meant[0]} has.")
     adapter = adapter_for(obj, f"Run({name}={type(obj).__name__}(...))")
     if adapter is not None:
         return adapter
     if not isinstance(obj, Stateful):
         raise InvalidArgumentError(
-            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to save it "
-            "has no state_dict and load_state_dict. Give it both, or name its attributes, "
+            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to "
+            "save it has no state_dict and load_state_dict. Give it both, or name its attributes, "
             f'{name}=samebits.state.attributes({name}, "a", "b"), or keep its plain values in run.state.'
         )
     return obj
 
 
 def check_iterable(loader: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` for an argument that is no iterable of batches; `call` names it:
-    "Run.steps(loader".
-    """
+    """Raises unless `loader` is an iterable of batches. `call` names it: "Run.steps(loader"."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         cure = f"range({loader})" if isinstance(loader, int) else "a samebits.data.DataLoader"
         raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass {cure}.")
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         raise InvalidArgumentError(
             f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass "
-            "samebits.data.DataLoader(dataset, batch_size=32), or batch_size=None where each of its items is a batch."
+            "samebits.data.DataLoader(dataset, batch_size=32), or batch_size=None where an item is a batch."
         )
 
 
 def check_batches(loader: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` for samples, or one batch, in the place of batches; `call` as for
-    `check_iterable`.
-    """
+    """Raises for samples, or one batch, in the place of batches; `call` as for `check_iterable`."""
     check_iterable(loader, call)
     arrays = torch.Tensor | np.ndarray
-    several = (
-        isinstance(loader, tuple) and len(loader) > 0 and all(isinstance(part, arrays) for part in loader)
-    )
+    several = isinstance(loader, tuple) and bool(loader) and all(isinstance(x, arrays) for x in loader)
     if several or isinstance(loader, arrays | Mapping | str):
         given = "(x, y)" if several else f"<{type(loader).__name__}>"
         raise InvalidArgumentError(
@@ -197,9 +184,7 @@ def check_batches(loader: Any, call: str) -> None:
 
 
 def check_number(value: Any, what: str) -> None:
-    """Raises `InvalidArgumentError` unless `value` is one number; `what` names it: "run.log(loss". Waits for
-    no GPU.
-    """
+    """Raises unless `value` is one number. `what` names it: "run.log(loss". Waits for no GPU."""
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return

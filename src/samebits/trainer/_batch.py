@@ -30,9 +30,9 @@ class TrainingBatch:
 
 
 def split_batch(batch: Any) -> TrainingBatch:
-    """Returns the parts of `(inputs,)`, `(inputs, target)`, `(inputs, target, weight)`, a dict (target: "labels"), or inputs.
+    """Returns the parts of `(inputs,)`, `(inputs, target)`, `(inputs, target, weight)`, a dict, or inputs.
 
-    Raises `InvalidArgumentError` for a tuple of another length.
+    The target of a dict is its entry "labels". Raises `InvalidArgumentError` for a tuple of another length.
     """
     if isinstance(batch, Mapping):
         return TrainingBatch(
@@ -42,14 +42,15 @@ def split_batch(batch: Any) -> TrainingBatch:
         return TrainingBatch(batch)
     if not 1 <= len(batch) <= 3:
         raise InvalidArgumentError(
-            f"Trainer: a batch is a {type(batch).__name__} of {len(batch)}. Give (inputs, target) or (inputs, target, "
-            "weight); several inputs go into a tuple or a dict, ((a, b), target), or pass Trainer(forward=...)."
+            f"Trainer: a batch is a {type(batch).__name__} of {len(batch)}. Give (inputs, target) or "
+            "(inputs, target, weight); several inputs go into a tuple or a dict, ((a, b), target), or pass "
+            "Trainer(forward=...)."
         )
     return TrainingBatch(*batch)
 
 
 def call_model(model: torch.nn.Module, inputs: Any) -> Any:
-    """Returns the model's output: a dict of inputs is passed by name, a tuple in its order, anything else as the only argument."""
+    """Returns the model's output: inputs are passed by name (dict), in order (tuple), or as one argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -80,7 +81,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def concatenate(outputs: list[Any]) -> Any:
-    """Returns the outputs of all batches as one: tensors along their first dimension, inside tuples, lists and dicts."""
+    """Returns all batches' outputs as one: tensors along dimension 0, inside tuples, lists and dicts."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(outputs) if first.ndim else torch.stack(outputs)
@@ -89,13 +90,13 @@ def concatenate(outputs: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return type(first)(concatenate(list(items)) for items in zip(*outputs, strict=True))
     raise InvalidArgumentError(
-        f"Trainer.predict: the model returned a {type(first).__name__}. Only tensors, and tuples, lists and dicts of "
-        "them, can be concatenated."
+        f"Trainer.predict: the model returned a {type(first).__name__}. Only tensors, and tuples, lists and "
+        "dicts of them, can be concatenated."
     )
 
 
 def _map(function: Callable[[Any], Any], value: Any, method: str) -> Any:
-    """Returns `value` with `function` applied to objects that have the method, inside dicts, lists and tuples."""
+    """Returns `value` with `function` applied to objects with the method, inside dicts, lists and tuples."""
     if hasattr(value, method):
         return function(value)
     if (isinstance(value, Mapping) and method == "to") or type(value) is dict:

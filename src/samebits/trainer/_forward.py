@@ -43,7 +43,7 @@ class ForwardResult:
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward pass of a trainer: on the model's device, in its precision, by its own rule or the user's hook."""
+    """The forward pass of a trainer: on the model's device, in its precision, by its rule or a hook."""
 
     loss: Loss
     metrics: Metrics
@@ -76,7 +76,7 @@ class Forward:
         return values | self.metrics.measure(detach(result.output), result.target)
 
     def _parts(self, batch: Any) -> TrainingBatch:
-        """Returns the batch in its parts; all of it is the inputs of a model that computes its loss itself."""
+        """Returns the parts of a batch; all of it is the inputs for a model that computes its loss itself."""
         if self.hook is not None or not self.loss.computed_by_model:
             return split_batch(batch)
         return TrainingBatch(batch, batch.get(LABELS) if isinstance(batch, Mapping) else None)
@@ -94,8 +94,8 @@ def _hook_result(result: Any, count: int) -> ForwardResult:
     loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, torch.Tensor) or not isinstance(values, Mapping) or "loss" in values:
         raise InvalidArgumentError(
-            f"Trainer(forward=...): it returned {result!r:.80}. Return the loss, a tensor, or the loss and a dict of "
-            "metrics (of other names than 'loss')."
+            f"Trainer(forward=...): it returned {result!r:.80}. Return the loss, a tensor, or the loss and a "
+            "dict of metrics (of other names than 'loss')."
         )
     return ForwardResult(loss, count, values=values)
 
@@ -110,7 +110,7 @@ class Evaluation:
     def measure(
         self, batches: Iterable[Any], loader: Iterable[Any], over: SumOverRanks = dict
     ) -> dict[str, float]:
-        """Returns the means of loss and metrics over the samples (`over`: of all ranks); `loader` is the source of the batches.
+        """Returns the means of loss and metrics over the samples (`over`: of all ranks) of `loader`.
 
         Raises `EmptyDatasetError` without a batch.
         """
@@ -130,13 +130,13 @@ class Evaluation:
         """Returns the means over the added batches, and the metrics; resets both. Raises as `measure`."""
         if not means.sums:
             raise EmptyDatasetError(
-                f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "
-                "be read only once?"
+                f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an "
+                "iterator that can be read only once?"
             )
         return means.take(over) | mean_over_ranks(self.forward.metrics.take(), over)
 
     def predict(self, loader: Iterable[Any]) -> Any:
-        """Returns the outputs for all batches as one, on the CPU. Raises `EmptyDatasetError` without a batch."""
+        """Returns the outputs for all batches as one, on the CPU. `EmptyDatasetError` without a batch."""
         with evaluating(self.model):
             outputs = [
                 move_to(self.forward.output(self.model, batch), torch.device("cpu")) for batch in loader

@@ -54,7 +54,7 @@ class Means:
 
 @dataclass
 class History:
-    """The result of `fit`, as in Keras: complete after a resume, as if training had never been interrupted."""
+    """The result of `fit`, as in Keras: complete after a resume, as if never interrupted."""
 
     epoch: list[int] = field(default_factory=list)
     """The numbers of the trained epochs."""
@@ -74,17 +74,12 @@ class Logbook:
         self._packed: dict[str, Any] | None = None
         """The history as arrays, cached until an epoch is added: a commit may come after each step."""
 
-    @property
-    def next_epoch(self) -> int:
-        """The number of the epoch under way."""
-        return self.initial_epoch + len(self.history.epoch)
-
     def end_epoch(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Adds an epoch's values. Raises `InvalidArgumentError` for one that is no number."""
         for name, value in logs.items():
             if not isinstance(value, Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
                 raise InvalidArgumentError(
-                    f"on_epoch_end: logs[{name!r}] is a {type(value).__name__}. A callback may add numbers only."
+                    f"on_epoch_end: logs[{name!r}] is a {type(value).__name__}. Add numbers only."
                 )
         self.history.epoch.append(epoch)
         for name, value in logs.items():

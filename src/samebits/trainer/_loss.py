@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from samebits._arguments import require
 from samebits.errors import InvalidArgumentError
 from samebits.trainer._batch import TrainingBatch
 
@@ -18,31 +19,27 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class Loss:
-    """`loss_fn(output, target)`; with weights the mean of `weight * loss` over all elements of the unreduced loss.
+    """`loss_fn(output, target)`; with weights the mean of `weight * loss` over all elements of the loss.
 
-    That is the rule of Keras 3 (`sum_over_batch_size`): the sum is divided by the number of elements. Not that of
-    `CrossEntropyLoss(weight=...)`, which divides by the sum of the weights.
+    That is the rule of Keras 3 (`sum_over_batch_size`): the sum is divided by the number of elements. Not
+    that of `CrossEntropyLoss(weight=...)`, which divides by the sum of the weights.
 
     Args:
-        loss_fn: a function, or None: the model computes its loss itself, as `output.loss` or `output["loss"]`.
+        loss_fn: a function, or None: the model computes its loss, as `output.loss` or `output["loss"]`.
         class_weight: weight by class; a missing class weighs 1.
 
     Raises:
-        InvalidArgumentError: a weight is negative or not finite, a class is no int of at least 0, or `loss_fn` cannot
-            return the losses of single samples.
+        InvalidArgumentError: a weight is negative or not finite, a class is no int of at least 0, or
+            `loss_fn` cannot return the losses of single samples.
     """
 
     def __init__(self, loss_fn: LossFunction | None, class_weight: Mapping[int, float] | None = None) -> None:
         self._loss_fn = loss_fn
+        self.computed_by_model = loss_fn is None
         self._class_weight = None if class_weight is None else _check_weights(class_weight)
         self._without_reduction = _without_reduction(loss_fn)
         if self._class_weight is not None and self._without_reduction is None:
             raise InvalidArgumentError(f"fit(class_weight=...): {_weight_error(loss_fn)}")
-
-    @property
-    def computed_by_model(self) -> bool:
-        """True if the model computes it."""
-        return self._loss_fn is None
 
     def __call__(self, output: Any, batch: TrainingBatch) -> torch.Tensor:
         """Returns the loss as one number, with its graph."""
@@ -54,14 +51,14 @@ class Loss:
             raise InvalidArgumentError(f"Trainer: the batches have weights: {_weight_error(self._loss_fn)}")
         if batch.weight is not None and self._class_weight is not None:
             raise InvalidArgumentError(
-                "fit(class_weight=...): the batches have weights of their own. Use one of the two (Keras's rule)."
+                "fit(class_weight=...): the batches have weights of their own. Use one of them, as in Keras."
             )
         losses = self._without_reduction(output, batch.target)
         weight = batch.weight if self._class_weight is None else self._by_class(output, batch.target, losses)
         return (losses * _broadcast_weight(weight, losses)).mean()
 
     def _by_class(self, output: Any, target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-        """Returns the weight of each target: an index, a number that is rounded to one, or a row with the largest value at it."""
+        """Returns each target's weight; a target is an index, a number rounded to one, or a row (argmax)."""
         assert self._class_weight is not None
         if (
             isinstance(output, torch.Tensor)
@@ -69,8 +66,8 @@ class Loss:
             and 1 < output.shape[1] < len(self._class_weight)
         ):
             raise InvalidArgumentError(
-                f"fit(class_weight=...): it has a weight for class {len(self._class_weight) - 1}, the model's output has "
-                f"{output.shape[1]} classes (shape {tuple(output.shape)})."
+                f"fit(class_weight=...): it has a weight for class {len(self._class_weight) - 1}, the "
+                f"model's output has {output.shape[1]} classes (shape {tuple(output.shape)})."
             )
         classes = _classes(target, losses)
         table = torch.tensor(self._class_weight, dtype=losses.dtype, device=losses.device)
@@ -85,8 +82,8 @@ def _classes(target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         target.ndim > 1 and target.shape[-1] != 1 and target.is_floating_point()
     ):
         raise InvalidArgumentError(
-            f"fit(class_weight=...): targets of shape {tuple(target.shape)} and losses of shape {tuple(losses.shape)} do "
-            "not give one class per loss. Give weights in the batches: (inputs, target, weight)."
+            f"fit(class_weight=...): targets of shape {tuple(target.shape)} and losses of shape "
+            f"{tuple(losses.shape)} do not give one class per loss. Give weights in the batches."
         )
     return target.round().long()
 
@@ -96,8 +93,8 @@ def _broadcast_weight(weight: torch.Tensor, losses: torch.Tensor) -> torch.Tenso
     if not isinstance(weight, torch.Tensor) or weight.shape != losses.shape[: weight.ndim]:
         given = tuple(weight.shape) if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise InvalidArgumentError(
-            f"Trainer: the weights of a batch have shape {given}, its losses {tuple(losses.shape)}. Give one per sample, or "
-            "one per loss."
+            f"Trainer: the weights of a batch have shape {given}, its losses {tuple(losses.shape)}. Give one "
+            "per sample, or one per loss."
         )
     return weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim)).to(losses.dtype)
 
@@ -106,14 +103,14 @@ def _model_loss(output: Any) -> torch.Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise InvalidArgumentError(
-            f"Trainer(model, None, optimizer): the model's output ({type(output).__name__}) has no loss. Pass a loss_fn, "
-            "or give the model what it computes its loss from (labels, say)."
+            f"Trainer(model, None, optimizer): the model's output ({type(output).__name__}) has no loss. "
+            "Pass a loss_fn, or give the model what it computes its loss from (labels, say)."
         )
     return loss
 
 
 def _without_reduction(loss_fn: Any) -> Callable[[Any, Any], torch.Tensor] | None:
-    """Returns `loss_fn` with reduction="none"; None when it has no such option, or reduces otherwise than to the mean."""
+    """Returns `loss_fn` with reduction="none"; None without such an option, or if it takes no mean."""
     if isinstance(loss_fn, torch.nn.Module):
         if getattr(loss_fn, "reduction", None) != "mean":
             return None
@@ -132,17 +129,17 @@ def _without_reduction(loss_fn: Any) -> Callable[[Any, Any], torch.Tensor] | Non
 def _weight_error(loss_fn: Any) -> str:
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     return (
-        f"{name} cannot return the loss of each sample. Use one with reduction='mean' that takes reduction='none' "
-        "too, as torch's: nn.CrossEntropyLoss(), or def loss(output, target, reduction='mean')."
+        f"{name} cannot return the loss of each sample. Use one with reduction='mean' that takes "
+        "reduction='none' too, as torch's: nn.CrossEntropyLoss(), or def loss(output, target, "
+        "reduction='mean')."
     )
 
 
 def _check_weights(class_weight: Any) -> list[float]:
     """Returns the weights as a list by class; raises `InvalidArgumentError`."""
-    if not isinstance(class_weight, Mapping) or not class_weight:
-        raise InvalidArgumentError(
-            f"fit(class_weight={class_weight!r:.60}): give a dict from class to weight, {{0: 1.0, 1: 2.0}}."
-        )
+    is_dict = isinstance(class_weight, Mapping) and bool(class_weight)
+    wanted = "give a dict from class to weight, {0: 1.0, 1: 2.0}"
+    require(is_dict, "fit", wanted, class_weight=class_weight)
     for name, weight in class_weight.items():
         if not isinstance(name, int) or isinstance(name, bool) or name < 0:
             raise InvalidArgumentError(f"fit(class_weight=...): the class {name!r} is no int of at least 0.")

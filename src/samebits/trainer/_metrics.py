@@ -1,4 +1,4 @@
-"""The metrics of a trainer: functions, whose means over the samples are taken, and objects that count by themselves."""
+"""The metrics of a trainer: functions, averaged over the samples, and objects that count by themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from samebits._arguments import require
 from samebits.errors import InvalidArgumentError
 
 
@@ -43,15 +44,13 @@ class Metrics:
     """`metrics=` of a trainer, by name.
 
     Raises:
-        InvalidArgumentError: a name that the trainer uses itself, or a value that is neither a function nor an object
-            with update, compute, reset, state_dict and load_state_dict.
+        InvalidArgumentError: a name that the trainer uses itself, or a value that is neither a function nor
+            an object with update, compute, reset, state_dict and load_state_dict.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        if not isinstance(metrics, Mapping):
-            raise InvalidArgumentError(
-                f"Trainer(metrics={metrics!r:.60}): give a dict from name to function, {{'accuracy': accuracy}}."
-            )
+        wanted = "give a dict from name to function, {'accuracy': accuracy}"
+        require(isinstance(metrics, Mapping), "Trainer", wanted, metrics=metrics)
         self.functions: dict[str, Callable[[Any, Any], Any]] = {}
         self.objects: dict[str, MetricObject] = {}
         for name, metric in metrics.items():
@@ -92,8 +91,8 @@ class Metrics:
             value = metric.compute()
             if isinstance(value, Mapping) or (isinstance(value, torch.Tensor) and value.numel() != 1):
                 raise InvalidArgumentError(
-                    f"Trainer(metrics={{{name!r}: ...}}): {type(metric).__name__}.compute() returned {value!r:.60}. A "
-                    "metric is one number: give each its own, or an average."
+                    f"Trainer(metrics={{{name!r}: ...}}): {type(metric).__name__}.compute() returned "
+                    f"{value!r:.60}. A metric is one number: give each its own, or an average."
                 )
             values[name] = float(value)
             metric.reset()
@@ -103,8 +102,8 @@ class Metrics:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or name in ("loss", "learning_rate") or name.startswith("val_"):
         raise InvalidArgumentError(
-            f"Trainer(metrics={{{name!r}: ...}}): 'loss', 'learning_rate' and names that begin with 'val_' are the "
-            "trainer's own. Choose another name."
+            f"Trainer(metrics={{{name!r}: ...}}): 'loss', 'learning_rate' and names that begin with 'val_' "
+            "are the trainer's own. Choose another name."
         )
 
 
@@ -112,8 +111,8 @@ def _metric_object(name: str, metric: Any) -> MetricObject:
     if isinstance(metric, type) or not isinstance(metric, MetricObject):
         what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
         raise InvalidArgumentError(
-            f"Trainer(metrics={{{name!r}: ...}}): {what}. Give an object with update, compute, reset, state_dict and "
-            "load_state_dict, or a function of output and target."
+            f"Trainer(metrics={{{name!r}: ...}}): {what}. Give an object with update, compute, reset, "
+            "state_dict and load_state_dict, or a function of output and target."
         )
     if callable(persistent := getattr(metric, "persistent", None)):
         persistent(True)  # without it torchmetrics leaves its counts out of state_dict

@@ -38,7 +38,7 @@ class SchedulerSteps:
             self.scheduler.step()
 
     def after_epoch(self, logs: Mapping[str, float], *, validates: bool) -> None:
-        """Steps the scheduler after an epoch. The metric of a plateau may be missing in an epoch without validation."""
+        """Steps the scheduler after an epoch. Without a validation a plateau's metric may be missing."""
         if self.scheduler is None or self.per != "epoch":
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):
@@ -51,7 +51,7 @@ class SchedulerSteps:
 
 @dataclass(frozen=True)
 class AccumulationGroup:
-    """The batches between two steps of the optimizer: those of `accumulate` steps, or the rest of an epoch."""
+    """The batches between two steps of the optimizer: those of `accumulate` steps, or an epoch's rest."""
 
     planned: int
     """Divisor of the losses."""
@@ -82,7 +82,7 @@ class OptimizerStep:
     schedule: SchedulerSteps | None = None
 
     def gradient_sync(self, group: AccumulationGroup) -> AbstractContextManager[None]:
-        """Wraps forward and backward: the ranks sum gradients in a group's last backward; until then each has its own.
+        """Wraps forward and backward: the ranks sum their gradients in a group's last backward only.
 
         A static graph repeats its first backward, so its gradients are summed every time.
         """
@@ -91,7 +91,7 @@ class OptimizerStep:
         return self.model.no_sync()
 
     def __call__(self, loss: torch.Tensor, group: AccumulationGroup) -> None:
-        """Adds the gradient of the group's mean loss; with the group's last batch steps, and frees the gradients.
+        """Adds the gradient of the group's mean loss; a group's last batch steps, and frees the gradients.
 
         A step that the scaler skips, since a gradient overflowed, is none for scheduler and EMA either.
         """
@@ -129,7 +129,7 @@ class OptimizerStep:
             torch.nn.utils.clip_grad_value_(self._parameters(), self.clip_value)
 
     def _rescale(self, factor: float) -> None:
-        """Rescales the gradients when an epoch of unknown length ended: the group was smaller than its losses were divided by."""
+        """Rescales the gradients at an epoch's unforeseen end: losses were divided by a larger group."""
         for parameter in self._parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -139,7 +139,7 @@ class OptimizerStep:
 
 
 def averaged_model(model: torch.nn.Module, decay: float) -> AveragedModel:
-    """Returns an exponential moving average of the weights. It needs no process group: all ranks have the same."""
+    """Returns an exponential moving average of the weights, without a process group: all ranks are equal."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
     ema.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Calls of `Trainer` and `fit` in the way of Lightning, transformers or Keras: the error has the lines to type."""
+"""Calls of `Trainer` and `fit` as in Lightning, transformers or Keras: the error has the lines to type."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _LOADER_ARGUMENTS = (
 _OF_VALIDATION = ("validation_data", "validation_freq", "validation_steps")
 _LOADER = (
     "fit takes a loader of (x, y) batches:\n"
-    "    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32, shuffle=True)\n"
+    "    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32, "
+    "shuffle=True)\n"
     "    trainer.fit(loader, epochs=..., validation_data=other_loader)"
 )
 
 
 def check_keras_arguments(fit: Callable[P, T]) -> Callable[P, T]:
-    """Returns `fit` with a check for arguments that Keras's `fit` takes and this one does not (`InvalidArgumentError`)."""
+    """Returns `fit` with a check for arguments that only Keras's `fit` takes (`InvalidArgumentError`)."""
     known = [name for one in (fit, Run) for name in inspect.signature(one).parameters]
     known = [name for name in known if name not in ("self", "stateful", "run_options")]
 
@@ -59,13 +60,14 @@ def _check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
     second = args[1] if len(args) > 1 else None
     if isinstance(second, torch.Tensor) or hasattr(second, "__iter__"):
         raise InvalidArgumentError(
-            f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of epochs. {_LOADER}"
+            f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of "
+            f"epochs. {_LOADER}"
         )
     for name, value in named.items():
         if _is_validation_data(name, value) and "validation_data" not in named:
             raise InvalidArgumentError(
-                f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give the loader as "
-                f"validation_data={name}."
+                f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give "
+                f"the loader as validation_data={name}."
             )
         if isinstance(value, Stateful):  # an object to save may have any name
             continue
@@ -82,7 +84,7 @@ def _check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
 
 
 def _is_validation_data(name: str, value: Any) -> bool:
-    """Returns True if the loader was meant to be `validation_data`: it has a state, so `Run` would save it as an object."""
+    """Returns True for a loader meant as `validation_data`: `Run` would save it, as it has a state."""
     is_loader = hasattr(value, "__iter__") and not isinstance(value, torch.nn.Module)
     return is_loader and name not in _OF_VALIDATION and name.startswith(("val", "eval"))
 

@@ -48,36 +48,38 @@ class CommitNotifier(Observer):
 
 
 class Trainer:
-    """Trains `model` on batches; killed anywhere, `fit` ends with the same weights and returns the same history.
+    """Trains `model` on batches; killed anywhere, `fit` ends with the same weights and the same history.
 
     ```python
-    trainer = samebits.Trainer(model, nn.functional.cross_entropy, optimizer, accumulate=4, clip_norm=1.0, ema=0.999)
+    trainer = samebits.Trainer(model, cross_entropy, optimizer, accumulate=4, clip_norm=1.0, ema=0.999)
     history = trainer.fit(loader, epochs=10, validation_data=val, run_dir="runs/digits")
     ```
 
-    A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is "labels");
-    inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and how each is resumed.
+    A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is
+    "labels"); inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and
+    how each is resumed.
 
     Args:
         model: called as `model(inputs)`.
-        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as `output.loss`, from the
-            whole batch, `model(**batch)` or `model(*batch)`.
+        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as
+            `output.loss`, from the whole batch, `model(**batch)` or `model(*batch)`.
         optimizer: steps after every `accumulate` batches.
         scheduler: a torch LR scheduler of this optimizer.
         scheduler_step: "epoch": after each epoch's validation; "step": after each step of the optimizer.
         monitor: name in the epoch's logs, for torch's ReduceLROnPlateau.
         callbacks: called in order; their state is part of every commit.
-        metrics: by name, `f(output, target)`, a mean over the batch, or objects with update, compute, reset and a
-            state_dict; logged per epoch, and of a validation with `val_` before the name.
-        accumulate: batches per step of the optimizer; the gradient is that of the mean of their losses. An epoch's last
-            group may be smaller: it is stepped, and is the mean over the batches that it has (transformers' rule).
+        metrics: by name, `f(output, target)`, a mean over the batch, or objects with update, compute, reset
+            and a state_dict; logged per epoch, and of a validation with `val_` before the name.
+        accumulate: batches per step of the optimizer; the gradient is that of the mean of their losses. An
+            epoch's last group may be smaller: it is stepped, as the mean over its batches, as transformers.
         clip_norm: the gradient's largest norm, over all parameters together.
         clip_value: the largest absolute value of its elements.
         precision: "bf16" or "fp16" for `torch.autocast`, with "fp16" a GradScaler too; None for neither.
-        ema: decay of an exponential moving average of the weights (0.999, say). It begins with the weights after the first
-            step; buffers are the model's. Validation, `evaluate` and `predict` use the average, `eval_model`.
-        forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns the loss,
-            or the loss and a dict of metrics.
+        ema: decay of an exponential moving average of the weights (0.999, say). It begins with the weights
+            after the first step; buffers are the model's. Validation, `evaluate` and `predict` use the
+            average, `eval_model`.
+        forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns
+            the loss, or the loss and a dict of metrics.
         device: the device of model and batches; None: batches are moved to the model's device.
 
     Raises:
@@ -162,25 +164,26 @@ class Trainer:
         run_dir: str | os.PathLike[str] | None = None,
         **run_options: Any,
     ) -> History:
-        """Trains up to epoch number `epochs` and returns the history of all epochs, those before a resume too.
+        """Trains up to epoch number `epochs` and returns the history of all epochs, from before a resume too.
 
-        A run in `run_dir` that has finished trains nothing and returns its history; with a larger `epochs` it continues.
+        A finished run in `run_dir` trains nothing and returns its history; a larger `epochs` continues it.
 
         Args:
             loader: a `samebits.data.DataLoader` (or any iterable that starts anew at each `iter()`).
             epochs: how many in all, those before a resume, and before `initial_epoch`, counted in.
-            verbose: 0: nothing. 1 or "auto": a progress bar on a terminal, and a line per epoch. 2: the lines alone.
+            verbose: 0: nothing. 1 or "auto": a progress bar on a terminal, a line per epoch. 2: lines alone.
             validation_data: batches to evaluate after an epoch.
-            class_weight: by class; each sample's loss is multiplied by that of its target (see `Loss` for the mean, and
-                its requirements on `loss_fn`). Not for validation.
-            initial_epoch: the number of the first epoch of a new training; a resumed one continues at its position.
-            steps_per_epoch: batches per epoch, at most those of the loader: each epoch continues in the loader where the last
-                one ended. None: an epoch is one pass.
+            class_weight: by class; each sample's loss is multiplied by that of its target (see `Loss` for the
+                mean, and its requirements on `loss_fn`). Not for validation.
+            initial_epoch: the number of a new training's first epoch; a resumed one continues.
+            steps_per_epoch: batches per epoch, at most those of the loader: each epoch continues in the
+                loader where the last one ended. None: an epoch is one pass.
             validation_steps: batches per validation; each begins with the first one.
-            validation_freq: the number of epochs from one validation to the next, or a list of the epochs to validate after (the first is 1).
+            validation_freq: the number of epochs from one validation to the next, or a list of the epochs to
+                validate after (the first is 1).
             run_dir: folder of the commits, from which training is resumed; None: nothing is saved.
-            run_options: further arguments of `Run`: its options, and further objects to save. `best` is a name in the
-                epochs' logs ("val_loss", "max:val_accuracy").
+            run_options: further arguments of `Run`: its options, and further objects to save. `best` is a
+                name in the epochs' logs ("val_loss", "max:val_accuracy").
 
         Raises:
             InvalidArgumentError: the arguments contradict each other or the loaders.
@@ -201,9 +204,8 @@ class Trainer:
             epochs = plan.epochs - self._logbook.initial_epoch
             for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
                 self._step(run, forward, step, batch, callbacks)
-                if (
-                    step.ends_epoch or self.stop_training
-                ):  # as in Keras, an epoch that is cut short has all of its end
+                # as in Keras, an epoch that is cut short has all of its end
+                if step.ends_epoch or self.stop_training:
                     logs = self._end_epoch(run, plan, callbacks)
                     if (value := best.select(logs)) is not None:
                         run.best(value, everywhere=True)
@@ -228,10 +230,11 @@ class Trainer:
         return self._evaluation.measure(islice(loader, steps), loader)
 
     def predict(self, loader: Iterable[Any]) -> Any:
-        """Returns the model's outputs for all batches of `loader`, concatenated along the first dimension, on the CPU.
+        """Returns the model's outputs for all batches of `loader`, joined along dimension 0, on the CPU.
 
-        Only the inputs of a batch are used, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the input itself. In eval
-        mode and without gradients; with `ema` of the average. Outputs may be tensors, or tuples, lists and dicts of them.
+        Only the inputs of a batch are used, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the
+        input itself. In eval mode and without gradients; with `ema` of the average. Outputs may be tensors,
+        or tuples, lists and dicts of them.
 
         Raises:
             InvalidArgumentError: `loader` is not a loader.
@@ -263,7 +266,7 @@ class Trainer:
     def stop_training(self) -> bool:
         """True if training ends after this step; callbacks set it, as in Keras.
 
-        An epoch that is cut short is validated, has its `on_epoch_end` and its row in the history. `fit` begins with False.
+        An epoch cut short is validated, has its `on_epoch_end` and its history. `fit` begins with False.
         """
         return self._run is not None and self._run._stop_requested
 
@@ -340,7 +343,7 @@ class Trainer:
     def _end_epoch(
         self, run: Run, plan: trainer_arguments.FitPlan, callbacks: Sequence[Callback]
     ) -> dict[str, float]:
-        epoch = self._logbook.next_epoch
+        epoch = self._logbook.initial_epoch + len(self._logbook.history.epoch)
         over = run.sum_over_ranks
         logs = self._logbook.means.take(over) | mean_over_ranks(self._metrics.take(), over)
         if plan.validates_after(epoch):

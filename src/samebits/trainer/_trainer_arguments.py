@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from samebits._arguments import is_fraction, is_int, is_number, require, require_int
-from samebits.callbacks import Callback
+from samebits.callbacks._base import HOOKS, Callback
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.train._loop.loop_positions import check_steps
 from samebits.train._run_arguments import check_batches
@@ -24,22 +24,23 @@ def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
     """Raises when one of the three is invalid."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(
-            f"Trainer(model, loss_fn, optimizer): the model is a {type(model).__name__}, no torch.nn.Module. Was the order "
-            "swapped?"
+            f"Trainer(model, loss_fn, optimizer): the model is a {type(model).__name__}, no torch.nn.Module. "
+            "Was the order swapped?"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
-            f"Trainer(model, loss_fn, optimizer): the optimizer is a {type(optimizer).__name__}. Was the order swapped?"
+            f"Trainer(model, loss_fn, optimizer): the optimizer is a {type(optimizer).__name__}. Was the "
+            "order swapped?"
         )
     if loss_fn is not None and (isinstance(loss_fn, torch.optim.Optimizer | type) or not callable(loss_fn)):
         what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else f"a {type(loss_fn).__name__}"
         raise InvalidArgumentError(
-            f"Trainer(model, loss_fn, optimizer): the loss_fn is {what}. Give a function of output and target, "
-            "nn.CrossEntropyLoss() say, or None for a model that computes its loss itself."
+            f"Trainer(model, loss_fn, optimizer): the loss_fn is {what}. Give a function of output and "
+            "target, nn.CrossEntropyLoss() say, or None for a model that computes its loss itself."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UnimplementedError(
-            "Trainer: LBFGS calls the model many times per step. Write the loop with samebits.Run, which saves it as well."
+            "Trainer: LBFGS calls the model many times per step. Write the loop with samebits.Run."
         )
 
 
@@ -50,19 +51,19 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, type):
             raise InvalidArgumentError(
-                f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance, {callback.__name__}(...)."
+                f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance."
             )
         if not isinstance(callback, Callback):
             raise InvalidArgumentError(
-                f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from that "
-                "class, so that it has a state."
+                f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from "
+                "that class, so that it has a state."
             )
-        for hook in [name for name in vars(Callback) if name.startswith("on_")]:
+        for hook in HOOKS:
             _check_hook(callback, hook)
 
 
 def _check_hook(callback: Callback, hook: str) -> None:
-    """Raises for a hook with other arguments, Keras's `on_epoch_end(epoch, logs)` say, which would fail after an epoch."""
+    """Raises for a hook with other arguments, as Keras's `on_epoch_end(epoch, logs)`: it would fail later."""
     _, *given = inspect.signature(getattr(Callback, hook)).parameters
     try:
         taken = inspect.signature(getattr(callback, hook))
@@ -78,7 +79,7 @@ def _check_hook(callback: Callback, hook: str) -> None:
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raises when the scheduler is invalid, belongs to another optimizer, or cannot be stepped as requested."""
+    """Raises when the scheduler is invalid, is another optimizer's, or cannot be stepped as requested."""
     require(step in ("epoch", "step"), "Trainer", "one of 'epoch', 'step'", scheduler_step=step)
     if scheduler is None:
         none = "there is no scheduler. Pass one: scheduler=scheduler"
@@ -89,12 +90,12 @@ def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer)
     if scheduler.optimizer is not optimizer:
         raise InvalidArgumentError(
             f"Trainer(scheduler={type(scheduler).__name__}(...)): it belongs to another optimizer "
-            f"({type(scheduler.optimizer).__name__}), so that it would change nothing here. Make it with the trainer's."
+            f"({type(scheduler.optimizer).__name__}), and would change nothing here. Make it with this one."
         )
     if isinstance(scheduler, ReduceLROnPlateau) and step == "step":
         raise InvalidArgumentError(
-            "Trainer(scheduler=ReduceLROnPlateau(...), scheduler_step='step'): its metric is known at the end of an "
-            "epoch. Pass scheduler_step='epoch'."
+            "Trainer(scheduler=ReduceLROnPlateau(...), scheduler_step='step'): its metric is known at the "
+            "end of an epoch. Pass scheduler_step='epoch'."
         )
 
 
@@ -124,8 +125,8 @@ def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
     if loss_fn is not None or metrics:
         given = "loss_fn" if loss_fn is not None else "metrics"
         raise InvalidArgumentError(
-            f"Trainer(forward=..., {given}=...): the function computes loss and metrics itself, and returns them. Pass None "
-            "as loss_fn, and no metrics."
+            f"Trainer(forward=..., {given}=...): the function computes loss and metrics itself, and returns "
+            "them. Pass None as loss_fn, and no metrics."
         )
 
 
@@ -151,14 +152,14 @@ class FitPlan:
         require_int("fit", 0, initial_epoch=self.initial_epoch)
         if self.initial_epoch >= self.epochs:
             raise InvalidArgumentError(
-                f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}): no epoch is left to train. epochs counts all "
-                "epochs, those before initial_epoch too."
+                f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}): no epoch is left to train. "
+                "epochs counts all epochs, those before initial_epoch too."
             )
         check_steps(self.loader, self.steps_per_epoch, "fit(steps_per_epoch")
         self._check_validation()
 
     def validates_after(self, epoch: int) -> bool:
-        """Returns True if a validation follows `epoch` (from 0): after every `validation_freq` epochs, or after those listed (from 1)."""
+        """Returns True if `epoch` (from 0) is validated: every `validation_freq`-th, or listed (from 1)."""
         if self.validation_data is None:
             return False
         if isinstance(self.validation_freq, int):
@@ -182,7 +183,8 @@ class FitPlan:
             check_batches(self.validation_data, "fit(validation_data")
             if hasattr(self.validation_data, "__next__"):
                 raise InvalidArgumentError(
-                    f"fit(validation_data={type(self.validation_data).__name__}): it is read after each epoch. Pass a "
-                    "samebits.data.DataLoader, a list of batches, or any object whose __iter__ starts anew."
+                    f"fit(validation_data={type(self.validation_data).__name__}): it is read after each "
+                    "epoch. Pass a samebits.data.DataLoader, a list of batches, or any object whose __iter__ "
+                    "starts anew."
                 )
             check_steps(self.validation_data, self.validation_steps, "fit(validation_steps")

@@ -27,7 +27,7 @@ from samebits.checkpoint._run_directory import COMMITS
 from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, NAME, TENSORS
 from samebits.errors import CorruptCommitError, RemoteStorageError
 
-CURE = "Check the connection, the credentials and the URL, then run again: what was committed before is untouched."
+CURE = "Check the connection, the credentials and the URL, then run again: earlier commits are untouched."
 
 
 class FsspecFiles:
@@ -53,7 +53,7 @@ class FsspecFiles:
             ) from error
 
     def names(self, folder: str = "", *, links: bool = True) -> set[str]:
-        """Returns the names in `folder`; an empty set without such a folder. `links`: include links (of a file system that has them)."""
+        """Returns the names in `folder`, none where it is missing. `links`: include symbolic links."""
         with self._translate_errors(f"list {folder or 'it'}"):
             self._files.invalidate_cache()
             path = self._path(folder)
@@ -96,7 +96,7 @@ class FsspecFiles:
             return file.read(limit)
 
     def write(self, name: str, source: BinaryIO) -> None:
-        """Creates a file with the rest of `source`; where the storage supports it, the file is durable on return."""
+        """Creates a file with the rest of `source`; durable on return where the storage supports it."""
         with self._translate_errors(f"write {name}", passing=()), self._create(name) as file:
             shutil.copyfileobj(source, file, BUFFER_BYTES)
             file.flush()
@@ -115,7 +115,7 @@ class FsspecFiles:
             self._files.rmdir(self._path(name))
 
     def modified(self, name: str) -> float | None:
-        """Returns when a file was written, in seconds since 1970; None where the storage does not record it."""
+        """Returns when a file was written, in seconds since 1970; None where the storage has no such time."""
         try:
             return self._files.modified(self._path(name)).timestamp()
         except Exception:  # half of all storages have no such method, each with another error
@@ -136,7 +136,7 @@ class FsspecFiles:
     def _translate_errors(
         self, what: str, passing: tuple[type[Exception], ...] = (FileNotFoundError, CorruptCommitError)
     ) -> Iterator[None]:
-        """Turns a storage's errors, which have no common base, into `RemoteStorageError`, but for those that are `passing`."""
+        """Turns a storage's errors, which have no common base, into `RemoteStorageError`; not `passing`."""
         try:
             yield
         except passing:
@@ -200,7 +200,7 @@ def remote_folders(files: FsspecFiles) -> list[RemoteFolder]:
 
 
 def list_folders(files: FsspecFiles) -> tuple[list[RemoteFolder], list[RemoteFolder]]:
-    """Returns the folders with names of commits, newest step first: those with a manifest, and those without."""
+    """Returns the folders named as commits, newest step first: those with a manifest, and those without."""
     names = sorted(
         filter(NAME.fullmatch, files.names(COMMITS, links=False)), key=lambda name: (step_of(name), name)
     )

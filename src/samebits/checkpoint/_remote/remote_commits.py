@@ -1,4 +1,4 @@
-"""The commits of one run at a URL: made in a folder of this machine, the staging folder, and uploaded from there.
+"""The commits of one run at a URL: made in a local folder, the staging folder, and uploaded from there.
 
 $SAMEBITS_CACHE_DIR/runs/<URL>/         a run directory (see `_store`), locked; a cache, once all is uploaded
 url/...                                 see `fsspec_files`
@@ -148,9 +148,8 @@ class RemoteCommits:
         self.values = {name: value for name, value in self.values.items() if name not in replaced}
 
     def _error(self, commit: Commit, error: SamebitsError | OSError) -> CommitError:
-        safe = (
-            f"The commit of step {self.durable_step} is safe" if self.values else "There is no earlier commit"
-        )
+        step = self.durable_step
+        safe = f"The commit of step {step} is safe" if self.values else "There is no earlier commit"
         failed = f"commit of step {commit.step} to {self.files.url} failed"
         if isinstance(error, OSError | RemoteStorageError):
             failed += f": it is in {self._staging} alone, from where the next start uploads it"
@@ -176,11 +175,11 @@ class RemoteCommits:
 
 
 def staging_folder(url: str) -> Path:
-    """Returns the folder of this machine in which the commits of a URL are made. Raises RunDirectoryError without a home directory."""
+    """Returns the local folder for the commits of a URL. RunDirectoryError without a home directory."""
     try:
         return (cache_root() / "runs" / url_folder(url)).absolute()
     except RuntimeError as error:
         raise RunDirectoryError(
-            f"{url}: this user has no home directory, in which commits are made before they are uploaded. Set "
-            "SAMEBITS_CACHE_DIR to a folder."
+            f"{url}: this user has no home directory, in which commits are made before they are uploaded. "
+            "Set SAMEBITS_CACHE_DIR to a folder."
         ) from error

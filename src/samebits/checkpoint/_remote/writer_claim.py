@@ -29,7 +29,7 @@ _ID = "staging-id"
 
 
 class WriterClaim:
-    """Names the process that has opened a run directory last: `take` it, `check` it before each commit, `end` it.
+    """Names the process that opened a run directory last: `take` it, `check` it before each commit, `end` it.
 
     Args:
         files: at the URL.
@@ -41,7 +41,7 @@ class WriterClaim:
         self._facts: dict[str, Any] = {}
 
     def take(self) -> bool:
-        """Names this process; returns True if the one before it had this staging folder, too, and had settled it.
+        """Names this process; returns True if the one before used this staging folder, and had settled it.
 
         Raises:
             OSError: the staging folder cannot be written.
@@ -51,8 +51,8 @@ class WriterClaim:
         ours = found.get("staging") == staging
         if not ours and is_open(found):
             print(
-                f"samebits: {self._opened_text(found)} and has not closed it. This process takes over. If the other "
-                "still runs, its next commit is an error",
+                f"samebits: {self._opened_text(found)} and has not closed it. This process takes over. If "
+                "the other still runs, its next commit is an error",
                 file=sys.stderr,
             )
         self._facts = {
@@ -67,11 +67,12 @@ class WriterClaim:
         return ours
 
     def check(self) -> None:
-        """Raises RunDirectoryError when another process has opened the directory, or somebody has removed it."""
+        """Raises RunDirectoryError when another process has opened the directory, or it was removed."""
         found = self._read()
         if found is None:
             raise RunDirectoryError(
-                f"run directory {self._files.url} was removed (its {WRITER} is gone). Run again: it starts at the first step."
+                f"run directory {self._files.url} was removed (its {WRITER} is gone). Run again: it starts "
+                "at the first step."
             )
         if found.get("id") != self._facts["id"]:
             raise RunDirectoryError(
@@ -96,8 +97,8 @@ class WriterClaim:
         found = self._read() or {}
         if is_open(found) and found.get("staging") != self._staging_id():
             raise RunDirectoryError(
-                f"{self._opened_text(found)} and has not closed it. Wait until it ends or stop it; if it was killed, start it "
-                f"again, or remove {self._files.url}/{WRITER}."
+                f"{self._opened_text(found)} and has not closed it. Wait until it ends or stop it; if it was "
+                f"killed, start it again, or remove {self._files.url}/{WRITER}."
             )
 
     def _read(self) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ class Commit(NamedTuple):
     step: int
     digest: str
     content: str
-    """The digest that its manifest would have without a parent: equal where two commits have the same content."""
+    """The digest that the manifest would have without a parent: equal for commits of equal content."""
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ def commit_names(commits: Path) -> list[str]:
 
 
 def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
-    """Writes `blocks` to a new file and fsyncs it; a large file past the page cache, where it can. Raises OSError."""
+    """Writes `blocks` to a new file and fsyncs it; large ones past the page cache, if possible. OSError."""
     if sum(map(len, blocks)) >= LARGE:
         _write_pages(path, _aligned(blocks))
         return
@@ -207,7 +207,7 @@ def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
 
 
 def write_image(path: Path, image: memoryview) -> None:
-    """Writes page-aligned memory past the page cache, where it can (18 MB in a seventh of the processor time). Raises OSError."""
+    """Writes aligned memory past the page cache, if possible (a seventh of the CPU time). Raises OSError."""
     _write_pages(path, (image,))
 
 

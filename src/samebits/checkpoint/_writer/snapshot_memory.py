@@ -1,4 +1,4 @@
-"""Memory for a snapshot, shared with the writer process: a file without a name, freed with the last process that has it."""
+"""Memory for a snapshot, shared with the writer process: a file without a name, freed with its last user."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SnapshotMemory:
         """The layout whose constant part follows the image, and its length."""
         self._layout: FileLayout | None = None
         self._dense: tuple[list[int], np.ndarray, np.ndarray] = ([], _NONE, _NONE)
-        """Tensors that are copied as bytes: their places in the file, their target addresses, their sizes in bytes."""
+        """Tensors copied as bytes: their places in the file, their target addresses, their sizes in bytes."""
         self._others: list[tuple[torch.Tensor | np.ndarray, int]] = []
         """Memory for each other tensor or array, and its place in the file."""
         self._reserving: threading.Thread | None = None
@@ -90,7 +90,7 @@ class SnapshotMemory:
         """The address of the memory that CUDA has pinned; 0: none."""
 
     def reserve(self, size: int) -> None:
-        """Takes memory for `size` bytes in a thread, so that the first copy need not wait for its pages to be made.
+        """Takes memory for `size` bytes in a thread: the first copy need not wait for its pages.
 
         Where there is none, the copy says so.
         """
@@ -104,7 +104,7 @@ class SnapshotMemory:
         self._reserving.start()
 
     def copy(self, commit: PreparedCommit) -> None:
-        """Copies head and tensors to their places in the file; everything is copied on return. Raises OSError."""
+        """Copies head and tensors to their places in the file; all is copied on return. Raises OSError."""
         self._prepare(commit)
         dense, to, sizes = self._dense
         address: Callable[[Any], int] = torch.Tensor.data_ptr
@@ -195,7 +195,7 @@ class SnapshotMemory:
             _forget_error()
 
     def _unpin(self) -> None:
-        """Unpins the memory before it is freed: other memory at its address would be taken for pinned. A forked child has no CUDA."""
+        """Unpins memory before it is freed: its address may be used again. A forked child has no CUDA."""
         pinned, self._pinned = self._pinned, 0
         if not pinned or torch.cuda._is_in_bad_fork():
             return
@@ -210,7 +210,7 @@ def _forget_error() -> None:
 
 
 def _is_dense(source: torch.Tensor | np.ndarray) -> bool:
-    """Returns True if the bytes in memory are those in the file; arrays of one layout may have any strides."""
+    """Returns True if memory has a tensor's bytes in the file's order; never for arrays, of any strides."""
     if isinstance(source, np.ndarray) or source.is_conj() or source.is_neg():
         return False
     return source.device.type == "cpu" and source.is_contiguous()

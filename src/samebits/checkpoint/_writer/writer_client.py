@@ -23,7 +23,10 @@ from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import END, PACKED, SLOTS, SnapshotMessage
 
-_CODE = "import sys; sys.path += {path!r}; from samebits.checkpoint._writer.writer_process import main; main(sys.argv[1])"
+_CODE = (
+    "import sys; sys.path += {path!r}; from samebits.checkpoint._writer.writer_process import main; "
+    "main(sys.argv[1])"
+)
 _PATH = [str(Path(samebits.checkpoint.__file__).parents[2]), str(Path(xxhash.__file__).parents[1])]
 """Folders of the writer's imports: of samebits and xxhash. It imports neither torch nor NumPy."""
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -37,7 +40,7 @@ Report = Mapping[str, Any]
 
 
 class WriterDiedError(Exception):
-    """Raised when the writer process has ended by itself, or does not answer; `stderr` is its output there: a traceback."""
+    """Raised when the writer process has ended or does not answer; `stderr` is its output: a traceback."""
 
     def __init__(self, why: str, stderr: str = "") -> None:
         super().__init__(why)
@@ -105,7 +108,7 @@ class WriterClient:
         self._slots[0].reserve(size)
 
     def submit(self, commit: PreparedCommit, facts: Mapping[str, Any]) -> int | None:
-        """Copies a snapshot, sends it to the writer and returns its number. It replaces a waiting one that the writer has not begun.
+        """Copies a snapshot and sends it; returns its number. It replaces a waiting one that was not begun.
 
         Returns None if every slot is in use. Raises OSError when there is no memory, WriterDiedError.
         """
@@ -139,7 +142,7 @@ class WriterClient:
         return self._number
 
     def poll(self, timeout: float = 0) -> list[Report]:
-        """Returns the writer's new reports, after waiting for at most `timeout` seconds. Raises WriterDiedError."""
+        """Returns the writer's new reports, within `timeout` seconds. Raises WriterDiedError."""
         unread, self._unread = self._unread, []
         if timeout and not unread:
             select.select([self._reports], [], [], timeout)
@@ -159,7 +162,7 @@ class WriterClient:
             yield from reports
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends the process, which first writes its snapshots, and frees everything. A forked child only frees its copies."""
+        """Ends the process after its last snapshots; frees all. A forked child only frees its copies."""
         if os.getpid() == self._owner:
             if kill:
                 self._process.kill()
@@ -234,7 +237,7 @@ class WriterClient:
 
 
 def _start(arguments: str, descriptors: list[int], stderr: int) -> subprocess.Popen[bytes]:
-    """Starts the process. `stderr` is a file: this process's own may be a pipe, whose reader would wait for the writer of a killed run."""
+    """Starts the process. Its `stderr` is a file: a pipe's reader would wait for a killed run's writer."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is blocked stays so in the new process
     try:
         return subprocess.Popen(

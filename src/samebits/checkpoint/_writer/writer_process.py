@@ -1,4 +1,4 @@
-"""The process that makes snapshots durable while the run continues; it ends with the run, after the run's last snapshot.
+"""Makes snapshots durable, as a process beside the run; it ends after the run and the run's last snapshot.
 
 Signals of the process group are blocked before it starts: the run reacts to a SIGTERM, not its writer.
 
@@ -65,7 +65,7 @@ caches with it. The last snapshot of a killed run is always written."""
 def main(arguments: str) -> None:
     """Writes snapshots until the run closes its end of the pipe or ends."""
     options = json.loads(arguments)
-    # The run locked it before this process began. Lock it again, since some network file systems keep locks by process.
+    # The run has locked it already. Lock it again: some network file systems keep locks by process.
     fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
     folder = CommitFolder(Path(options["commits"]), Retention(*options["retention"]))
     folder.identity = options["identity"]

@@ -25,8 +25,8 @@ def diff(
 ) -> None:
     """Name the first step at which two recorded runs differ.
 
-    It prints the rank (in jobs of torchrun), the step, the component that differs there (batch, loss, model, optimizer, ...), and how many
-    steps were compared.
+    It prints the rank (in jobs of torchrun), the step, the component that differs there (batch, loss, model,
+    optimizer, ...), and how many steps were compared.
 
     Exit status: 0 they are equal; 1 they differ, or one of them raised an error; 2 could not be checked: one
     cannot be read, both raised an error, one was killed, or they have no step in common.

@@ -82,8 +82,11 @@ def ops(
     Read more: docs/ops.md
     """
     check_json_file(json_file)
-    filters = _filters(device, machine, verdict or [], evidence or [])
-    chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
+    given = {"device": [device], "machine": [machine], "verdict": verdict, "evidence": evidence}
+    filters = [(field, words) for field, words in given.items() if words and words != [None]]
+    chosen = [
+        entry for entry in table.entries() if all(getattr(entry, field) in words for field, words in filters)
+    ]
     if name is not None:
         wanted = _wanted(name)
         chosen = [entry for entry in chosen if wanted(entry)]
@@ -108,21 +111,6 @@ def _show(
         cli._reports.ops_overview.show_op(name, table.ops_of(name))
     else:
         cli._reports.ops_overview.show_families(chosen)
-
-
-def _filters(
-    device: str | None, machine: str | None, verdicts: Sequence[str], evidence: Sequence[str]
-) -> list[_Filter]:
-    found: list[_Filter] = []
-    if device is not None:
-        found.append(lambda entry: entry.device == device)
-    if machine is not None:
-        found.append(lambda entry: entry.machine == machine)
-    if verdicts:
-        found.append(lambda entry: entry.verdict in verdicts)
-    if evidence:
-        found.append(lambda entry: entry.evidence in evidence)
-    return found
 
 
 def _wanted(name: str) -> _Filter:

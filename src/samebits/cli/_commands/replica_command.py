@@ -1,4 +1,4 @@
-"""`samebits replica`: prove that a training step keeps its replicas equal, or name the line where they part."""
+"""`samebits replica`: prove that a training step keeps its replicas equal, or name the line that does not."""
 
 from __future__ import annotations
 
@@ -128,9 +128,8 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
             f"{text!r} names no function. "
             "Give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
         )
-    module = (
-        _load_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name, text)
-    )
+    is_file = module_name.endswith(".py")
+    module = _load_file(Path(module_name)) if is_file else _import_module(module_name, text)
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidArgumentError(f"{text}: module {module_name!r} has no function {name!r}.")
@@ -148,11 +147,9 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
 
 
 def _kind(made: Any) -> str:
-    return (
-        f"({', '.join(type(one).__name__ for one in made)})"
-        if isinstance(made, tuple)
-        else type(made).__name__
-    )
+    if isinstance(made, tuple):
+        return f"({', '.join(type(one).__name__ for one in made)})"
+    return type(made).__name__
 
 
 def _import_module(name: str, text: str) -> ModuleType:
@@ -163,9 +160,7 @@ def _import_module(name: str, text: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
-        raise InvalidArgumentError(
-            f"{text}: there is no module {name!r} in {folder} or on sys.path."
-        ) from None
+        raise InvalidArgumentError(f"{text}: no module {name!r} in {folder} or on sys.path.") from None
 
 
 def _load_file(file: Path) -> ModuleType:

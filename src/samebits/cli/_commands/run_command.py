@@ -38,8 +38,8 @@ def run(
         typer.Option(
             metavar="|".join(ACROSS),
             parser=one_of(ACROSS),
-            help="Give the same bits in all runs on this machine (runs), for any number of threads (threads), "
-            "or on any x86-64 CPU with AVX2 and FMA (machines). Each includes the one before. "
+            help="Give the same bits in all runs on this machine (runs), for any number of threads "
+            "(threads), or on any x86-64 CPU with AVX2 and FMA (machines). Each includes the one before. "
             "An operation that cannot do so raises an error.",
         ),
     ] = "runs",
@@ -47,8 +47,8 @@ def run(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Write a digest of every step to DIR, for `samebits diff`; of a job of several ranks (torchrun -m "
-            "samebits run ...), to DIR/rank0, DIR/rank1, and so on.",
+            help="Write a digest of every step to DIR, for `samebits diff`; of a job of several ranks "
+            "(torchrun -m samebits run ...), to DIR/rank0, DIR/rank1, and so on.",
         ),
     ] = None,
     record_level: Annotated[
@@ -105,8 +105,8 @@ def _warn_of_empty(folder: Path) -> None:
         found = audit._record.record_file.read_record(folder)
         if not (found.steps or found.forwards):
             print(
-                f"samebits: run: {folder} holds no step: the script trained nothing. A samebits.Run that has finished does not "
-                "train again: move its run directory away first.",
+                f"samebits: run: {folder} holds no step: the script trained nothing. A samebits.Run that has "
+                "finished does not train again: move its run directory away first.",
                 file=sys.stderr,
             )
 

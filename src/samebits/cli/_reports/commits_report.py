@@ -48,7 +48,7 @@ def show(commits: Sequence[CommitInfo], deleted: Sequence[CommitInfo]) -> None:
 
 
 def _table(commits: Sequence[CommitInfo], width: int) -> Table:
-    """Returns a table with all columns, at any width: rich omits the last ones, the state too, where the others are too wide."""
+    """Returns a table with all columns at any width: rich omits the last ones if it is narrow."""
     lines = _lines(commits)
     widest = [max(map(len, cells)) for cells in zip(COLUMNS, *lines, strict=True)]
     fits = (folds for folds in FOLDS if _needed(widest, folds) <= width)
@@ -85,15 +85,8 @@ def _cells(commit: CommitInfo, steps: Mapping[str, str]) -> tuple[str, ...]:
     size = "-" if commit.size is None else f"{commit.size / 1e6:.3f} MB"
     parent = "-" if manifest.parent is None else steps.get(manifest.parent) or _bits(manifest.parent)
     position = printable(_position(manifest.position))
-    return (
-        str(commit.step),
-        position,
-        _age(commit.folder.modified()),
-        size,
-        _bits(manifest.digest),
-        parent,
-        state,
-    )
+    age, digest = _age(commit.folder.modified()), _bits(manifest.digest)
+    return str(commit.step), position, age, size, digest, parent, state
 
 
 def _position(at: Any) -> str:

@@ -49,8 +49,8 @@ EQUAL, RAISES = "equal", "raises"
 EXCEPT, UNMEASURED = "*", "?"
 """Marks behind `equal`: not for some arguments; not measured for some overloads."""
 _MARKS = {
-    EXCEPT: "* not for some arguments (complex numbers, or an alpha other than 1): the last column, or that of the op that it "
-    "names, says which",
+    EXCEPT: "* not for some arguments (complex numbers, or an alpha other than 1): the last column, or that "
+    "of the op that it names, says which",
     UNMEASURED: "? nobody has measured it over threads",
 }
 _NOT_ON_GPU = "GPU: ? no GPU has run it; torch's documentation and source say so"
@@ -81,15 +81,16 @@ def show_families(everything: Sequence[Entry]) -> None:
     console = _console()
     _say(
         console,
-        f"torch's ops on a CPU: same inputs, same bits? (torch {torch.__version__}; the table was reviewed with torch "
-        f"{table.reviewed().torch})\n",
+        f"torch's ops on a CPU: same inputs, same bits? (torch {torch.__version__}; the table was reviewed "
+        f"with torch {table.reviewed().torch})\n",
     )
     rows = ((name, _examples(names), *_family(names.split())) for name, names in FAMILIES.items())
     _print_table(console, _table(("family", "for example", "run again", "threads", "any CPU"), rows))
     _say(
         console,
         '\nrun again: enable_op_determinism(). threads: across="threads". any CPU: across="machines".\n'
-        f"* but not for some arguments of {', '.join(_varying(everything))}, and of what calls them (`samebits ops torch.add`).\n"
+        f"* but not for some arguments of {', '.join(_varying(everything))}, and of what calls them "
+        "(`samebits ops torch.add`).\n"
         "? never measured over threads for some overloads in this row (`samebits ops torch.sum`).",
     )
     _print_refusals(console, everything)
@@ -145,7 +146,7 @@ def _shortest(entry: Entry, all_chosen: set[str]) -> str:
 
 
 def _machine_reasons(entry: Entry) -> Iterator[str]:
-    """Yields why an op is exact, ours, composed or refused; a composite that is refused, why its parts are."""
+    """Yields why an op is exact, ours, composed or refused; for a refused composite, why its parts are."""
     parts = table.refused_parts(entry.op)
     if parts:
         yield from dict.fromkeys(map(_family_and_reason, parts))
@@ -196,7 +197,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _family(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the worst promise of all overloads of a family, for each of the three columns, with its marks."""
+    """Returns the worst promise of a family's overloads, for each of the three columns, with its marks."""
     promises = [_promises(cpu) for name in names for op in table.ops_of(name) for cpu, _ in _overloads(op)]
     return tuple(map(_worst, zip(*promises, strict=True)))
 
@@ -220,11 +221,9 @@ def _overloads(op: str) -> Iterator[tuple[Entry, Entry]]:
     """Yields the entries, CPU and CUDA, of the functional overloads that a program calls by this name."""
     rows = table.reviewed().rows
     for name in (*rows, *(full.removeprefix("aten::") for full in not_reviewed())):
-        if (
-            name.partition(".")[0] == op
-            and "imname" not in name
-            and (name not in rows or _is_called(rows[name]))
-        ):
+        if name.partition(".")[0] != op or "imname" in name:
+            continue
+        if name not in rows or _is_called(rows[name]):
             cpu = table.lookup(name, "cpu")
             if cpu.verdict != NO_KERNEL:
                 yield cpu, table.lookup(name, "cuda")
@@ -298,10 +297,12 @@ def _print_counts(console: Console, everything: Sequence[Entry]) -> None:
     raising, partly = machine[coverage.DENIED], machine[coverage.INTEGERS]
     _say(
         console,
-        f"\nOf {len(everything) // 2:,} overloads of aten, CPU: {counts['cpu'][EQUAL]:,} equal, {counts['cpu'][RAISES]} raise, "
-        f"{counts['cpu']['unwritten']} return unwritten memory. Any CPU: {machine.total() - raising - partly:,} equal, {raising} "
-        f"raise, {partly} raise but for integers. GPU: {counts['cuda'][RAISES]} raise, {on_gpu} were seen equal on one, the rest "
-        "is known by reading alone.\n"
-        f"Measured or read in the source: all but {nobody['cpu']} (CPU) and {nobody['cuda']:,} (GPU), at which nobody has looked.\n\n"
-        "One op: samebits ops torch.stft. All that raise on any CPU: --machine refused. Every overload: --all.",
+        f"\nOf {len(everything) // 2:,} overloads of aten, CPU: {counts['cpu'][EQUAL]:,} equal, "
+        f"{counts['cpu'][RAISES]} raise, {counts['cpu']['unwritten']} return unwritten memory. Any CPU: "
+        f"{machine.total() - raising - partly:,} equal, {raising} raise, {partly} raise but for integers. "
+        f"GPU: {counts['cuda'][RAISES]} raise, {on_gpu} were seen equal on one, the rest is known by reading "
+        "alone.\n"
+        f"Measured or read in the source: all but {nobody['cpu']} (CPU) and {nobody['cuda']:,} (GPU), at "
+        "which nobody has looked.\n\nOne op: samebits ops torch.stft. All that raise on any CPU: --machine "
+        "refused. Every overload: --all.",
     )

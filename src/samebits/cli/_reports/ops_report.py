@@ -56,9 +56,7 @@ def show(chosen: Sequence[Entry]) -> None:
 
 
 def show_groups(chosen: Sequence[Entry]) -> None:
-    """Prints a row for all entries that have device, verdict, kind under `across="machines"` and reason in
-    common.
-    """
+    """Prints a row for the entries of equal device, verdict, kind (`across="machines"`) and reason."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in chosen:
         groups.setdefault((entry.device, _heading(entry), entry.machine, _reason(entry)), []).append(entry)

@@ -49,7 +49,7 @@ def show(report: Report) -> None:
 
 
 def warn(report: Report) -> None:
-    """Prints to standard error each input on which the calls of one body disagree: no failure, but hardly meant."""
+    """Prints to standard error the inputs on which calls of one body disagree: no failure, but suspect."""
     console = Console(stderr=True, highlight=False)
     for one in report.findings:
         if one.kind == CALL_SITES:

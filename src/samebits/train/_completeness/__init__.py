@@ -1,3 +1,1 @@
-"""The check that a commit holds all the state reachable from a training loop and its run: live locals,
-globals, and the user's objects.
-"""
+"""The check that a commit holds all that a loop and its run reach: locals, globals, the user's objects."""

@@ -1,4 +1,4 @@
-"""Attributes of modules and classes that the user's code assigns: `nn.functional.relu = ...`, `settings.scale = 2.0`."""
+"""Attributes of modules and classes that user code assigns: `functional.relu = f`, `settings.scale = 2.0`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AssignmentTarget(NamedTuple):
 
 
 def values(frames: list[types.FrameType], program: UserFunctions) -> dict[str, Any]:
-    """Returns the values of these attributes by their path in the code; of functions and objects, the names."""
+    """Returns the values of these attributes by path in the code; of functions and objects their names."""
     found: dict[str, Any] = {}
     for code, variables in _scopes(frames, program):
         for target in _targets(code):

@@ -1,13 +1,12 @@
-"""The check, while a run trains, that a commit holds everything that the loop carries from one step to the next.
+"""The check during training that a commit holds all that the loop carries from one step to the next.
 
 At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the
 frame of the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit,
-and is not written again before the next iteration reads it (`carried_locals` for locals, `read_before_write` for
-the rest) would be lost by a resume: `IncompleteStateError`.
+and is not written again before the next iteration reads it (`carried_locals` for locals, `read_before_write`
+for the rest) would be lost by a resume: `IncompleteStateError`.
 
 In between it compares the structure of the run's modules and the settings of the process (`structure`), which
-no commit holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every
-step sets it anew.
+no commit holds: a new submodule, hook or `p` in mid-training would be lost, unless every step sets it anew.
 
 A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and
 writes nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other
@@ -54,7 +53,7 @@ _FIRST_EPOCHS = 2
 _SHARE = 0.002
 """The share of the time for checks after the first ones."""
 _EXTRA_SECONDS = 0.1
-"""The time for checks of a run beyond that share: at the ends of epochs, and after 8, 16, 32, ... steps of a loop."""
+"""The time for checks beyond that share: at ends of epochs, and after 8, 16, 32, ... steps of a loop."""
 _MOST = 64
 """The number of checks of a run after which only the first steps and epochs of a loop are checked."""
 _SHARE_OF_GLANCES = 0.001
@@ -62,7 +61,7 @@ _SHARE_OF_GLANCES = 0.001
 
 
 class Completeness:
-    """The check of a run between two iterations; it raises `IncompleteStateError` for state that a resume would lose."""
+    """The check between two iterations; raises `IncompleteStateError` for state that a resume would lose."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -77,14 +76,14 @@ class Completeness:
         self._defined: frozenset[str] | None = None
         """The variables that the loop over epochs around these steps began with."""
         self._new_epoch = False
-        """True until the first check in an epoch of `run.epochs`: changes since the one before are not judged."""
+        """True until the first check in an epoch of `run.epochs`, which does not judge changes."""
         self._program: UserFunctions | None = None
         self._judge = LostChanges()
         self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
         """The lost changes of the first steps: they are raised together."""
         self.pending = False
-        """True from the first lost change on, until the error: what would be committed now is not complete."""
+        """True from the first lost change to the error: a commit made now would not be complete."""
         self._recomputed: set[str] = set()
         """The paths of values that had changed and that a step sets before it reads them."""
         self._warned: set[str] = set()
@@ -105,7 +104,7 @@ class Completeness:
         self._ignored.setdefault(path, False)
 
     def trust(self, name: str) -> None:
-        """Takes the state of the run's object of this name for complete: the check does not look into the object."""
+        """Takes the state of this object of the run for complete: the check does not look into the object."""
         self._trusted.add(name)
 
     @property
@@ -115,18 +114,18 @@ class Completeness:
 
     @property
     def harmless(self) -> frozenset[str]:
-        """The paths of what was seen to change and flows only into output, or is set before it is read; and what is ignored."""
+        """The paths of changes that flow only into output, are set before they are read, or are ignored."""
         return self.printed | self._recomputed | self._ignored.keys()
 
     def between_epochs(self) -> Completeness:
-        """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
+        """Returns the check for the loop over epochs around these steps, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
         check._around_steps, check._inner, check._warned = True, self, self._warned
         return check
 
     def begin_epoch(self) -> None:
-        """Begins an epoch whose code runs again before a resumed run has its state: it computes its variables anew."""
+        """Begins an epoch whose code runs again before a resumed run has its state: its variables are new."""
         self._new_epoch = True
 
     def boundary(
@@ -139,9 +138,9 @@ class Completeness:
         *,
         ends: bool = False,
     ) -> None:
-        """Checks the run if it is due: after each of the first steps and epochs, then as 0.2% of the time and 0.1 s allow.
+        """Checks if due: after each of the first steps and epochs, then as 0.2% of the time and 0.1 s allow.
 
-        What the first three steps would lose comes in one error, after the third or at the end of the loop (`ends`).
+        What the first three steps would lose is one error, after the third or at the loop's end (`ends`).
 
         Raises:
             IncompleteStateError: a resume would lose state.
@@ -198,7 +197,7 @@ class Completeness:
     def _assigned_later(
         self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any]
     ) -> list[str]:
-        """Returns the other variables that the loop carries and assigns, perhaps not before an epoch's end."""
+        """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
         known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
         held = {id(thing) for thing in objects.values()}
@@ -215,8 +214,8 @@ class Completeness:
         unseen = [path for path, seen in self._ignored.items() if not seen]
         if unseen and self._looks > 1:
             user_code.warn(
-                f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. Remove the call, or "
-                "correct the path.",
+                f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. "
+                "Remove the call, or correct the path.",
             )
 
     def _is_due(self, position: Position, now: float) -> bool:
@@ -236,7 +235,7 @@ class Completeness:
     def _late_changes(
         self, frame: FrameType, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
     ) -> list[Late]:
-        """Returns the changes of structure since the last check; unless `whole`, only of the modules given to the run."""
+        """Returns changes of structure since the last check; unless `whole`, only of the run's modules."""
         assert self._program is not None
         assert self._before is not None
         if whole:
@@ -266,7 +265,10 @@ class Completeness:
             frame, objects, saved, loader, self._program, ignored=self._ignored, trusted=self._trusted,
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
-        states = _states_of_user_objects(objects, saved)
+        modules = {name: type(thing).__module__ for name, thing in objects.items()}
+        states = {  # of the objects whose class is not from torch
+            name: saved["objects"][name] for name, of in modules.items() if not of.startswith("torch.")
+        }
         now.states = {name: digest.of_value(value) for name, value in states.items()}
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
@@ -291,19 +293,10 @@ class Completeness:
         return self._judge.judge(changed, frame, self._program, between, states, names)
 
     def _is_ignored(self, change: Change) -> bool:
-        """Returns True for a value at or below an ignored path, or reached through the object there by another path."""
+        """Returns True for a value at or below an ignored path, or reached through its object by another."""
         if any(_is_below(change.path, ignored) for ignored in self._ignored):
             return True
         return not change.taken.ignored.isdisjoint(change.now.way)
-
-
-def _states_of_user_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the states of the objects whose class is not from torch."""
-    return {
-        name: saved["objects"][name]
-        for name, thing in objects.items()
-        if not type(thing).__module__.startswith("torch.")
-    }
 
 
 def _is_below(path: str, ignored: str) -> bool:

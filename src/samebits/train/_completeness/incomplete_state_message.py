@@ -1,4 +1,4 @@
-"""The message of `IncompleteStateError`: each value that a resume would lose, and the lines that save them."""
+"""The message of `IncompleteStateError`: each value that a resume would lose, and the lines that save it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,10 @@ def message(
     grouped = _grouped(changes)
     entries = {subject: _entry(subject, group) for subject, group in grouped.items()}
     for name, group in grouped.items():
-        if (
-            defined is not None
-            and group[0].now.root == "local"
-            and name not in defined
-            and entries[name].code
-        ):
-            text = f"{entries[name].text}. Write run.state.{name} instead of {name}, in all of the loop over epochs"
+        is_new = defined is not None and group[0].now.root == "local" and name not in defined
+        if is_new and entries[name].code:
+            text = entries[name].text
+            text += f". Write run.state.{name} instead of {name}, in all of the loop over epochs"
             entries[name] = MessageLine(text)
     entries |= {one.path: _late(one) for one in late}
     entries |= {name: _variable(name, "a local variable that the loop assigns") for name in assigned}
@@ -57,15 +54,17 @@ def message(
         lines += ["To save them, before the loop:", *code]
     named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
     return (
-        f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
-        "that a resumed run would continue with other values:\n" + "\n".join(lines) + "\n"
-        f"What does no harm (a log, a cache of what is computed again): Run(ignore=[{named}]), Trainer.fit(ignore=[...]); a path "
-        "includes all below it. check_complete=False turns the check off."
+        f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step "
+        "and is in no commit, so that a resumed run would continue with other values:\n"
+        + "\n".join(lines)
+        + "\n"
+        f"What does no harm (a log, a cache of what is computed again): Run(ignore=[{named}]), "
+        "Trainer.fit(ignore=[...]); a path includes all below it. check_complete=False turns the check off."
     )
 
 
 def _grouped(changes: list[Change]) -> dict[str, list[Change]]:
-    """Returns the changes by subject; those of several attributes of one variable's object under the variable's name."""
+    """Returns the changes by subject; several attributes of one variable's object go under the variable."""
     subjects: dict[str, set[str]] = {}
     for change in changes:
         if change.now.root in {"local", "global"}:
@@ -81,25 +80,26 @@ def printed_message(names: list[str]) -> str:
     """Returns the text of the warning of values that flow only into output."""
     listed = ", ".join(names)
     return (
-        f"Run: {listed}: only printed, logged or written to a file, and in no commit. A resumed run prints other values there, "
-        f"and ends with the same weights. To print the same, keep it in run.state. Without this warning: "
-        f"Run(ignore=[{', '.join(map(repr, names))}])."
+        f"Run: {listed}: only printed, logged or written to a file, and in no commit. A resumed run prints "
+        "other values there, and ends with the same weights. To print the same, keep it in run.state. "
+        f"Without this warning: Run(ignore=[{', '.join(map(repr, names))}])."
     )
 
 
 def unlikely_message(names: list[str]) -> str:
-    """Returns the text of the warning of variables that are carried only past an inner loop that runs no time."""
+    """Returns the warning of variables that are carried only past an inner loop that runs no time."""
     listed = ", ".join(names)
     return (
-        f"Run: {listed}: an inner loop sets it, and the code after that loop reads it. If the loop runs no time in a step, the value "
-        "of an earlier step is read, which is in no commit. Set it before the inner loop."
+        f"Run: {listed}: an inner loop sets it, and the code after that loop reads it. If the loop runs no "
+        "time in a step, the value of an earlier step is read, which is in no commit. Set it before the "
+        "inner loop."
     )
 
 
 def _late(one: Late) -> MessageLine:
     return MessageLine(
-        f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
-        "loop, by a value in run.state, or set it in every step, from step.number."
+        f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change "
+        "before the loop, by a value in run.state, or set it in every step, from step.number."
     )
 
 
@@ -115,32 +115,31 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     where = "a local variable that the next iteration reads" if is_local else "a global variable"
     if any(place.kind == "hook" for place in change.now.places):
         return MessageLine(
-            f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object with a state_dict "
-            "that is given to the run."
+            f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object "
+            "with a state_dict that is given to the run."
         )
     if change.now.root == "given":
         owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
         cure = "Save and load it there."
         if change.now.owners and issubclass(change.now.owners[0][0], torch.nn.Module):
-            cure = "Make it a buffer before the loop (register_buffer), or save it by get_extra_state and set_extra_state."
+            cure = (
+                "Make it a buffer before the loop (register_buffer), or save it by get_extra_state and "
+                "set_extra_state."
+            )
         if change.now.installed:  # its class is not the user's to change
             inner = subject.removeprefix(f"{root}.")
-            cure = f'Save it besides: run.add("{root}_rest", samebits.state.attributes(<the {role.name}>, "{inner}")).'
+            rest = f'samebits.state.attributes(<the {role.name}>, "{inner}")'
+            cure = f'Save it besides: run.add("{root}_rest", {rest}).'
         return MessageLine(f"{subject}: {owner} was given to Run, and its state_dict leaves this out. {cure}")
     if change.now.root == "loader":
         return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
-        cure = (
-            f"give its loader to the run, Run({root}=loader), which resumes it where it was"
-            if role.saves
-            else "let the run read its loader, in run.steps(loader) or epoch.steps(loader)"
-        )
+        cure = "let the run read its loader, in run.steps(loader) or epoch.steps(loader)"
+        if role.saves:
+            cure = f"give its loader to the run, Run({root}=loader), which resumes it where it was"
         return MessageLine(f"{subject} (an iterator, {where}): {cure}; or index by step.number.")
-    if (
-        role.group in {"plain", "container"}
-        and not role.saves
-        and (len(change.now.places) == 1 or role.group == "plain")
-    ):
+    is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
+    if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
         return _variable(root, where + value, "in the loop" if is_local else "wherever it is used")
     return _of_object(subject, root, group, where)
@@ -149,17 +148,19 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
 def _of_loader(subject: str, change: Change) -> str:
     if ".collate_fn" in change.path:
         return (
-            f"{subject}: a commit holds the loader's position, nothing of what its collate function keeps from batch to batch. Make "
-            "it anew in each call; a buffer that each batch fills before it is read does no harm."
+            f"{subject}: a commit holds the loader's position, nothing of what its collate function keeps "
+            "from batch to batch. Make it anew in each call; a buffer that each batch fills before it is "
+            "read does no harm."
         )
     return (
-        f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or draws. Compute it "
-        "from the index, or from the epoch in set_epoch(epoch); the global generators are set for each element."
+        f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or "
+        "draws. Compute it from the index, or from the epoch in set_epoch(epoch); the global generators are "
+        "set for each element."
     )
 
 
 def _of_object(subject: str, root: str, group: list[Change], where: str) -> MessageLine:
-    """Returns the entry for an object: the adapter that fits its class, or one that saves the named attributes."""
+    """Returns the entry for an object: an adapter that fits its class, or one of the named attributes."""
     role = group[0].taken.roots[root]
     attributes = _attributes(root, group)
     inside = ", ".join(f"{root}.{one}" for one in attributes[:_ATTRIBUTES])
@@ -178,7 +179,8 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
         if role.group == "container":
             return _variable(root, f"{kind} {role.name}, {where}")
         return MessageLine(
-            f"{text}: the loop makes {root} anew. Make it once, before the loop, and change it there; then it can be given to the run"
+            f"{text}: the loop makes {root} anew. Make it once, before the loop, and change it there; then "
+            "it can be given to the run"
         )
     if role.saves or role.known:
         return MessageLine(text, f'run.add("{root}", {root})')
@@ -203,12 +205,13 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
         named = "".join(f', "{one}"' for one in attributes) if deep else ""
         return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
     return MessageLine(
-        f"{text}: keep it in run.state, or give the run the object that holds it: run.add, with samebits.state.attributes(object)"
+        f"{text}: keep it in run.state, or give the run the object that holds it: run.add, with "
+        "samebits.state.attributes(object)"
     )
 
 
 def _objects_of_known_classes(root: str, group: list[Change]) -> list[str]:
-    """Returns the outermost attributes of the root's object on the ways to the changes for whose classes there is an adapter."""
+    """Returns the outermost attributes of the root's object on the ways to changes that have an adapter."""
     found: dict[str, None] = {}
     for change in group:
         names: list[str] = []
@@ -223,7 +226,7 @@ def _objects_of_known_classes(root: str, group: list[Change]) -> list[str]:
 
 
 def _attributes(root: str, group: list[Change]) -> list[str]:
-    """Returns the attributes of the root's object that have changed, as one writes them after its name; none if it is no path."""
+    """Returns the changed attributes of the root's object, as written after its name; none without a path."""
     found: dict[str, None] = {}
     for change in group:
         path = _readable_path(change.path)

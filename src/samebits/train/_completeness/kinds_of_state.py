@@ -1,4 +1,4 @@
-"""The kinds of objects for the check: by its class, the method that reads an object and its name in an error."""
+"""The kinds of objects for the check: per class the method that reads an object, and its name in errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.state._attributes import Attributes
-from samebits.state._known_classes import GENERATORS_ONLY, HeldGenerators, is_known, name_of_known
+from samebits.state._known_classes import HeldGenerators, is_known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,11 +62,11 @@ class Role(NamedTuple):
 def role(value: Any) -> Role:
     """Returns the role of a value."""
     kind = type(value)
-    held = kind in PLAIN or isinstance(value, torch.Tensor | np.ndarray)
-    group = (
-        "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
-    )
-    group = "library" if group == "object" and not is_user_type(kind) else group
+    group = "object" if is_user_type(kind) else "library"
+    if kind in PLAIN or isinstance(value, torch.Tensor | np.ndarray):
+        group = "plain"
+    elif issubclass(kind, (dict, list, tuple, set, deque)):
+        group = "container"
     group = "iterator" if hasattr(kind, "__next__") and not issubclass(kind, io.IOBase) else group
     if isinstance(value, type):
         return Role("class", value.__name__, False, False)
@@ -75,17 +75,12 @@ def role(value: Any) -> Role:
 
 
 def saved_whole(thing: Any) -> Any:
-    """Returns the object whose state an adapter of `samebits.state` saves as a whole; None for other objects of a run."""
+    """Returns the object that an adapter of `samebits.state` saves as a whole; None for other objects."""
     if isinstance(thing, HeldGenerators):
         return thing.target
     if isinstance(thing, Attributes) and (thing.saves_all or is_known(type(thing.target))):
         return thing.target
     return None
-
-
-def has_only_generators(kind: type) -> bool:
-    """Returns True for transforms of MONAI and albumentations: what else they keep is overwritten by each call."""
-    return name_of_known(kind) in GENERATORS_ONLY
 
 
 def may_hold_objects(value: Any) -> bool:
@@ -136,7 +131,7 @@ def _containers(value: Any) -> digest.Parts | None:
 
 
 def of_tensor(tensor: torch.Tensor) -> int:
-    """Returns the address of the tensor's memory, equal for all views of it; for a sparse, empty or lazy tensor `-id(tensor)`."""
+    """Returns a tensor's address, equal for all its views; `-id(tensor)` if it is sparse, empty or lazy."""
     if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
         return -id(tensor)
     return tensor.untyped_storage().data_ptr()

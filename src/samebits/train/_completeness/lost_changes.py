@@ -60,7 +60,7 @@ class Late(NamedTuple):
 
 
 def late_changes(before: Mapping[str, Structure], now: Mapping[str, Structure]) -> list[Late]:
-    """Returns the differences in structure of each module and (under "") of the process. None before: it was not made yet."""
+    """Returns the differences in structure of each module and (under "") the process. None: it is new."""
     found = []
     for path in now:
         old = before.get(path, now[path])
@@ -78,7 +78,7 @@ def _place(path: str, name: str) -> StoredPlace:
 
 
 def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSnapshot) -> list[Change]:
-    """Returns the changes from None to an object or a container, and the new attributes of the user's objects."""
+    """Returns changes from None to an object or a container, and new attributes of the user's objects."""
     found = []
     empty = {path: one for path, one in before.leaves_by_path.items() if one.hashed == reachable_state.NONE}
     for path, one in now.leaves_by_path.items():
@@ -89,9 +89,8 @@ def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSn
             base = base[: max(base.rfind("."), base.rfind("["), 0)]
         if base and base not in now.leaves_by_path:
             old = empty.pop(base)
-            made = old._replace(
-                hashed=b"made " + one.hashed, way=old.way[:-1]
-            )  # no length that a commit holds by chance
+            # no length that a commit holds by chance
+            made = old._replace(hashed=b"made " + one.hashed, way=old.way[:-1])
             found.append(Change(base, old, made, now))
         elif one.places[-1].kind == "attr" and one.owners and not one.installed and before.met(one.way[-2]):
             found.append(Change(path, one._replace(hashed=reachable_state.NONE, value=None), one, now))
@@ -107,13 +106,13 @@ class Judged:
     printed: list[Change] = field(default_factory=list)
     """They flow only into output: a resumed run prints other values, and ends with the same weights."""
     unlikely: list[Change] = field(default_factory=list)
-    """Variables of an inner loop that the code after it reads: lost only if that loop runs no time in a step."""
+    """Variables of an inner loop that the code after it reads: lost only if that loop runs no time."""
     recomputed: list[Change] = field(default_factory=list)
     """A step sets them before it reads them."""
 
 
 class LostChanges:
-    """Separates lost changes from values that are saved elsewhere, recomputed, made once, memoized, or read from a clock."""
+    """Separates lost changes from values saved elsewhere, recomputed, made once, memoized, or of a clock."""
 
     def __init__(self) -> None:
         self._equals: dict[str, set[str]] = {}
@@ -181,7 +180,7 @@ class LostChanges:
     def _is_cache(self, change: Change) -> bool:
         """Returns True for a value in an object of an installed package until it has changed a second time.
 
-        A cache is filled once, at the first use; what counts, or moves on, changes again. A generator has no first use.
+        A cache is filled once, at its first use; a count changes again. A generator has no first use.
         """
         if not change.now.installed or change.now.generator:
             return False
@@ -209,7 +208,7 @@ class LostChanges:
         *,
         installed: bool = False,
     ) -> tuple[ReadBeforeWrite, NameUse]:
-        """Returns the order of reads and writes, and the use of names; cached until the loop, the names or the functions change.
+        """Returns the order of reads and writes, and the use of names; cached per loop, names and functions.
 
         `installed`: with the methods of the installed packages' objects: for values of these alone, since
         functions are found by name, and a package's `reset` is not the user's.
@@ -230,15 +229,12 @@ class LostChanges:
         return known[1:]
 
     def _is_made_on_demand(self, change: Change, program: user_functions.UserFunctions) -> bool:
-        """Returns True the first time that None became a value of shapes and constants: a resumed run makes it on demand, too.
+        """Returns True the first time None becomes a value of shapes and constants: a resumed run remakes it.
 
-        A local does not count, nor what the program makes from a batch, from random numbers or from what is trained.
+        A local does not count, nor a value made from a batch, from random numbers or from what is trained.
         """
-        if (
-            change.before.hashed != reachable_state.NONE
-            or (change.now.root == "local" and len(change.now.places) == 1)
-            or change.path in self._made
-        ):
+        is_local = change.now.root == "local" and len(change.now.places) == 1
+        if is_local or change.before.hashed != reachable_state.NONE or change.path in self._made:
             return False
         self._made.add(change.path)
         last = change.now.places[-1]
@@ -250,7 +246,7 @@ class LostChanges:
         return not (depends.attribute(last.name) if last.kind == "attr" else depends.variable(last.name))
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
-        """Returns True if the commit has the value under another path. A count needs the same name: counts are equal by chance."""
+        """Returns True if the commit has the value at another path; a count needs the same name."""
         paths = saved.get(change.taken.content(change.path) or change.now.hashed, set())
         if isinstance(change.now.value, int):
             paths = {path for path in paths if _last_name(path) == _last_name(change.path)}
@@ -260,7 +256,7 @@ class LostChanges:
 
 
 def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
-    """Returns True for a dict of the loop's own function that remembers what is computed of its keys alone."""
+    """Returns True for a dict of the loop's own function that memoizes values of its keys alone."""
     place, code = change.now.places[0], carried_locals.loop_frames(frame)[-1].f_code
     grown = change.path == f"{place.name}.keys()"
     return grown and place.kind == "local" and flow.is_memo(code, place.name)
@@ -269,18 +265,14 @@ def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
 def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
     """Returns True if the value flows only into output: its variable does, or else its attribute."""
     place = change.now.places[0]
-    if (
-        place.kind not in {"local", "name"}
-        or change.now.generator
-        or change.now.root not in {"local", "global"}
-    ):
+    is_variable = place.kind in {"local", "name"} and change.now.root in {"local", "global"}
+    if not is_variable or change.now.generator:
         return False
     aliased = change.taken.has_other_names(change.now)
-    if (
-        (aliased and change.now.value is None)  # a number in an attribute has no second name
-        or place.name in change.taken.sees_training
-        or any(flow.methods_train(k.__name__) for k, _ in change.now.owners)
-    ):
+    if aliased and change.now.value is None:  # a number in an attribute has no second name
+        return False
+    trains = place.name in change.taken.sees_training
+    if trains or any(flow.methods_train(kind.__name__) for kind, _ in change.now.owners):
         return False
     role = change.taken.roots[place.name]
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
@@ -297,7 +289,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
 def _is_harmless(
     change: Change, order: ReadBeforeWrite, uses: NameUse, changed: Mapping[str, Change]
 ) -> bool:
-    """Returns True if the loop recomputes the value, if it is a memo that draws nothing, a log, or a reading of a clock."""
+    """Returns True if the loop recomputes the value, or it is a memo without draws, a log, or a time."""
     last = change.now.places[-1]
     if last.kind == "memo":
         return not uses.draws(change.now.places[-2].name, _DRAWS)
@@ -319,9 +311,7 @@ def _is_harmless(
 
 
 def _places(change: Change) -> list[StoredPlace]:
-    """Returns the places where an iteration may write it: the names on the way to it, and the object that
-    holds it if that may be overwritten.
-    """
+    """Returns where an iteration may write it: the names on the way, and its holder if overwritable."""
     places, last = list(change.now.places), change.now.places[-1]
     if change.path.endswith(".keys()") or change.path.startswith("len("):
         places.append(StoredPlace("item", last.name))
@@ -345,9 +335,7 @@ def _fetch_methods(kinds: set[type]) -> list[CodeType]:
 
 
 def _is_saved_by_owner(change: Change) -> bool:
-    """Returns True if an object of the run saves the value: what its state_dict returns has changed, too, and
-    it names every attribute on the way.
-    """
+    """Returns True if an object of the run saves it: its state changed and names each attribute here."""
     root = change.now.places[0].name if change.now.places else ""
     if change.now.root != "given" or not change.now.owners or not change.taken.state_changed(root):
         return False
@@ -358,7 +346,7 @@ def _is_saved_by_owner(change: Change) -> bool:
 
 
 def _names_saved(kind: type) -> set[str]:
-    """Returns the names that `state_dict` (or `get_extra_state`) of a class mentions, its helpers included."""
+    """Returns the names that a class's `state_dict` (or `get_extra_state`) mentions, helpers included."""
     waiting, names = ["state_dict", "get_extra_state"], set[str]()
     done: set[str] = set()
     while waiting:
@@ -384,7 +372,7 @@ def _is_clock(
 ) -> bool:
     """Returns True if the value is a time of a clock between the two checks, in seconds or nanoseconds.
 
-    A clock that starts with the process, or the machine, counts only if the program reads it: its times are small numbers.
+    A clock that starts with process or machine counts only if the program reads it: its times are small.
     """
     value = change.now.value
     if type(value) not in (int, float):
@@ -407,7 +395,7 @@ def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:
 
 
 def _paths_by_saved_hash(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
-    """Returns the paths in `run.state`, and in the states of the user's objects, by the hash of the value there."""
+    """Returns the paths in `run.state` and the states of the user's objects, by the hash of the value."""
     found: dict[bytes, set[str]] = {}
     for path, value, parts in digest.walk(dict(values)):
         for hashed in _hashes(value, container=parts is not None):
@@ -416,7 +404,7 @@ def _paths_by_saved_hash(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
 
 
 def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
-    """Yields the hashes under which a walk may meet a saved value: a tensor as an array, a generator by its state."""
+    """Yields the hashes under which a walk may meet a value: a tensor as array, a generator's state."""
     state = of_state(value)
     if state is not None:
         yield state
@@ -438,7 +426,7 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
 
 
 def committed_names(frame: FrameType, objects: Mapping[str, Any], loader: Any) -> set[str]:
-    """Returns the names of variables that hold objects of the run, the loader or the run itself; and the objects' own names."""
+    """Returns the names of variables that hold the run, its objects or loader; and the objects' own names."""
     held = {id(thing) for thing in objects.values()} | {id(loader)}
     frames = carried_locals.loop_frames(frame)
     found = {

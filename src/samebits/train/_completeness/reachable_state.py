@@ -24,6 +24,7 @@ from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
+from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
 
 NONE = plain(None)
@@ -113,7 +114,7 @@ class StateSnapshot(Walk):
         self.sees_training: set[str] = set()
         """The names from which an object of the run can be reached."""
         self.ignored: set[int] = set()
-        """The identities of the objects at the ignored paths: what is reached through them by another path is ignored, too."""
+        """The identities of the objects at the ignored paths: other paths through them are ignored too."""
         self.installed_kinds: set[type] = set()
         """The classes of installed packages of the objects that were walked."""
         self.states: dict[str, str] = {}
@@ -134,12 +135,8 @@ class StateSnapshot(Walk):
             else:
                 self._seen.add(id(value))
 
-    def pass_over(self, things: Iterable[Any]) -> None:
-        """Skips these objects: the dicts of locals and globals."""
-        self._seen.update(map(id, things))
-
     def key(self, key: Any, number: int) -> str:
-        """Returns a text of its own for each key, so that entries differ: tuples too, and objects by their order."""
+        """Returns a separate text for each key, so that entries differ: tuples too, objects by order."""
         if type(key) is tuple:
             return ", ".join(self.key(part, number) for part in key)
         return repr(key) if type(key) in PLAIN or isinstance(key, _WRITTEN) else f"...{number}"
@@ -157,7 +154,7 @@ class StateSnapshot(Walk):
         self._places.pop()
 
     def give(self, objects: dict[str, Any]) -> None:
-        """Skips the objects of the run as any walk does, and keeps their names: a variable may later hold another object."""
+        """Skips the run's objects as any walk, and keeps their names: a variable may later hold another."""
         self.skip(objects)
         self._names_given = {id(thing): name for name, thing in objects.items()}
         self._positions = {id(thing._live) for thing in objects.values() if isinstance(thing, Resumable)}
@@ -224,7 +221,7 @@ class StateSnapshot(Walk):
         return identity in self._names
 
     def is_shared(self, one: Leaf) -> bool:
-        """Returns True if the object that holds the leaf was also met under another name, or another object under this name."""
+        """Returns True if the leaf's holder was also met under another name, or another holder under this."""
         name = one.places[-1].name
         inner = list(itertools.takewhile(lambda place: place.name == name, reversed(one.places)))
         return len(self._holds.get(name, ())) > 1 or any(
@@ -236,7 +233,7 @@ class StateSnapshot(Walk):
         return any(len(self._variables.get(way, ())) > 1 for way in one.way)
 
     def action(self, kind: type) -> str | None:
-        """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
+        """Returns the method for a type: optimizers are read; of samebits' objects, the user's parts."""
         return kinds_of_state.action_of(kind)
 
     def owned_attributes(self, path: str, value: Any, depth: int) -> None:
@@ -274,7 +271,8 @@ class StateSnapshot(Walk):
             if may_hold_state(kind):
                 self.installed_kinds.add(kind)
             own = own_names(kind)
-            draws = kinds_of_state.has_only_generators(kind)
+            # each call of a transform of MONAI or albumentations overwrites what else it keeps
+            draws = name_of_known(kind) in GENERATORS_ONLY
             for name, item in attributes_of(value).items():
                 if name not in own and (not draws or kinds_of_state.may_hold_objects(item)):
                     self._owner = kind
@@ -339,20 +337,16 @@ class StateSnapshot(Walk):
             self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def holder(self, path: str, value: Any, depth: int) -> None:
-        """Walks the user's objects and functions in an object of samebits such as `Trainer`; its counters are left out."""
+        """Walks the user's objects and functions in one of samebits (`Trainer`), without its counters."""
         for name, item in attributes_of(value).items():
-            inner = (
-                item.values()
-                if isinstance(item, dict)
-                else item
-                if isinstance(item, list | tuple)
-                else (item,)
-            )
+            inner = item.values() if isinstance(item, dict) else item
+            if not isinstance(item, dict | list | tuple):
+                inner = (item,)
             if any(kinds_of_state.is_users_own(one) for one in inner):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def uncommitted_tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
-        """Adds one leaf, unless the commit holds this memory. Parameters of unknown modules count by torch's count of writes."""
+        """Adds a leaf, unless the commit holds its memory. Parameters of unknown modules count by writes."""
         if kinds_of_state.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
@@ -399,8 +393,7 @@ def take(
     """Returns the leaves at this boundary.
 
     `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked
-    into. `known`: the generators that an earlier check found; None: they are searched for, which takes most
-    of the time.
+    into. `known`: the generators that an earlier check found; None: the search takes most of the time.
     """
     frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot()
@@ -413,7 +406,7 @@ def take(
     ]
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
-    walk.pass_over(passed)
+    walk._seen.update(map(id, passed))
     walk.steps |= {
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }

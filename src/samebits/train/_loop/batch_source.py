@@ -79,7 +79,7 @@ class BatchSource:
             self._inside = replace(position, batch_index=0, step=position.step - position.batch_index)
 
     def hold(self) -> None:
-        """Keeps the current state until `release`: a run that is interrupted while it waits for a batch resumes here."""
+        """Keeps this state until `release`: a run interrupted while it waits for a batch resumes here."""
         self._held = self.state()
 
     def release(self) -> None:
@@ -118,8 +118,8 @@ class BatchSource:
         batch = ahead[0] if ahead else self._draw(epoch, batch_index)
         if batch is _END:
             raise EmptyDatasetError(
-                f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
-                "than one batch with drop_last=True, or an iterator that can be read only once?"
+                f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset "
+                "empty, smaller than a batch with drop_last=True, or an iterator that can be read only once?"
             )
         if self.limit is not None and batch_index + 1 >= self.limit:
             return batch, True
@@ -173,18 +173,19 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
     check_iterable(loader, f"{call}(loader")
     if hasattr(loader, "__next__"):
         raise InvalidArgumentError(
-            f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
-            "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
+            f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be "
+            "resumed. Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose "
+            "__iter__ starts anew."
         )
     if getattr(loader, "persistent_workers", False) and not isinstance(loader, Resumable):
         raise UnimplementedError(
-            f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
-            "epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
+            f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from "
+            "epoch to epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
         )
 
 
 def keeps_state(loader: Any) -> bool:
-    """Returns True for an iterable with a state of its own that goes on from epoch to epoch: generators, a state_dict."""
+    """Returns True for an iterable whose own state goes on from epoch to epoch: generators, a state_dict."""
     return not isinstance(loader, Resumable) and (
         hasattr(loader, "state_dict") or bool(rng_states.of_loader(loader))
     )
@@ -208,8 +209,8 @@ def _custom_state(loader: Any) -> Any:
         return None
     except Exception as error:
         user_code.warn(
-            f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not saved: a "
-            "resume replays the epoch.",
+            f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not "
+            "saved: a resume replays the epoch.",
         )
         return None
 
@@ -218,10 +219,10 @@ def _load_loader_state(loader: Any, state: Any) -> None:
     generators_now = rng_states.of_loader(loader)
     if len(generators_now) != len(state["generators"]):
         raise UnimplementedError(
-            f"resuming: {type(loader).__name__} had {len(state['generators'])} generators when the commit was made and has "
-            f"{len(generators_now)} now: its sampler makes them while it is read, as Accelerate's does with "
-            "use_seedable_sampler=True. Use a sampler that has its generator from the start, or "
-            "samebits.data.DataLoader (same arguments)."
+            f"resuming: {type(loader).__name__} had {len(state['generators'])} generators when the commit "
+            f"was made and has {len(generators_now)} now: its sampler makes them while it is read, as "
+            "Accelerate's does with use_seedable_sampler=True. Use a sampler that has its generator from the "
+            "start, or samebits.data.DataLoader (same arguments)."
         )
     if state["own"] is not None:
         loader.load_state_dict(state["own"])

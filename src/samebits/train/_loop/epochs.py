@@ -1,5 +1,4 @@
-"""`Run.epochs`: a loop over epochs around a loop over the steps of each, for programs with a function call
-per epoch.
+"""`Run.epochs`: a loop over epochs, with a loop over steps in each: for programs with a call per epoch.
 
 A commit falls between two steps of an epoch. Before the first step of an epoch, what the program does at its
 beginning is part of the commit; what it does after the last one is part of the next commit. A resumed run
@@ -66,8 +65,7 @@ class Epoch(int):
 
     @explain_wrong_calls(explain_epoch_steps)
     def steps(self, loader: Iterable[Any], *, steps_per_epoch: int | None = None) -> EpochSteps:
-        """Returns an iterator of `(step, batch)` over one pass of the loader: the steps of this epoch that
-        are left.
+        """Returns an iterator of `(step, batch)` over one pass of the loader, as far as steps are left.
 
         It may be called in another function: `def train(epoch): for step, (x, y) in epoch.steps(loader):
         ...`. An epoch has one such loop. `break` ends the steps of this epoch; the code after the loop runs.
@@ -157,15 +155,15 @@ class Epochs(Iterator[Epoch]):
             )
         if self.has_steps:
             raise DuplicateNameError(
-                f"Epoch.steps: epoch {epoch} already has its loop over steps. For another loop in the same epoch: "
-                'run.steps(loader, name="second"), after the first one.'
+                f"Epoch.steps: epoch {epoch} already has its loop over steps. For another loop in the same "
+                'epoch: run.steps(loader, name="second"), after the first one.'
             )
         self.has_steps = True
 
     def begin_steps(
         self, loader: Iterable[Any], steps_per_epoch: int | None
     ) -> BatchSource | FixedLengthEpochs:
-        """Restores the run if it resumes in this epoch; returns the source of the batches, where they begin."""
+        """Restores the run if it resumes in this epoch; returns the source of batches at their beginning."""
         run, loop = self.run, self.loop
         source, new = self._source(loader, steps_per_epoch)
         saved, self.saved = self.saved, None
@@ -191,11 +189,8 @@ class Epochs(Iterator[Epoch]):
         length = before.steps if isinstance(before, FixedLengthEpochs) else None
         if before is not None and loader is self._loader and length == steps_per_epoch:
             return before, False
-        if (
-            before is not None
-            and loader is not self._loader
-            and (keeps_state(loader) or keeps_state(self._loader))
-        ):
+        changed = before is not None and loader is not self._loader
+        if changed and (keeps_state(loader) or keeps_state(self._loader)):
             raise InvalidArgumentError(
                 f"Epoch.steps(loader={type(loader).__name__}): another loader than in the epoch before, and "
                 "it keeps a state of its own (a generator, a state_dict), which a resume would lose. Make it "
@@ -233,8 +228,9 @@ class Epochs(Iterator[Epoch]):
             )
         if not self.has_steps and loop.epoch == 0:
             user_code.warn(
-                "Run.epochs: the first epoch had no loop over epoch.steps(loader), so that no step of it is committed or "
-                "resumed. Write `for step, batch in epoch.steps(loader)` in the place of `for batch in loader`."
+                "Run.epochs: the first epoch had no loop over epoch.steps(loader), so that no step of it is "
+                "committed or resumed. Write `for step, batch in epoch.steps(loader)` in the place of `for "
+                "batch in loader`."
             )
         loops.next_step(loop)
         loops.step += self.ran
@@ -244,9 +240,8 @@ class Epochs(Iterator[Epoch]):
         self.ran = self.has_steps = False
 
     def _ended(self) -> bool:
-        return (
-            self.loop.epoch >= self._epochs or self.run._stop_requested or reaches_limit(self.run._loops.step)
-        )
+        run = self.run
+        return self.loop.epoch >= self._epochs or run._stop_requested or reaches_limit(run._loops.step)
 
 
 class EpochSteps(Steps):

@@ -18,7 +18,7 @@ from samebits.train._loop.batch_source import BatchSource
 class FixedLengthEpochs:
     """A source whose epochs have `steps` batches: each continues in the loader where the last one ended.
 
-    The batches of a pass that an epoch leaves over come first in the next epoch, and the next pass follows them.
+    The batches of a pass that an epoch leaves come first in the next epoch; the next pass follows them.
     """
 
     def __init__(self, source: BatchSource, steps: int) -> None:
@@ -47,8 +47,8 @@ class FixedLengthEpochs:
         """Restores a state; raises `RunMismatchError` in the middle of an epoch of another length."""
         if batch_index and state["steps"] != self.steps:
             raise RunMismatchError(
-                f"steps_per_epoch={self.steps}: the commit is in the middle of an epoch of {state['steps']} steps. "
-                "Ask for as many, or use another run directory."
+                f"steps_per_epoch={self.steps}: the commit is in the middle of an epoch of {state['steps']} "
+                "steps. Ask for as many, or use another run directory."
             )
         self._pass, self._batch = state["pass"], state["batch"]
         self._source.load(state["loader"], self._batch)
@@ -100,18 +100,18 @@ def length(loader: Any) -> int | None:
 
 
 def is_endless(loader: Any) -> bool:
-    """Returns True for a pipeline without an end (`repeat()`), also inside a torch loader; of others nothing is known."""
+    """Returns True for an endless pipeline (`repeat()`), also inside a torch loader; others are unknown."""
     return any(getattr(one, "endless", False) is True for one in (loader, getattr(loader, "dataset", None)))
 
 
 def epoch_length(loader: Any, steps_per_epoch: int | None) -> int | None:
-    """Returns the number of batches of an epoch of a loop over `loader`; None if it is unknown before its end."""
+    """Returns the number of batches of an epoch of `loader`; None if it is unknown before its end."""
     known = [steps_per_epoch or length(loader), process.overrides.batches_per_epoch]
     return min((one for one in known if one is not None), default=None) if known[0] is not None else None
 
 
 def check_steps(loader: Any, steps: Any, call: str) -> None:
-    """Raises when `loader` does not have `steps` batches, or no loader can; or it has no end and `steps` is None.
+    """Raises unless `steps` is a number of batches that `loader` has, or None for a loader with an end.
 
     `call` names the argument.
     """
@@ -127,8 +127,8 @@ def check_steps(loader: Any, steps: Any, call: str) -> None:
     known = length(loader)
     if known is not None and steps > known:
         raise InvalidArgumentError(
-            f"{call}={steps}): the {type(loader).__name__} has {known} batches. Ask for at most as many; more epochs "
-            "read it more often."
+            f"{call}={steps}): the {type(loader).__name__} has {known} batches. Ask for at most as many; "
+            "more epochs read it more often."
         )
 
 
@@ -148,7 +148,7 @@ class Loop:
     """Number of the step whose body runs, or ran last."""
     source: BatchSource | FixedLengthEpochs | None = None
     driver: weakref.ref[Any] | None = None
-    """The iterator that the `for` statement holds: freed when the loop was left by `break`, if it has no other reference."""
+    """The iterator of the `for` statement: freed after a `break`, if there is no other reference."""
     call_site: tuple[int, CodeType, int] | None = None
     """The frame (its identity), its code and the instruction that requested the step under way."""
     restore_body: Callable[[], None] | None = None
@@ -174,11 +174,11 @@ class Loops:
 
     step: int = 0
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per finished outermost loop: its next epoch, whether it was stopped early, and the state of its loader."""
+    """Per finished outermost loop: its next epoch, an early stop if any, and the state of its loader."""
     under_way: list[Loop] = field(default_factory=list)
     """From the outermost to the innermost."""
     saved: dict[str, Any] | None = None
-    """The outermost loop in the restored commit, until that loop of the program has taken over its position."""
+    """The outermost loop of the restored commit, until the program's loop has taken over its position."""
     validation: Position | None = None
     """Position where the validation under way began."""
     asked: dict[str, int] = field(default_factory=dict)
@@ -225,9 +225,10 @@ class Loops:
         self.validation = None
         if loop not in self.under_way:
             raise InvalidArgumentError(
-                f"Run.steps(name={loop.name!r}) continues, but the step in whose body it began is over: loops in turn, step "
-                "by step (zip, next), are not kept apart. Read both loaders in one loop (a loader that gives pairs, or "
-                "samebits.data.Pipeline.zip), or let one loop run inside the body of the other."
+                f"Run.steps(name={loop.name!r}) continues, but the step in whose body it began is over: "
+                "loops in turn, step by step (zip, next), are not kept apart. Read both loaders in one loop "
+                "(a loader that gives pairs, or samebits.data.Pipeline.zip), or let one loop run inside the "
+                "body of the other."
             )
         while self.under_way[-1] is not loop:
             self.under_way.pop()
@@ -243,7 +244,7 @@ class Loops:
 
     @property
     def finished(self) -> bool:
-        """True if loops have ended, none is under way, and none that the program has made needs another step."""
+        """True if loops have ended, none is under way, and none of the program's needs another step."""
         if self.under_way or self.saved is not None or not self.done:
             return False
         return all(
@@ -258,7 +259,7 @@ class Loops:
         return self.current.source.rolled if self.current and self.current.source else 0
 
     def stop(self) -> Position:
-        """Ends the outermost loop, left by `break` after `run.stop()`; returns the position after the step that ran last."""
+        """Ends the outermost loop, left by `break` after `run.stop()`; returns the next position."""
         assert self.current is not None
         self.step += 1
         self.current.advance()

@@ -1,9 +1,8 @@
-"""SIGTERM, SIGUSR1 and the first Ctrl-C end a run at its next boundary, with a commit and exit code 75, in bounded time.
+"""SIGTERM, SIGUSR1 and the first Ctrl-C end a run at its next boundary: a commit, exit code 75, bounded time.
 
 Python runs a signal's handler between two bytecodes of the main thread. So the handler only notes the signal,
 unless the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it
-raises. A thread, woken by the C-level handler through a pipe, ends the process when the main thread does not
-react in time.
+raises. A thread, woken by the C-level handler through a pipe, ends the process when the main one is late.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from samebits._context import process
 from samebits._inspect import user_code
 
 EXIT_PREEMPTED = 75
-"""Exit code of a run that a signal stopped and that can be resumed: start it again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a run that a signal stopped: start it again to resume (EX_TEMPFAIL of sysexits.h)."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _RESERVE = 0.1
@@ -37,7 +36,7 @@ Fetched = TypeVar("Fetched")
 
 
 class Interrupted(BaseException):
-    """Raised when a signal comes while the run waits for a batch: its state is that of the boundary before."""
+    """Raised for a signal while the run waits for a batch: its state is that of the boundary before."""
 
 
 class Preemption:
@@ -52,13 +51,15 @@ class Preemption:
     def __init__(self, grace: float, plan: Callable[[], str], durable: Callable[[], str]) -> None:
         self.requested: signal.Signals | None = None
         self.single_process = True
-        """True if this process decides by itself where to stop; else it stops only at a boundary, with the other ranks."""
+        """True if this process alone decides where to stop; else it stops at a boundary, as all ranks."""
         self.prints = True
         """True if the last line is printed here: on the rank that commits."""
         self._grace = grace
         self._plan, self._durable = plan, durable
         self._previous: dict[signal.Signals, Any] = {}
-        self._idle = self._waits = self._saves = self._left = False
+        self.waiting = False
+        """True if the run waits for a batch."""
+        self._idle = self._saves = self._left = False
         self._interrupts = 0
         self._deadline = 0.0
         self._over = threading.Event()
@@ -66,17 +67,17 @@ class Preemption:
         self._fd_before = -1
 
     def install(self) -> None:
-        """Installs the handlers, in start-up: a signal now ends the program at once. Warns where they cannot be installed."""
+        """Installs the handlers for start-up: a signal now ends the program at once. Warns if it cannot."""
         if threading.current_thread() is not threading.main_thread():
             user_code.warn(
-                "Run: entered outside of the main thread, where Python delivers no signals: SIGTERM, SIGUSR1 and Ctrl-C do "
-                "not commit. Earlier commits are unaffected. Enter the run in the main thread.",
+                "Run: entered outside of the main thread, where Python delivers no signals: SIGTERM, SIGUSR1 "
+                "and Ctrl-C do not commit. Earlier commits are unaffected. Enter the run in the main thread.",
             )
             return
         if hasattr(builtins, "__IPYTHON__"):
             user_code.warn(
-                "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but not the process, "
-                "and there is no exit code 75.",
+                "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but "
+                "not the process, and there is no exit code 75.",
             )
         self._idle = True
         for number in SIGNALS:
@@ -88,10 +89,10 @@ class Preemption:
         process.preemption = self
 
     def uninstall(self) -> None:
-        """Restores the previous handlers; where a signal is ending the process, further signals are ignored."""
+        """Restores the previous handlers; while a signal is ending the process, further ones are ignored."""
         if self._pipe is None:
             return
-        self._idle = self._waits = False
+        self._idle = self.waiting = False
         self._stop_watch()
         if self.requested is None:
             self._restore_handlers()
@@ -125,16 +126,11 @@ class Preemption:
         """True if the handlers are installed."""
         return self._pipe is not None
 
-    @property
-    def waiting(self) -> bool:
-        """True if the run waits for a batch."""
-        return self._waits
-
     def fetch(self, read: Callable[[], Fetched], on_signal: Callable[[], object]) -> Fetched:
         """Returns `read()`, a batch; at a signal meanwhile calls `on_signal`, which ends the program."""
         try:
             try:
-                self._waits = self.single_process
+                self.waiting = self.single_process
                 return read()
             finally:
                 self.end_wait()  # a signal may still interrupt here
@@ -145,7 +141,7 @@ class Preemption:
 
     def end_wait(self) -> None:
         """Notes that the batch has arrived, or will not."""
-        self._waits = False
+        self.waiting = False
 
     def leave(self) -> NoReturn:
         """Prints the step that a restart resumes from, and ends the program with exit code 75."""
@@ -171,8 +167,8 @@ class Preemption:
             previous(number, frame)
         if name is signal.SIGINT and self._interrupts > 1 and not self._saves:
             self._interrupt()
-        if self._waits:
-            self._waits = False
+        if self.waiting:
+            self.waiting = False
             raise Interrupted
         if self._idle and self.single_process:
             self._idle = False
@@ -184,7 +180,7 @@ class Preemption:
         raise stop
 
     def _on_late_signal(self, number: signal.Signals) -> None:
-        """Handles a signal while the program is ending with exit code 75; after long, the signal is passed to the previous handler."""
+        """Handles a signal while the program exits with 75; after long, passes it to the previous handler."""
         if time.monotonic() < self._deadline:
             return
         self._restore_handlers()
@@ -264,7 +260,7 @@ class Preemption:
             signal.set_wakeup_fd(-1)
         for descriptor in self._pipe:
             os.close(descriptor)
-        self._pipe, self._idle, self._waits = None, False, False
+        self._pipe, self._idle, self.waiting = None, False, False
         self._restore_handlers()
 
 
@@ -294,7 +290,7 @@ def _flush() -> None:
 
 
 def _shorten_traceback(stop: BaseException, durable: Callable[[], str]) -> None:
-    """Makes an uncaught `stop` one line. `durable` is called at that time: leaving the run ends the commit under way."""
+    """Makes an uncaught `stop` one line. `durable` is called then: leaving the run ends its last commit."""
     before = sys.excepthook
 
     def hook(raised: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

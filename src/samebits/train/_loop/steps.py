@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +100,7 @@ class Step:
 
 
 class Steps(Iterator[tuple[Step, Any]]):
-    """An iterator of `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
+    """An iterator of `(step, batch)`; between two, in the outermost loop, the run may be committed."""
 
     def __init__(
         self,
@@ -156,15 +157,6 @@ class Steps(Iterator[tuple[Step, Any]]):
         notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
 
-    def _leave(self) -> None:
-        """Ends a loop that had finished in the commit."""
-        self._run._end_loop(self._loop.name)
-        self._run.preemption.idle = True
-
-    def _note_place(self, frame: FrameType) -> None:
-        """Notes the `for` statement that fetches the step."""
-        self._loop.call_site = id(frame), frame.f_code, frame.f_lasti
-
     def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
         assert source is not None
@@ -193,8 +185,30 @@ class Steps(Iterator[tuple[Step, Any]]):
             assert loop.restore_body is not None
             loop.restore_body()
 
+    def _set_key(self, key: Words) -> None:
+        self._key, self._step_key = key, int_keys.fold(key, "step")
+
+    @abstractmethod
     def _advance(self) -> None:
-        """Advances past the batch whose body has just run; the first call finds the position to start from."""
+        """Advances past the batch whose body has just run; the first call finds the place to start from."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Ends a loop in which `_advance` found no further step."""
+
+    @abstractmethod
+    def _note_place(self, frame: FrameType) -> None:
+        """Notes the `for` statement that fetches the step."""
+
+    @abstractmethod
+    def _ended(self) -> bool:
+        """Returns True if the loop ends at this boundary, where its last commit is made."""
+
+
+class LoopSteps(Steps):
+    """The steps of `run.steps`: all epochs of one loop."""
+
+    def _advance(self) -> None:
         loop, loops = self._loop, self._run._loops
         if self._source is None:
             self._begin()
@@ -236,8 +250,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._source.load(saved["loader"], loop.batch_index)
         warn_beyond(run, loop, self._epochs, loop.epoch, loop.batch_index)
 
-    def _set_key(self, key: Words) -> None:
-        self._key, self._step_key = key, int_keys.fold(key, "step")
+    def _leave(self) -> None:
+        self._run._end_loop(self._loop.name)
+        self._run.preemption.idle = True
+
+    def _note_place(self, frame: FrameType) -> None:
+        self._loop.call_site = id(frame), frame.f_code, frame.f_lasti
 
     def _ended(self) -> bool:
         run = self._run
@@ -251,7 +269,7 @@ def reaches_limit(step: int) -> bool:
 
 
 def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> dict[str, Any] | None:
-    """Begins a loop around which there is none; returns its place in the commit from which the run resumes, if it is in it.
+    """Begins an outermost loop; returns its place in the commit from which the run resumes, if it is in it.
 
     `by_epoch`: a loop of `run.epochs`.
     """
@@ -276,7 +294,7 @@ def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> d
 
 
 def resume_finished(run: RunView, loop: Loop, end: dict[str, Any], epochs: int, call: str) -> bool:
-    """Restores a run whose commit has the end of the loop; returns True if the loop is over, else begins it again."""
+    """Restores a run whose commit has the loop's end; returns True if it is over, else begins it again."""
     loops = run._loops
     last = loops.saved is None and next(reversed(loops.done)) == loop.name
     over = end["stopped"] or end["epoch"] >= epochs
@@ -286,7 +304,7 @@ def resume_finished(run: RunView, loop: Loop, end: dict[str, Any], epochs: int, 
             f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
         )
     if last:
-        run._resuming.restore_at_loop()  # changes in between (a fresh head, say) were part of the state, or came after it
+        run._resuming.restore_at_loop()  # changes before it (a fresh head, say) were part of the state
     if not end["stopped"]:
         warn_beyond(run, loop, epochs, end["epoch"], 0)
     if not over:
@@ -301,6 +319,6 @@ def warn_beyond(run: RunView, loop: Loop, epochs: int, epoch: int, batch_index: 
     if (epoch, batch_index) > (epochs, 0):
         user_code.warn(
             f"Run.steps(name={loop.name!r}, epochs={epochs}): the run in {run.run_dir} is in epoch {epoch} "
-            f"already (batch {batch_index}), and stays there: these are not the weights of {epochs} epochs. Use "
-            "another run directory for them.",
+            f"already (batch {batch_index}), and stays there: these are not the weights of {epochs} epochs. "
+            "Use another run directory for them.",
         )

@@ -36,8 +36,9 @@ class Validation(Iterable[Any]):
         under_way = self._run._loops.validation
         if under_way is not None:
             raise InvalidArgumentError(
-                f"run.validate(name={self._first.name!r}) inside the body of run.validate(name={under_way.name!r}). Let "
-                "the first one end (an iterator of it that was kept, and not read to its end, needs a close())."
+                f"run.validate(name={self._first.name!r}) inside the body of "
+                f"run.validate(name={under_way.name!r}). Let the first one end (an iterator of it that was "
+                "kept, and not read to its end, needs a close())."
             )
         return self._batches(direct=begins_for(sys._getframe(1)))
 
