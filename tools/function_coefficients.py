@@ -1,4 +1,4 @@
-"""Writes `arithmetic/functions/coefficients.py`: the polynomials of our functions, and constants in two or three parts.
+"""Writes `arithmetic/functions/coefficients.json`: the polynomials of our functions, and constants in two or three parts.
 
 Each polynomial interpolates a smooth function at the Chebyshev points of its interval, in 60 digits, and is rounded to
 float64 once; the largest error, measured with the rounded coefficients, is printed and written beside it.
@@ -7,13 +7,15 @@ Needs mpmath, which torch brings with it (sympy). Run it from the root: `python 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mpmath as mp
 
 mp.mp.dps = 60
-TARGET = Path("src/samebits/arithmetic/functions/coefficients.py")
+TARGET = Path("src/samebits/arithmetic/functions/coefficients.json")
 LN2 = mp.log(2)
 NEAR = mp.mpf(10) ** -25
 
@@ -261,42 +263,43 @@ def half_turns() -> list[list[float]]:
     return rows
 
 
-def written(name: str, values: list[float], words: str) -> str:
-    """Returns the assignment of a tuple, and its docstring."""
-    lines = "".join(f"    {value!r},\n" for value in values)
-    return f'{name} = (\n{lines})\n"""{words}"""\n'
+def entry(words: str, values: Sequence[float | Sequence[float]]) -> dict[str, Any]:
+    """Returns what the file has of a tuple: its description, and its numbers in hexadecimal, so that they are exact."""
+    return {"follows": words, "values": [hexadecimal(value) for value in values]}
+
+
+def hexadecimal(value: float | Sequence[float]) -> str | list[Any]:
+    """Returns the text of a number, or of each of a row."""
+    return value.hex() if isinstance(value, float) else [hexadecimal(one) for one in value]
 
 
 def main() -> None:
-    """Writes the module."""
-    blocks = []
+    """Writes the file."""
+    entries = {}
     for name, (words, function, interval, degree) in POLYNOMIALS.items():
         coefficients = fit(function, interval, degree)
-        error = largest_error(function, interval, coefficients)
-        print(f"{name:16} degree {degree:2}  2^{float(mp.log(error, 2)):.1f}")
-        blocks.append(
-            written(name, coefficients, f"Follows {words}; relative error 2^{float(mp.log(error, 2)):.1f}.")
-        )
-    blocks.append(written("LN2", parts(LN2, (42, 53)), "log(2) in two parts; the first has 42 bits."))
-    blocks.append(written("PI", parts(mp.pi, (53, 53, 53)), "pi in three parts."))
-    blocks.append(written("HALF_PI", parts(mp.pi / 2, (53, 53, 53)), "pi / 2 in three parts."))
-    blocks.append(written("LOG2_E_PAIR", parts(1 / LN2, (53, 53)), "log2(e) in two parts."))
-    blocks.append(written("LOG10_E_PAIR", parts(mp.log10(mp.e), (53, 53)), "log10(e) in two parts."))
-    blocks.append(
-        written("LOG10_2_PAIR", parts(mp.log10(2), (42, 53)), "log10(2) in two parts; the first has 42 bits.")
+        error = f"2^{float(mp.log(largest_error(function, interval, coefficients), 2)):.1f}"
+        print(f"{name:16} degree {degree:2}  {error}")
+        entries[name] = entry(f"{words}; relative error {error}", coefficients)
+    entries["LN2"] = entry("log(2) in two parts; the first has 42 bits", parts(LN2, (42, 53)))
+    entries["PI"] = entry("pi in three parts", parts(mp.pi, (53, 53, 53)))
+    entries["HALF_PI"] = entry("pi / 2 in three parts", parts(mp.pi / 2, (53, 53, 53)))
+    entries["LOG2_E_PAIR"] = entry("log2(e) in two parts", parts(1 / LN2, (53, 53)))
+    entries["LOG10_E_PAIR"] = entry("log10(e) in two parts", parts(mp.log10(mp.e), (53, 53)))
+    entries["LOG10_2_PAIR"] = entry(
+        "log10(2) in two parts; the first has 42 bits", parts(mp.log10(2), (42, 53))
     )
-    blocks.append(written("LN2_LONG", parts(LN2, (53, 53)), "log(2) in two parts of 53 bits."))
+    entries["LN2_LONG"] = entry("log(2) in two parts of 53 bits", parts(LN2, (53, 53)))
     mp.mp.dps = 420
     digits = mp.floor(mp.mpf(2) ** (24 * 56) * 2 / mp.pi)
     chunks = [float(int(digits) >> (24 * (55 - k)) & 0xFFFFFF) for k in range(56)]
     mp.mp.dps = 60
-    blocks.append(written("TWO_OVER_PI", chunks, "The binary digits of 2 / pi, 24 at a time."))
-    rows = "".join(f"    ({a!r}, {b!r}, {c!r}),\n" for a, b, c in half_turns())
-    words = "2^(e - 23) / pi modulo 2 for e from 50 to 127, in parts of multiples of 2^-25, of 2^-51, and the rest."
-    blocks.append(f'HALF_TURNS = (\n{rows})\n"""{words}"""\n')
-    head = '"""Coefficients, written by tools/function_coefficients.py; each tuple begins with the constant\'s."""\n\n'
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(head + "\n".join(blocks))
+    entries["TWO_OVER_PI"] = entry("the binary digits of 2 / pi, 24 at a time", chunks)
+    entries["HALF_TURNS"] = entry(
+        "2^(e - 23) / pi modulo 2 for e from 50 to 127, in parts of multiples of 2^-25, of 2^-51, and the rest",
+        half_turns(),
+    )
+    TARGET.write_text(json.dumps(entries, indent=1) + "\n")
 
 
 if __name__ == "__main__":

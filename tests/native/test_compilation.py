@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samebits
-from samebits._native import kernel
+from samebits._native import compilation, kernel
 from samebits._native.kernel_threads import OnTeam
 from samebits._native.lazy_kernel import with_compiled_globals
 from samebits.random._cpu import bernoulli_masks, philox, uniform_normal_kernels
@@ -120,6 +120,25 @@ def test_an_edit_of_any_kernel_is_seen(tmp_path):
     cipher.write_text(cipher.read_text().replace("range(10)", "range(9)"))
     edited, hits = ran().rsplit(" ", 1)
     assert edited != FOLDED and hits == "0"
+
+
+def test_an_edit_of_a_coefficient_or_of_a_formulas_operations_is_seen(tmp_path):
+    """Either gives the cache another key; an edit of a file that defines no kernel gives it the same one."""
+    copy = tmp_path / "samebits"
+    shutil.copytree(os.path.dirname(samebits.__file__), copy)
+    digest_of = compilation._sources_digest
+    keys = [digest_of(copy)]
+    assert keys == [digest_of()]
+    for name, old, new in (
+        ("arithmetic/functions/coefficients.json", "0x1.fffffffffe028p-2", "0x1.fffffffffe029p-2"),
+        ("_native/formula.py", "fadd", "fsub"),
+        ("errors.py", "class", "class "),
+    ):
+        source = (copy / name).read_text()
+        assert old in source
+        (copy / name).write_text(source.replace(old, new, 1))
+        keys.append(digest_of(copy))
+    assert len(set(keys)) == 3 and keys[2] == keys[3]
 
 
 FORKED = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.random._process.owned_states import WORDS, OwnedState, owned_state
+from samebits.random._process.owned_states import WORDS, _SeededState, owned_state
 
 
 class Named(random.Random):
@@ -101,8 +101,8 @@ def test_a_saved_state_comes_back(kind):
 def test_the_layout_in_memory_is_the_known_one(kind):
     """The fast way is taken with this NumPy and this Python; a stream of one's own is set by its own `seed`."""
     assert type(owned_state(GENERATORS[kind]())).__name__ != "_BitsState"
-    assert type(owned_state(GENERATORS[kind]())) is not OwnedState
-    assert type(owned_state(Counting(2))) is OwnedState
+    assert type(owned_state(GENERATORS[kind]())) is not _SeededState
+    assert type(owned_state(Counting(2))) is _SeededState
 
 
 def test_the_systems_generator_has_no_state():

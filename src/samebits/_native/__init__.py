@@ -1,7 +1,7 @@
 """CPU kernels: compilation (Numba, cached) and parallel runs (on torch's OpenMP threads).
 
-Numba is imported when the first kernel is called. A kernel's body or an instruction's code finds what it needs of it in
-`native.carray`, `native.types`, `native.ir` and `native.cgutils`.
+Numba is imported when the first kernel is called. A kernel's body or an instruction's code finds what it
+needs of it in `native.carray`, `native.types`, `native.ir` and `native.cgutils`.
 """
 
 from typing import TYPE_CHECKING

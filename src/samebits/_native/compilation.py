@@ -1,9 +1,9 @@
 """Numba's side of kernels: compilation, with a cache whose failures are misses.
 
 Imported by the first call of a kernel, since Numba takes 0.3 s; definitions of kernels are in `lazy_kernel`.
-Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
-nothing to replace; no prange and no threads, so that it may be called after a fork.
-The type of a vector has its number of lanes in a kernel's definition; LLVM cuts it into what the machine has.
+Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's
+SVML has nothing to replace; no prange and no threads, so that it may be called after a fork. The type of a
+vector has its number of lanes in a kernel's definition; LLVM cuts it into what the machine has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import llvmlite.binding
 import numba
-import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see `lazy_kernel.compilation_lock`)
+import numpy.ma  # noqa: F401 (Numba would import it outside `lazy_kernel.compilation_lock`)
 import xxhash
 from llvmlite import ir as ir
 from numba import carray as carray
@@ -41,6 +41,9 @@ from samebits._native.lazy_kernel import Deferred, compilation_lock
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
+_WHOLE = {"_native", "arithmetic"}
+"""Here every file counts: formulas are traced through plain functions and tables, which have no mark."""
+_MARKS = b"@kernel", b"@inlined", b"@instruction", b"on_team"
 
 
 @lru_cache(maxsize=1)
@@ -57,21 +60,13 @@ def cache_folder() -> Path | None:
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
-def _sources_digest() -> str:
-    """Returns a digest of every file that defines a kernel: Numba's cache misses an edit of a callee in another file."""
+def _sources_digest(package: Path = _PACKAGE) -> str:
+    """Returns a digest of the files that define kernels: Numba misses an edit of a callee in another file."""
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        source = path.read_bytes()
-        # kernel_threads.py has the loop around every chunk.
-        marks = (
-            b"@kernel",
-            b"@inlined",
-            b"@instruction",
-            b"on_team",
-        )
-        # Formulas are traced through plain functions and tables, which have no mark.
-        if "arithmetic" in path.parts or any(mark in source for mark in marks):
-            hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
+    for path in sorted(path for path in package.rglob("*") if path.suffix in {".py", ".json"}):
+        name, source = path.relative_to(package), path.read_bytes()
+        if name.parts[0] in _WHOLE or any(mark in source for mark in _MARKS):
+            hasher.update(name.as_posix().encode())
             hasher.update(source)
     return hasher.hexdigest()
 
@@ -178,7 +173,7 @@ def external(name: str, address: int | None, result: str, arguments: Sequence[st
 
 @typeof_impl.register(Deferred)
 def _type_of_deferred(value: Deferred, context: Any) -> Any:
-    """Types a part that a kernel names as an attribute of a module (`float16.to_float16`), which `with_compiled_globals` cannot see."""
+    """Types a part that a kernel names as a module's attribute, which `with_compiled_globals` cannot see."""
     return typeof_impl(value.get(), context)
 
 

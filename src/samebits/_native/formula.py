@@ -1,11 +1,13 @@
 """Formulas: functions of floating-point numbers, each a fixed sequence of IEEE operations.
 
-A formula is a Python function over `FormulaNumber`. It has no branch that the value of a number takes, so that it is compiled
-for one number or for a vector of any width with the same bits: every lane, tail, length and offset agrees. Operations
-are + - * /, square roots and fused multiply-adds (`fma`), each rounded once; nothing else is contracted or reordered.
+A formula is a Python function over `FormulaNumber`. It has no branch that the value of a number takes, so
+that it is compiled for one number or for a vector of any width with the same bits: every lane, tail, length
+and offset agrees. Operations are + - * /, square roots and fused multiply-adds (`fma`), each rounded once;
+nothing else is contracted or reordered.
 
-A formula can be used in three ways: in another formula (a call), in a Numba kernel (a call with numbers, which LLVM
-vectorises, or with vectors), and with any class of the same operations, as the tests' exact numbers.
+A formula can be used in three ways: in another formula (a call), in a Numba kernel (a call with numbers,
+which LLVM vectorises, or with vectors), and with any class of the same operations, as the tests' exact
+numbers.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native.lazy_kernel import Deferred
+from samebits._native.vector_writer import call, constant, element_of, like, suffix_of
 
 
 class FormulaNumber:
-    """A floating-point number, or a vector of them, in a formula that is being compiled; `value` is LLVM's."""
+    """A number, or a vector of numbers, in a formula that is being compiled; `value` is LLVM's."""
 
     __slots__ = ("builder", "value")
 
@@ -30,7 +33,7 @@ class FormulaNumber:
         """Returns LLVM's value of a number, or of a Python number as a constant in all lanes."""
         if isinstance(other, FormulaNumber):
             return other.value
-        return _constant(self.value.type, float(other))
+        return constant(self.value.type, float(other))
 
     def _new(self, value: Any) -> FormulaNumber:
         return FormulaNumber(self.builder, value)
@@ -99,33 +102,30 @@ class FormulaNumber:
 
     def in_float32(self) -> FormulaNumber:
         """Returns a float64 rounded to float32, as a float64."""
-        kind = _like(self.value.type, native.ir.FloatType())
-        return self._new(self.builder.fpext(self.builder.fptrunc(self.value, kind), self.value.type))
+        return self.as_float32().as_float64()
 
-    def in_bfloat16(self) -> FormulaNumber:
-        """Returns a float64 rounded to float32 and then to bfloat16, as a float64; nearest even, as the kernels store it."""
-        kind = _like(self.value.type, native.ir.FloatType())
-        bits = self._new(self.builder.fptrunc(self.value, kind)).bits()
-        odd = (bits >> 16) & 1
-        rounded = ((bits + odd + 0x7FFF) & 0xFFFF0000).number()
-        return self._new(self.builder.fpext(rounded.value, self.value.type))
+    def as_float32(self) -> FormulaNumber:
+        """Returns a float64 rounded to float32."""
+        kind = like(self.value.type, native.ir.FloatType())
+        return self._new(self.builder.fptrunc(self.value, kind))
+
+    def as_float64(self) -> FormulaNumber:
+        """Returns a float32 as a float64: exact."""
+        kind = like(self.value.type, native.ir.DoubleType())
+        return self._new(self.builder.fpext(self.value, kind))
 
     def float32_reciprocal(self) -> FormulaNumber:
         """Returns 1 divided by this number in float32, of a float64 in the range of float32."""
-        kind = _like(self.value.type, native.ir.FloatType())
-        narrow = self.builder.fptrunc(self.value, kind)
-        return self._new(self.builder.fpext(self.builder.fdiv(_constant(kind, 1.0), narrow), self.value.type))
+        return (1.0 / self.as_float32()).as_float64()
 
     def float32_reciprocal_root(self) -> FormulaNumber:
         """Returns 1 / sqrt in float32, each rounded, of a float64 in the range of float32."""
-        kind = _like(self.value.type, native.ir.FloatType())
-        root = self._new(self.builder.fptrunc(self.value, kind)).square_root().value
-        return self._new(self.builder.fpext(self.builder.fdiv(_constant(kind, 1.0), root), self.value.type))
+        return (1.0 / self.as_float32().square_root()).as_float64()
 
     def bits(self) -> Bits:
         """Returns the bits of a float64 or float32."""
-        width = 32 if isinstance(_element(self.value.type), native.ir.FloatType) else 64
-        kind = _like(self.value.type, native.ir.IntType(width))
+        width = 32 if isinstance(element_of(self.value.type), native.ir.FloatType) else 64
+        kind = like(self.value.type, native.ir.IntType(width))
         return Bits(self.builder, self.builder.bitcast(self.value, kind))
 
     def chosen(self, condition: Truth, other: Any) -> FormulaNumber:
@@ -137,7 +137,7 @@ class FormulaNumber:
         return self._new(self.of(number))
 
     def looked_up(self, table: Sequence[Sequence[float]], first: int) -> list[FormulaNumber]:
-        """Returns the row of a table for a number that is an integer; the first row has the number `first`."""
+        """Returns the row of a table for an integral number; the first row has the number `first`."""
         rows = len(table)
         columns = [_table(self.builder, numbers) for numbers in zip(*table, strict=True)]
         found = [native.ir.Constant(self.value.type, native.ir.Undefined) for _ in columns]
@@ -153,10 +153,7 @@ class FormulaNumber:
 
     def _call(self, name: str, *values: Any) -> FormulaNumber:
         kind = values[0].type
-        function = native.cgutils.get_or_insert_function(
-            self.builder.module, native.ir.FunctionType(kind, [kind] * len(values)), f"{name}.{_suffix(kind)}"
-        )
-        return self._new(self.builder.call(function, values))
+        return self._new(call(self.builder, f"{name}.{suffix_of(kind)}", kind, *values))
 
 
 class Truth:
@@ -177,7 +174,7 @@ class Truth:
         return Truth(self.builder, self.builder.not_(self.value))
 
     def rarely(self, common: FormulaNumber, rare: Callable[[], FormulaNumber]) -> FormulaNumber:
-        """Returns `rare()` where this holds, else `common`; the rare one is computed only if it holds in some lane."""
+        """Returns `rare()` where this holds, else `common`; computes `rare` only if it holds in some lane."""
         builder = self.builder
         any_lane = self._in_any_lane()
         before = builder.block
@@ -205,9 +202,12 @@ class Bits:
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
 
+    def of(self, other: Any) -> Any:
+        """Returns LLVM's value of bits, or of a Python integer as a constant in all lanes."""
+        return other.value if isinstance(other, Bits) else constant(self.value.type, int(other))
+
     def _with(self, operation: str, other: Any) -> Bits:
-        right = other.value if isinstance(other, Bits) else _constant(self.value.type, int(other))
-        return Bits(self.builder, getattr(self.builder, operation)(self.value, right))
+        return Bits(self.builder, getattr(self.builder, operation)(self.value, self.of(other)))
 
     def __add__(self, other: Any) -> Bits:
         return self._with("add", other)
@@ -228,10 +228,31 @@ class Bits:
         """Shifts zeros in."""
         return self._with("lshr", places)
 
+    def __lt__(self, other: Any) -> Truth:
+        """Compares as signed integers."""
+        return Truth(self.builder, self.builder.icmp_signed("<", self.value, self.of(other)))
+
+    def __gt__(self, other: Any) -> Truth:
+        """Compares as signed integers."""
+        return Truth(self.builder, self.builder.icmp_signed(">", self.value, self.of(other)))
+
+    def chosen(self, condition: Truth, other: Any) -> Bits:
+        """Returns these bits where the condition holds, else the other ones."""
+        return Bits(self.builder, self.builder.select(condition.value, self.value, self.of(other)))
+
+    def constant(self, number: int) -> Bits:
+        """Returns a Python integer as bits."""
+        return Bits(self.builder, self.of(number))
+
+    def converted(self) -> FormulaNumber:
+        """Returns the value of 32 bits, as a signed integer, rounded to float32."""
+        kind = like(self.value.type, native.ir.FloatType())
+        return FormulaNumber(self.builder, self.builder.sitofp(self.value, kind))
+
     def number(self) -> FormulaNumber:
         """Returns the number with these bits."""
-        real = native.ir.FloatType() if _element(self.value.type).width == 32 else native.ir.DoubleType()
-        kind = _like(self.value.type, real)
+        real = native.ir.FloatType() if element_of(self.value.type).width == 32 else native.ir.DoubleType()
+        kind = like(self.value.type, real)
         return FormulaNumber(self.builder, self.builder.bitcast(self.value, kind))
 
 
@@ -260,7 +281,10 @@ class Formula(Deferred):
         def of_two(typing_context: Any, x: Any, y: Any) -> Any:
             return x(x, x), generate
 
-        build = of_one if count == 1 else of_two
+        def of_three(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+            return x(x, x, x), generate
+
+        build = (of_one, of_two, of_three)[count - 1]
         build.__name__ = self.define.__name__
         return native.compilation.intrinsic(build)
 
@@ -297,8 +321,8 @@ def by_horners_rule(x: Any, coefficients: Sequence[float]) -> Any:
 def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     """Returns the polynomial; the first coefficient is the constant.
 
-    It is evaluated by Horner's rule, each step one fma. With more than 12 coefficients its even and its odd part are, in
-    x^2: two short chains, where one chain of all would keep the CPU waiting for each step.
+    It is evaluated by Horner's rule, each step one fma. With more than 12 coefficients its even and its odd
+    part are, in x^2: two short chains, where one chain of all would keep the CPU waiting for each step.
     """
     if len(coefficients) <= _SHORT:
         return by_horners_rule(x, coefficients)
@@ -317,10 +341,15 @@ def at_most(x: Any, bound: float) -> Any:
     return where(x > bound, bound, x)
 
 
-def quotient(numerator: Any, denominator: Any) -> Any:
-    """Returns the quotient to 2^-46: a float32 reciprocal and a Newton step; the denominator is a normal float32.
+def one_nan(x: Any) -> Any:
+    """Returns the number, and for every NaN the quiet one with a positive sign and no payload."""
+    return where(x.equals(x), x, NAN)
 
-    Its magnitude must be below 2^126, so that the reciprocal is no subnormal. A division of float64 takes twice as long.
+
+def quotient(numerator: Any, denominator: Any) -> Any:
+    """Returns the quotient to 2^-46: a float32 reciprocal and a Newton step, half the time of a division.
+
+    The denominator is a normal float32 below 2^126, so that the reciprocal is no subnormal.
     """
     start = denominator.float32_reciprocal()
     return numerator * fma(fma(-denominator, start, 1.0), start, start)
@@ -329,7 +358,7 @@ def quotient(numerator: Any, denominator: Any) -> Any:
 INFINITY, NAN = float("inf"), float("nan")
 _SHORT = 12
 ROUNDING = 6755399441055744.0
-"""1.5 * 2^52: adding it to a number of at most 2^51 rounds that to an integer, which the low bits then hold."""
+"""1.5 * 2^52: adding it rounds a number of at most 2^51 to an integer, which the low bits then hold."""
 ROUNDING_NARROW = 12582912.0
 """1.5 * 2^23: the same for float32, and numbers of at most 2^22."""
 
@@ -352,24 +381,3 @@ def _table(builder: Any, numbers: Sequence[float]) -> Any:
     table.global_constant, table.linkage = True, "internal"
     table.initializer = native.ir.Constant(kind, [*numbers])
     return table
-
-
-def _constant(kind: Any, number: Any) -> Any:
-    if isinstance(kind, native.ir.VectorType):
-        return native.ir.Constant(kind, [kind.element(number)] * kind.count)
-    return native.ir.Constant(kind, number)
-
-
-def _element(kind: Any) -> Any:
-    return kind.element if isinstance(kind, native.ir.VectorType) else kind
-
-
-def _like(kind: Any, element: Any) -> Any:
-    """Returns the type of that element with as many lanes as `kind`."""
-    return native.ir.VectorType(element, kind.count) if isinstance(kind, native.ir.VectorType) else element
-
-
-def _suffix(kind: Any) -> str:
-    if isinstance(kind, native.ir.VectorType):
-        return f"v{kind.count}{_suffix(kind.element)}"
-    return "f32" if isinstance(kind, native.ir.FloatType) else "f64"

@@ -21,8 +21,8 @@ from samebits._native.torch_threads import parallel
 def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:
     """Returns a C function of a loaded library as kernels call it; None if the library does not have it.
 
-    Types are given by their names in Numba ("int64"). Registered under a name of ours, so that compiled code can be
-    cached and linked again in another process.
+    Types are given by their names in Numba ("int64"). Registered under a name of ours, so that compiled code
+    can be cached and linked again in another process.
     """
     function = getattr(library, name, None)
     if function is None:
@@ -33,7 +33,7 @@ def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str)
 
 @instruction
 def count_up(typing_context: Any, counter: Any) -> Any:
-    """Adds 1 to the integer at a pointer, atomically; returns its old value. Earlier writes are visible afterwards."""
+    """Adds 1 to the integer at a pointer, atomically (acquire and release); returns its old value."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = context.get_constant(native.types.int64, 1)
@@ -54,7 +54,7 @@ class OnTeam:
         )
 
     def __call__(self, chunks: int, *args: int) -> None:
-        """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
+        """Runs chunks 0 to `chunks` - 1 on as many threads as torch would. `args`: integers, addresses."""
         packed = array("q", (0, chunks, *args))
         address, _ = packed.buffer_info()
         threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
@@ -65,11 +65,11 @@ class OnTeam:
             alone(address)
 
     def alone(self) -> Callable[[bytes], None]:
-        """Returns the kernel for its only chunk, on this thread: takes `packed_arguments`, which it overwrites."""
+        """Returns the kernel for its only chunk, on this thread: takes `packed` as `run_packed` does."""
         return (self._compiled or self._compile())[2]
 
     def run_packed(self, chunks: int, packed: bytes) -> None:
-        """Runs all chunks; `packed` has, as 64 bits each, 0, their number and the arguments, and is used once.
+        """Runs all chunks; `packed` has 0, their number and the arguments, 64 bits each, and is used once.
 
         It saves 1 us. The 0 is counted up in place, so that the bytes must be the caller's own and new.
         """
@@ -93,7 +93,7 @@ class OnTeam:
 
         def body(packed: Any) -> None:
             args = native.carray(packed, (1 << 20,))[1:]  # the kernel knows the true length
-            # Each thread takes the next chunk when it is free, so that one that the system suspends delays no other.
+            # A thread takes the next chunk when it is free, so that one that is suspended delays no other.
             chunk = count_up(packed)
             while chunk < args[0]:
                 part(chunk, args)
@@ -115,13 +115,15 @@ def _rename(function: Any, name: str) -> Any:
 def on_team(part: Callable[[int, Any], None], *, name: str = "", reassociate: bool = False) -> OnTeam:
     """Compiles `part(chunk, args)` at first use; calling the result with (chunks, *args) runs all chunks.
 
-    `args[0]` is the number of chunks and `args[1:]` the caller's arguments: integers, and addresses that `float32_at` and
-    its like turn into pointers. Chunks must write to different places; they run in any order.
+    `args[0]` is the number of chunks and `args[1:]` the caller's arguments: integers, and addresses that
+    `float32_at` and its like turn into pointers. Chunks must write to different places; they run in any
+    order.
 
     Args:
         part: a function that Numba can compile.
         name: of the compiled code in the cache, where one function is compiled with several free variables.
-        reassociate: lets LLVM reorder the sums of a loop, which vectorising them needs (once, when it compiles).
+        reassociate: lets LLVM reorder the sums of a loop, which vectorising them needs (once, when it
+            compiles).
     """
     return OnTeam(part, name or part.__qualname__, {"reassoc", "contract"} if reassociate else set())
 
@@ -145,16 +147,3 @@ uint16_at = _pointer_to("uint16")
 uint32_at = _pointer_to("uint32")
 uint64_at = _pointer_to("uint64")
 int64_at = _pointer_to("int64")
-
-
-@instruction
-def bfloat16_of(typing_context: Any, word: Any) -> Any:
-    """Returns the float32 with the value of a bfloat16, given as its 16 bits."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        types = native.types
-        wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
-        high = builder.shl(wide, context.get_constant(types.uint32, 16))
-        return builder.bitcast(high, context.get_value_type(types.float32))
-
-    return native.types.float32(native.types.uint16), build

@@ -1,7 +1,7 @@
 """Definitions of kernels without Numba, which is imported, and compiles them, when one is first called.
 
-A kernel's parts are found where Python would find them, among the globals and free variables of its function. Numba
-gets a copy of the function in which they are replaced by compiled ones.
+A kernel's parts are found where Python would find them, among the globals and free variables of its function.
+Numba gets a copy of the function in which they are replaced by compiled ones.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def kernel(function: Any, /) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Deferred:
-    """Returns a part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
+    """Returns a part of kernels, expanded where it is called: LLVM vectorises no loop with a call."""
     return Deferred(lambda: native.compilation.inlined(with_compiled_globals(function)))
 
 
@@ -107,12 +107,12 @@ def compilation_lock() -> Iterator[None]:
 
 
 def imported_by_others() -> int:
-    """Returns the number of imported modules, without those that compiling kernels imported, which draw nothing."""
+    """Returns the number of imported modules, but for those that compile kernels: they draw nothing."""
     return len(sys.modules) - _imported[0]
 
 
 def _before_fork() -> None:
-    """Waits for imports of the compiler and for compilations: in the child their locks would never be free."""
+    """Waits for the compiler's imports and compilations: in the child their locks would never be free."""
     _lock.acquire()
     compiler = sys.modules.get("numba.core.compiler_lock")
     _held.append(getattr(compiler, "global_compiler_lock", None))

@@ -1,8 +1,8 @@
 """Torch's OpenMP and MKL threads: kernels run on them, and blocks limit torch to one of them.
 
-There is no pool of ours: its threads would share the cores with torch's, which spin after each op, and would need care
-at fork and at exit. `GOMP_parallel` of torch's OpenMP runtime runs code on the threads that torch's next op will use;
-the call costs 2 us, and 20 us where it calls back into Python.
+There is no pool of ours: its threads would share the cores with torch's, which spin after each op, and would
+need care at fork and at exit. `GOMP_parallel` of torch's OpenMP runtime runs code on the threads that torch's
+next op will use; the call costs 2 us, and 20 us where it calls back into Python.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ openmp = _load("libgomp.so.1")
 torch_cpu = _load("libtorch_cpu.so")
 """The library with MKL's functions, in builds of torch that have MKL."""
 parallel = _parallel()
-"""Calls a function with a pointer on each thread of the team: (function, pointer, threads, 0). None: no such runtime."""
+"""Calls a function on each thread: (function, its pointer, threads, 0). None: no such runtime."""
 # `PyDLL` keeps the GIL, and takes 0.1 us.
 _set_openmp_threads = getattr(_load("libgomp.so.1", ctypes.PyDLL), "omp_set_num_threads", None)
 set_mkl_threads = getattr(_load("libtorch_cpu.so", ctypes.PyDLL), "MKL_Set_Num_Threads_Local", None)
-"""Sets MKL's number of threads for the current thread; returns the previous one. None: a torch without MKL."""
+"""Sets MKL's number of threads for this thread; returns the previous one. None: torch without MKL."""
 
 
 def _set_threads(threads: int, mkl: int) -> int:

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from samebits import _native as native
+from samebits._native import formula as formulas
+from samebits._native.float_bits import COMPUTED, SIZE, from_bits_64, narrowed, stored, widened
+from samebits._native.formula import formula, where
 from samebits._native.lazy_kernel import Deferred, instruction
+from samebits._native.vector_writer import VectorWriter
 
 LANES = 16
 
@@ -26,160 +30,105 @@ def vector_of(element: str) -> Any:
     return native.compilation.vector(element, LANES)
 
 
-def first_lanes(builder: Any, count: Any) -> Any:
-    """Returns the lanes below `count`, as bits."""
-    ir = native.ir
-    wide = ir.VectorType(ir.IntType(32), LANES)
-    count = builder.trunc(count, ir.IntType(32))
-    one = builder.insert_element(ir.Constant(wide, ir.Undefined), count, ir.IntType(32)(0))
-    every = builder.shuffle_vector(one, one, ir.Constant(wide, [0] * LANES))
-    return builder.icmp_signed("<", ir.Constant(wide, list(range(LANES))), every)
+def written(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the code of an instruction: `write` takes a writer of 16 lanes and the arguments."""
 
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        result = write(VectorWriter(builder, LANES), *arguments)
+        return context.get_dummy_value() if result is None else result
 
-def call(builder: Any, name: str, result: Any, arguments: Any) -> Any:
-    """Calls an intrinsic of LLVM by its full name (`declare_intrinsic` refuses vectors)."""
-    ir, cgutils = native.ir, native.cgutils
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def suffix_of(kind: Any) -> str:
-    """Returns a vector's type as it stands in the names of LLVM's intrinsics."""
-    element = kind.element
-    bits = {"float": "f32", "double": "f64", "half": "f16"}.get(str(element)) or str(element)
-    return f"v{kind.count}{bits}"
-
-
-_MEMORY = {
-    "float32": ("float32", 4),
-    "float64": ("float64", 8),
-    "bfloat16": ("float32", 2),
-    "float16": ("float32", 2),
-}
-
-
-def _stored(memory: str) -> Any:
-    ir = native.ir
-    elements = {
-        "float32": ir.FloatType(),
-        "float64": ir.DoubleType(),
-        "bfloat16": ir.IntType(16),
-        "float16": ir.IntType(16),
-    }
-    return ir.VectorType(elements[memory], LANES)
-
-
-def _widen(builder: Any, memory: str, words: Any) -> Any:
-    ir = native.ir
-    if memory == "bfloat16":
-        wide = ir.VectorType(ir.IntType(32), LANES)
-        high = builder.shl(builder.zext(words, wide), ir.Constant(wide, [16] * LANES))
-        return builder.bitcast(high, ir.VectorType(ir.FloatType(), LANES))
-    if memory == "float16":
-        return builder.fpext(
-            builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), ir.VectorType(ir.FloatType(), LANES)
-        )
-    return words
-
-
-def _narrow(builder: Any, memory: str, value: Any) -> Any:
-    """Rounds to nearest even."""
-    ir = native.ir
-    words = ir.VectorType(ir.IntType(16), LANES)
-    if memory == "float16":
-        return builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), LANES)), words)
-    if memory == "bfloat16":
-        wide = ir.VectorType(ir.IntType(32), LANES)
-
-        def number(n: int) -> Any:
-            return ir.Constant(wide, [n] * LANES)
-
-        bits = builder.bitcast(value, wide)
-        odd = builder.and_(builder.lshr(bits, number(16)), number(1))
-        rounded = builder.lshr(builder.add(bits, builder.add(odd, number(0x7FFF))), number(16))
-        is_nan = builder.fcmp_unordered("uno", value, value)
-        return builder.trunc(builder.select(is_nan, number(0x7FC0), rounded), words)
-    return value
+    return code
 
 
 def _load(memory: str) -> Deferred:
-    def build(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], _stored(memory).as_pointer())
-            return _widen(builder, memory, builder.load(pointer, align=1))
+    def write(writer: VectorWriter, address: Any) -> Any:
+        return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1))
 
-        return vector_of(_MEMORY[memory][0])(native.types.int64), code
+    def build(typing_context: Any, address: Any) -> Any:
+        return vector_of(COMPUTED[memory])(native.types.int64), written(write)
 
     return named(f"load_{memory}", build)
 
 
 def _load_part(memory: str) -> Deferred:
-    def build(typing_context: Any, address: Any, count: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir, kind = native.ir, _stored(memory)
-            pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-            one, zero = ir.IntType(32)(1), ir.Constant(kind, [0] * LANES)
-            mask = first_lanes(builder, arguments[1])
-            words = call(builder, f"llvm.masked.load.{suffix_of(kind)}.p0", kind, [pointer, one, mask, zero])
-            return _widen(builder, memory, words)
+    def write(writer: VectorWriter, address: Any, count: Any) -> Any:
+        mask = writer.first_lanes(count)
+        return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1, mask))
 
+    def build(typing_context: Any, address: Any, count: Any) -> Any:
         types = native.types
-        return vector_of(_MEMORY[memory][0])(types.int64, types.int64), code
+        return vector_of(COMPUTED[memory])(types.int64, types.int64), written(write)
 
     return named(f"load_part_{memory}", build)
 
 
 def _store(memory: str) -> Deferred:
-    def build(typing_context: Any, address: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], _stored(memory).as_pointer())
-            builder.store(_narrow(builder, memory, arguments[1]), pointer, align=1)
-            return context.get_dummy_value()
+    def write(writer: VectorWriter, address: Any, value: Any) -> None:
+        writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1)
 
-        return native.types.void(native.types.int64, vector_of(_MEMORY[memory][0])), code
+    def build(typing_context: Any, address: Any, value: Any) -> Any:
+        return native.types.void(native.types.int64, vector_of(COMPUTED[memory])), written(write)
 
     return named(f"store_{memory}", build)
 
 
 def _store_part(memory: str) -> Deferred:
-    def build(typing_context: Any, address: Any, value: Any, count: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir, kind = native.ir, _stored(memory)
-            pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-            mask, words = first_lanes(builder, arguments[2]), _narrow(builder, memory, arguments[1])
-            call(
-                builder,
-                f"llvm.masked.store.{suffix_of(kind)}.p0",
-                ir.VoidType(),
-                [words, pointer, ir.IntType(32)(1), mask],
-            )
-            return context.get_dummy_value()
+    def write(writer: VectorWriter, address: Any, value: Any, count: Any) -> None:
+        mask = writer.first_lanes(count)
+        writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1, mask)
 
+    def build(typing_context: Any, address: Any, value: Any, count: Any) -> Any:
         types = native.types
-        return types.void(types.int64, vector_of(_MEMORY[memory][0]), types.int64), code
+        return types.void(types.int64, vector_of(COMPUTED[memory]), types.int64), written(write)
 
     return named(f"store_part_{memory}", build)
 
 
-LOAD = {memory: _load(memory) for memory in _MEMORY}
-LOAD_PART = {memory: _load_part(memory) for memory in _MEMORY}
-STORE = {memory: _store(memory) for memory in _MEMORY}
-STORE_PART = {memory: _store_part(memory) for memory in _MEMORY}
-SIZE = {memory: size for memory, (_, size) in _MEMORY.items()}
+def _load_one(memory: str) -> Deferred:
+    """The number at an address: as float32, if it is not float64."""
+
+    def write(writer: VectorWriter, address: Any) -> Any:
+        place = writer.builder.inttoptr(address, stored(memory).as_pointer())
+        return widened(writer.builder, memory, writer.builder.load(place, align=1))
+
+    def build(typing_context: Any, address: Any) -> Any:
+        return getattr(native.types, COMPUTED[memory])(native.types.int64), written(write)
+
+    return named(f"load_one_{memory}", build)
+
+
+def _store_one(memory: str) -> Deferred:
+    """Writes a number to an address, rounded to the type of memory as `narrowed` does."""
+
+    def write(writer: VectorWriter, address: Any, number: Any) -> None:
+        place = writer.builder.inttoptr(address, stored(memory).as_pointer())
+        writer.builder.store(narrowed(writer.builder, memory, number), place, align=1)
+
+    def build(typing_context: Any, address: Any, value: Any) -> Any:
+        return native.types.void(native.types.int64, value), written(write)
+
+    return named(f"store_one_{memory}", build)
+
+
+LOAD = {memory: _load(memory) for memory in SIZE}
+LOAD_PART = {memory: _load_part(memory) for memory in SIZE}
+LOAD_ONE = {memory: _load_one(memory) for memory in SIZE}
+STORE = {memory: _store(memory) for memory in SIZE}
+STORE_PART = {memory: _store_part(memory) for memory in SIZE}
+STORE_ONE = {memory: _store_one(memory) for memory in SIZE}
 
 
 def stack(size: int) -> Deferred:
-    """Returns the expression for the address of that number of bytes, which live as long as the kernel's call."""
+    """Returns the expression for the address of `size` bytes, which live as long as the kernel's call."""
+
+    def write(writer: VectorWriter) -> Any:
+        with writer.builder.goto_entry_block():
+            space = writer.builder.alloca(native.ir.ArrayType(writer.i8, size))
+            space.align = 64
+        return writer.builder.ptrtoint(space, writer.i64)
 
     def build(typing_context: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir = native.ir
-            with builder.goto_entry_block():
-                space = builder.alloca(ir.ArrayType(ir.IntType(8), size))
-                space.align = 64
-            return builder.ptrtoint(space, ir.IntType(64))
-
-        return native.types.int64(), code
+        return native.types.int64(), written(write)
 
     return named(f"stack_{size}", build)
 
@@ -188,192 +137,107 @@ def stack(size: int) -> Deferred:
 def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
     """Copies memory from one address to another; both pieces must be apart."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        ir = native.ir
-        target, source = (builder.inttoptr(each, ir.IntType(8).as_pointer()) for each in arguments[:2])
-        call(
-            builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [target, source, arguments[2], ir.IntType(1)(0)]
-        )
-        return context.get_dummy_value()
+    def write(writer: VectorWriter, target: Any, source: Any, count: Any) -> None:
+        places = writer.pointer(target), writer.pointer(source)
+        volatile = native.ir.IntType(1)(0)
+        writer.call("llvm.memcpy.p0.p0.i64", native.ir.VoidType(), *places, count, volatile)
 
     types = native.types
-    return types.void(types.int64, types.int64, types.int64), code
-
-
-def _load_one(memory: str) -> Deferred:
-    """The number at an address: as float32, if it is not float64."""
-
-    def build(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir, kind = native.ir, _stored(memory).element
-            word = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
-            if memory == "bfloat16":
-                return builder.bitcast(
-                    builder.shl(builder.zext(word, ir.IntType(32)), ir.IntType(32)(16)), ir.FloatType()
-                )
-            if memory == "float16":
-                return builder.fpext(builder.bitcast(word, ir.HalfType()), ir.FloatType())
-            return word
-
-        return getattr(native.types, _MEMORY[memory][0])(native.types.int64), code
-
-    return named(f"load_one_{memory}", build)
-
-
-LOAD_ONE = {memory: _load_one(memory) for memory in _MEMORY}
-
-
-def _store_one(memory: str) -> Deferred:
-    """Writes a number to an address, rounded to the type of memory (a float64 first to float32, if that is smaller)."""
-
-    def build(typing_context: Any, address: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir, kind, number = native.ir, _stored(memory).element, arguments[1]
-            if memory != "float64" and str(number.type) == "double":
-                number = builder.fptrunc(number, ir.FloatType())
-            if memory == "float16":
-                number = builder.bitcast(builder.fptrunc(number, ir.HalfType()), kind)
-            if memory == "bfloat16":
-                vector = ir.Constant(ir.VectorType(ir.FloatType(), LANES), ir.Undefined)
-                vector = _narrow(builder, memory, builder.insert_element(vector, number, ir.IntType(32)(0)))
-                number = builder.extract_element(vector, ir.IntType(32)(0))
-            builder.store(number, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return native.types.void(native.types.int64, value), code
-
-    return named(f"store_one_{memory}", build)
-
-
-STORE_ONE = {memory: _store_one(memory) for memory in _MEMORY}
+    return types.void(types.int64, types.int64, types.int64), written(write)
 
 
 @instruction
 def splat(typing_context: Any, number: Any) -> Any:
     """Returns a vector with a number in every lane."""
-    kind = native.compilation.vector(str(number), LANES)
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        ir = native.ir
-        start = ir.Constant(context.get_value_type(kind), ir.Undefined)
-        one = builder.insert_element(start, arguments[0], ir.IntType(32)(0))
-        return builder.shuffle_vector(
-            one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        )
-
-    return kind(number), code
+    return vector_of(str(number))(number), written(lambda writer, number: writer.splat(number))
 
 
-@instruction
-def fma(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+@formula
+def fma(x: Any, y: Any, z: Any) -> Any:
     """Returns x y + z, rounded once; of vectors or of numbers."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = arguments[0].type
-        suffix = suffix_of(kind) if hasattr(kind, "count") else {"float": "f32", "double": "f64"}[str(kind)]
-        return call(builder, f"llvm.fma.{suffix}", kind, arguments)
-
-    return x(x, y, z), code
+    return x.fused(y, z)
 
 
-def _unary(name: str) -> Deferred:
-    def build(typing_context: Any, x: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kind = arguments[0].type
-            suffix = (
-                suffix_of(kind) if hasattr(kind, "count") else {"float": "f32", "double": "f64"}[str(kind)]
-            )
-            return call(builder, f"llvm.{name}.{suffix}", kind, arguments)
-
-        return x(x), code
-
-    return named(name, build)
+@formula
+def root(x: Any) -> Any:
+    """Returns IEEE's square root, of vectors or of numbers."""
+    return x.square_root()
 
 
-root = _unary("sqrt")
-"""IEEE's square root, of vectors or of numbers."""
-magnitude = _unary("fabs")
+@formula
+def magnitude(x: Any) -> Any:
+    """Returns the absolute value, of vectors or of numbers."""
+    return x.magnitude()
+
+
+one_nan = formula(formulas.one_nan)
+
+
+@formula
+def number_or_zero(x: Any) -> Any:
+    """Returns the lanes of a vector with 0 for NaN."""
+    return where(x.equals(x), x, 0.0)
+
+
+@formula
+def not_zero(x: Any) -> Any:
+    """Returns 1 in the lanes of a vector that are not zero (NaN is not), else 0."""
+    return where(x.equals(0.0), x.constant(0.0), 1.0)
 
 
 @instruction
 def as_float64(typing_context: Any, x: Any) -> Any:
     """Returns the lanes in float64: exact."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fpext(arguments[0], context.get_value_type(signature.return_type))
+    def write(writer: VectorWriter, x: Any) -> Any:
+        return writer.builder.fpext(x, writer.vector_of(native.ir.DoubleType()))
 
-    return vector_of("float64")(x), code
+    return vector_of("float64")(x), written(write)
 
 
 @instruction
 def as_float32(typing_context: Any, x: Any) -> Any:
     """Returns the lanes of a vector of float64 rounded to float32."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fptrunc(arguments[0], context.get_value_type(signature.return_type))
+    def write(writer: VectorWriter, x: Any) -> Any:
+        return writer.builder.fptrunc(x, writer.vector_of(native.ir.FloatType()))
 
-    return vector_of("float32")(x), code
+    return vector_of("float32")(x), written(write)
 
 
 @instruction
 def first_of(typing_context: Any, count: Any, x: Any, y: Any) -> Any:
     """Returns the lanes of `x` below `count`, and those of `y` from there on."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.select(first_lanes(builder, arguments[0]), arguments[1], arguments[2])
+    def write(writer: VectorWriter, count: Any, x: Any, y: Any) -> Any:
+        return writer.builder.select(writer.first_lanes(count), x, y)
 
-    return x(native.types.int64, x, x), code
-
-
-def _chosen(name: str, compare: str) -> Deferred:
-    """(a, b, x, y): x in the lanes where a and b compare so (false for a NaN), else y."""
-
-    def build(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(compare, *arguments[:2]), *arguments[2:])
-
-        return x(a, b, x, y), code
-
-    return named(name, build)
-
-
-where_less = _chosen("where_less", "<")
+    return x(native.types.int64, x, x), written(write)
 
 
 @instruction
-def one_nan(typing_context: Any, x: Any) -> Any:
-    """Returns `x`, a vector or a number, with every NaN replaced by the quiet one with a positive sign and no payload."""
+def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+    """Returns `x` in the lanes where a < b (false for a NaN), else `y`."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        ir, value = native.ir, arguments[0]
-        if hasattr(value.type, "count"):
-            nan = ir.Constant(value.type, [float("nan")] * value.type.count)
-        else:
-            nan = ir.Constant(value.type, float("nan"))
-        return builder.select(builder.fcmp_unordered("uno", value, value), nan, value)
+    def write(writer: VectorWriter, a: Any, b: Any, x: Any, y: Any) -> Any:
+        return writer.builder.select(writer.builder.fcmp_ordered("<", a, b), x, y)
 
-    return x(x), code
+    return x(a, b, x, y), written(write)
 
 
 def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Deferred:
-    def build(typing_context: Any, x: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            ir, value, lanes = native.ir, arguments[0], LANES
-            index = ir.IntType(32)
-            while lanes > 1:
-                lanes //= 2
-                low, high = (
-                    builder.shuffle_vector(
-                        value,
-                        value,
-                        ir.Constant(ir.VectorType(index, lanes), list(range(start, start + lanes))),
-                    )
-                    for start in (0, lanes)
-                )
-                value = combine(builder, low, high)
-            return builder.extract_element(value, index(0))
+    def write(writer: VectorWriter, value: Any) -> Any:
+        lanes = LANES
+        while lanes > 1:
+            lanes //= 2
+            low, high = (
+                writer.shuffled(value, value, list(range(start, start + lanes))) for start in (0, lanes)
+            )
+            value = combine(writer.builder, low, high)
+        return writer.builder.extract_element(value, writer.i32(0))
 
-        return x.element(x), code
+    def build(typing_context: Any, x: Any) -> Any:
+        return x.element(x), written(write)
 
     return named(name, build)
 
@@ -393,35 +257,5 @@ largest = _tree("largest", _larger)
 """The largest lane, NaN if one is NaN."""
 
 
-@instruction
-def number_or_zero(typing_context: Any, x: Any) -> Any:
-    """Returns the lanes of a vector with 0 for NaN."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        zero = native.ir.Constant(value.type, [0.0] * value.type.count)
-        return builder.select(builder.fcmp_unordered("uno", value, value), zero, value)
-
-    return x(x), code
-
-
-@instruction
-def not_zero(typing_context: Any, x: Any) -> Any:
-    """Returns 1 in the lanes of a vector that are not zero (NaN is not), else 0."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        one, zero = (native.ir.Constant(value.type, [number] * value.type.count) for number in (1.0, 0.0))
-        return builder.select(builder.fcmp_ordered("==", value, zero), zero, one)
-
-    return x(x), code
-
-
-@instruction
-def float64_of_bits(typing_context: Any, bits: Any) -> Any:
-    """Returns the float64 with the 64 bits of an integer: how a number comes among a kernel's arguments."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], native.ir.DoubleType())
-
-    return native.types.float64(native.types.int64), code
+float64_of_bits = from_bits_64
+"""The float64 with the bits of an integer: numbers travel so among a kernel's arguments."""

@@ -27,7 +27,8 @@ _NARROW = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 class ElementwiseFunction:
     """A function of elements; `kernels` has the types that it takes.
 
-    Of the formulas, `wide` computes float32 and shorter types in float64, `narrow` in float32; `double` is for float64.
+    Of the formulas, `wide` computes float32 and shorter types in float64, `narrow` in float32; `double` is
+    for float64.
     """
 
     __slots__ = ("inputs", "kernels", "name", "numbers", "outputs")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from samebits._native.float_bits import in_bfloat16
 from samebits._native.formula import FormulaNumber, fma
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
 from samebits.arithmetic.functions.activations import sigmoid_wide
@@ -65,7 +66,7 @@ def lstm_cell_backward(
     ]
 
 
-_ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": FormulaNumber.in_bfloat16}
+_ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": in_bfloat16}
 _CELLS = {
     getattr(torch, element): (
         ElementwiseKernel(

@@ -44,8 +44,8 @@ _CPU = SimpleNamespace(
 def kernels(caller: str, key: torch.Tensor) -> Any:
     """Returns the functions that fill tensors on the key's device; their signatures are those of `_CPU`.
 
-    Raises `UnimplementedError`, naming samebits.random.`caller`, for a device without kernels of the same bits, and for
-    CUDA without Triton.
+    Raises `UnimplementedError`, naming samebits.random.`caller`, for a device without kernels of the same
+    bits, and for CUDA without Triton.
     """
     if key.is_cpu:
         return _CPU

@@ -1,7 +1,7 @@
 """`Generator`: an object that counts its draws, for code where passing keys is not worth the effort.
 
-Modelled on `tf.random.Generator`. Draw number n is a function of `fold_in(generator.key, n)`, so the state is a
-key and a small integer, and it is saved, moved and copied with the module that holds the generator.
+Modelled on `tf.random.Generator`. Draw number n is a function of `fold_in(generator.key, n)`, so the state is
+a key and a small integer, and it is saved, moved and copied with the module that holds the generator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _method(
         self._advance()
         return result
 
-    # A graph would keep one count, or be compiled again for each. torch.compiler.disable imports 2.5 s of Dynamo at once.
+    # A graph would keep one count, or be compiled for each. (torch.compiler.disable imports Dynamo: 2.5 s.)
     outside = torch._disable_dynamo(eager)
 
     @functools.wraps(function)
@@ -51,20 +51,23 @@ def _method(
 
     signature = inspect.signature(function)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    draw.__signature__ = signature.replace(parameters=[own, *list(signature.parameters.values())[1:]])  # type: ignore[attr-defined]
+    parameters = [own, *list(signature.parameters.values())[1:]]
+    draw.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return draw
 
 
 class Generator(torch.nn.Module, HasRngState):
     """Draws one after another, each from a separate key: `fold_in(key, draws)`, then `draws` goes up by one.
 
-    A module, so that `self.noise = Generator.from_seed(1)` puts `noise.key` (uint64, (2,)) and `noise.draws` (int64,
-    ()) into the state_dict of the module that holds it. It is copied and pickled with that module, and moved by `.to(device)`, which
-    leaves the stream as it is. A copy draws the same numbers as its original; independent ones come from `split`.
+    A module, so that `self.noise = Generator.from_seed(1)` puts `noise.key` (uint64, (2,)) and `noise.draws`
+    (int64, ()) into the state_dict of the module that holds it. It is copied and pickled with that module,
+    and moved by `.to(device)`, which leaves the stream as it is. A copy draws the same numbers as its
+    original; independent ones come from `split`.
 
-    Do not draw from the key of a generator, nor from `key(seed)` beside `from_seed(seed)`: draws are folded into it.
-    One generator belongs to one thread: two that draw at the same time may get the same number. In a dataset the number
-    of draws depends on the workers: use the process-wide generators there, or fold the index into a key.
+    Do not draw from the key of a generator, nor from `key(seed)` beside `from_seed(seed)`: draws are folded
+    into it. One generator belongs to one thread: two that draw at the same time may get the same number. In a
+    dataset the number of draws depends on the workers: use the process-wide generators there, or fold the
+    index into a key.
 
     Example:
         >>> generator = samebits.random.Generator.from_seed(7)
@@ -78,7 +81,8 @@ class Generator(torch.nn.Module, HasRngState):
     """
 
     # The state is on the host and not in buffers: DistributedDataParallel would overwrite every rank's with
-    # that of rank 0 (gloo refuses uint64), and to read a count back from CUDA is to wait for all that is queued.
+    # that of rank 0 (gloo refuses uint64), and to read a count back from CUDA is to wait for all that is
+    # queued.
 
     def __init__(self, key: torch.Tensor, *, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -91,15 +95,16 @@ class Generator(torch.nn.Module, HasRngState):
 
     @classmethod
     def from_key(cls, key: torch.Tensor) -> Generator:
-        """Returns the generator of a key, on its device. Raises `InvalidArgumentError` unless it is uint64 of shape (2,)."""
+        """Returns the generator of a key, on its device. Raises `InvalidArgumentError` for another tensor."""
         return cls(key)
 
     @classmethod
     def from_non_deterministic_state(cls, *, device: torch.device | str | None = None) -> Generator:
-        """Returns a generator with 128 bits of the operating system. Raises `UnseededError` under op determinism."""
+        """Returns a generator of 128 bits of the system. Raises `UnseededError` under op determinism."""
         if process.op_determinism:
             raise from_entropy(
-                "Generator.from_non_deterministic_state() seeds from the operating system; op determinism is on",
+                "Generator.from_non_deterministic_state() seeds from the operating system; op determinism is "
+                "on",
                 "Generator.from_seed(seed)",
             )
         seed, offset = np.frombuffer(os.urandom(16), np.uint64).tolist()
@@ -139,7 +144,7 @@ class Generator(torch.nn.Module, HasRngState):
         self._set(int_keys.from_tensor(key), 0, self.device)
 
     def split(self, count: int) -> list[Generator]:
-        """Returns `count` generators, independent of each other, of all draws of this one and of its other splits.
+        """Returns `count` generators, independent of each other and of this one's draws and other splits.
 
         Counts as one draw. Raises `InvalidArgumentError` unless `count` is a positive int.
         """
@@ -200,7 +205,7 @@ class Generator(torch.nn.Module, HasRngState):
         object.__setattr__(self, "_draws", self._draws + 1)  # torch.nn.Module's takes a microsecond
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Generator:
-        """Follows a move to another device. The key is created again there: `to_empty` would leave it unwritten."""
+        """Follows a move to another device. The key is made anew: `to_empty` would leave it unwritten."""
         super()._apply(fn, recurse)
         self._key = int_keys.to_tensor(self._words, fn(self._key).device)
         return self
@@ -240,19 +245,21 @@ class Generator(torch.nn.Module, HasRngState):
 def _check_not_repeated() -> None:
     if torch._C._current_graph_task_id() != -1:
         raise UnimplementedError(
-            "samebits.random.Generator: a draw inside backward. Activation checkpointing repeats a forward there, and the "
-            "generator has counted on since, so that it would draw different numbers: give the forward a key "
-            "(samebits.random.normal(key, ...)), or use a samebits.nn layer."
+            "samebits.random.Generator: a draw inside backward. Activation checkpointing repeats a forward "
+            "there, and the generator has counted on since, so that it would draw different numbers: give "
+            "the forward a key (samebits.random.normal(key, ...)), or use a samebits.nn layer."
         )
     if torch._C._is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
-            "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its caller: the "
-            "graph would repeat one number forever. Use torch.compile, which breaks the graph for it."
+            "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its "
+            "caller: the graph would repeat one number forever. Use torch.compile, which breaks the graph "
+            "for it."
         )
     if torch._C._are_functorch_transforms_active():
         raise UnimplementedError(
-            "samebits.random.Generator: a draw inside torch.vmap or another transform of torch.func: all samples would get the "
-            "same numbers. Give each sample a key: vmap(lambda x, key: x + samebits.random.normal(key, 2))(batch, keys)."
+            "samebits.random.Generator: a draw inside torch.vmap or another transform of torch.func: all "
+            "samples would get the same numbers. Give each sample a key: vmap(lambda x, key: x + "
+            "samebits.random.normal(key, 2))(batch, keys)."
         )
 
 

@@ -21,8 +21,9 @@ _STREAM = int_keys.as_uint64("samebits.random.global_generator")
 class OfTheProcess(Generator):
     """The global generator, where `set_global_generator` was not called.
 
-    In each step of a `Run` it draws from a key of the step, as the process's generators of torch, NumPy and Python do:
-    a resumed run has not made the draws of earlier steps. Outside of steps it continues where it was.
+    In each step of a `Run` it draws from a key of the step, as the process's generators of torch, NumPy and
+    Python do: a resumed run has not made the draws of earlier steps. Outside of steps it continues where it
+    was.
     """
 
     def __init__(self, key: torch.Tensor, *, device: torch.device | str | None = None) -> None:
@@ -58,10 +59,10 @@ def _step_key(position: Position) -> Words:
 def get_global_generator() -> Generator:
     """Returns the generator of `set_global_generator`; without one, a generator of the process's seed.
 
-    That seed is `set_random_seed`'s, else the one given to `torch.manual_seed`; its generator follows the steps of a
-    `Run`: its draws depend on the step, not on the draws of earlier ones. Without any seed it is non-deterministic.
-    `set_random_seed` drops the generator, so that the next call makes a new one.
-    Raises `UnseededError` under op determinism when there is neither a generator nor a seed.
+    That seed is `set_random_seed`'s, else the one given to `torch.manual_seed`; its generator follows the
+    steps of a `Run`: its draws depend on the step, not on the draws of earlier ones. Without any seed it is
+    non-deterministic. `set_random_seed` drops the generator, so that the next call makes a new one. Raises
+    `UnseededError` under op determinism when there is neither a generator nor a seed.
 
     Example:
         >>> samebits.set_random_seed(7)
@@ -80,8 +81,8 @@ def get_global_generator() -> Generator:
 def set_global_generator(generator: Generator) -> None:
     """Makes `generator` the one that `get_global_generator` returns, until `set_random_seed` is called.
 
-    Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to continue with it.
-    Raises `InvalidArgumentError` for anything but a `Generator`.
+    Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to continue with
+    it. Raises `InvalidArgumentError` for anything but a `Generator`.
 
     Example:
         >>> mine = samebits.random.Generator.from_seed(7)
@@ -95,8 +96,8 @@ def set_global_generator(generator: Generator) -> None:
     """
     if not isinstance(generator, Generator):
         raise InvalidArgumentError(
-            f"set_global_generator takes a samebits.random.Generator, got {generator!r} ({type(generator).__name__}); "
-            "for example Generator.from_seed(1)"
+            f"set_global_generator takes a samebits.random.Generator, got {generator!r} "
+            f"({type(generator).__name__}); for example Generator.from_seed(1)"
         )
     process.generator = generator
 
@@ -120,7 +121,7 @@ def _make_generator() -> Generator:
 
 
 def preserve_rng_state() -> Callable[[], None]:
-    """Saves the states of all generators of the process and the count of draws; the returned function restores them."""
+    """Saves the states of the process's generators and the count of draws; the result restores them."""
     states, counted = rng_states.of_process(), draw_counts.snapshot()
     own = process.generator
     here = own.position_state() if isinstance(own, OfTheProcess) else None

@@ -31,7 +31,7 @@ def fold(key: Words, *path: int | str) -> Words:
 
 
 def as_uint64(data: int | str) -> int:
-    """Returns the number folded in for one part of a path: an integer (a negative one plus 2**64), or the hash of a string.
+    """Returns the number of a part of a path: an integer (a negative one plus 2**64) or a string's hash.
 
     Raises `InvalidArgumentError` for anything else, and for integers that do not fit into 64 bits.
     """
@@ -45,7 +45,8 @@ def as_uint64(data: int | str) -> int:
         ) from None
     if not -(2**63) <= number < 2**64:
         raise InvalidArgumentError(
-            f"a key cannot have {number} folded in: it has more than 64 bits; fold in a str of it, or its parts as a tuple"
+            f"a key cannot have {number} folded in: it has more than 64 bits; fold in a str of it, or its "
+            "parts as a tuple"
         )
     return number & _MASK
 
@@ -54,7 +55,7 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-# Does the work of torch.compiler.assume_constant_result, which would import Dynamo (2 s): it cannot trace xxhash.
+# As torch.compiler.assume_constant_result, which would import Dynamo (2 s): it cannot trace xxhash.
 _hash._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -64,7 +65,7 @@ def to_tensor(key: Words, device: torch.device | str | None = None) -> torch.Ten
 
 
 def from_tensor(key: torch.Tensor) -> Words:
-    """Returns the integers of one key tensor of shape (2,). Raises `InvalidArgumentError` for another shape or dtype."""
+    """Returns a key's integers. Raises `InvalidArgumentError` unless it is uint64 of shape (2,)."""
     if not isinstance(key, torch.Tensor) or key.shape != (2,) or key.dtype is not torch.uint64:
         given = f"{key.dtype} of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
         raise InvalidArgumentError(

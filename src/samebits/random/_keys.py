@@ -1,7 +1,8 @@
 """Keys as tensors: `key`, `split`, `fold_in`, with the meaning and the bits of `torch.func._random`.
 
-A key is a uint64 tensor of shape (2,), a batch of keys one of shape (*batch, 2). A key is either drawn from or has
-keys made of it, not both: `fold_in(key, d)` is made of the words that block d of `bits(key, ...)` shows.
+A key is a uint64 tensor of shape (2,), a batch of keys one of shape (*batch, 2). A key is either drawn from
+or has keys made of it, not both: `fold_in(key, d)` is made of the words that block d of `bits(key, ...)`
+shows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from samebits.random._device_kernels import kernels
 def is_traced(key: Tensor) -> bool:
     """Returns True if the ops of a function of `key` are watched, or the key has no memory; 0.2 us if not.
 
-    Dynamo; make_fx and torch.export (before dispatch they are a mode of torch functions), FakeTensorMode and every
-    other mode; torch.func's transforms; torch.jit.trace; subclasses of tensors; the meta device.
+    Dynamo; make_fx and torch.export (before dispatch they are a mode of torch functions), FakeTensorMode and
+    every other mode; torch.func's transforms; torch.jit.trace; subclasses of tensors; the meta device.
     """
     return (
         is_dynamo_compiling()
@@ -96,12 +97,14 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
 
 
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
-    """Folds `data` into every key, which gives new keys of the same shape; for an integer d it is `split(key, d + 1)[d]`.
+    """Folds `data` into every key, which gives new keys of the same shape.
 
-    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's
-    items one after another. A
-    tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
-    Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
+    For an integer d it is `split(key, d + 1)[d]`.
+
+    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8
+    bytes, a tuple's items one after another. A tensor of integers is broadcast against the batch of keys:
+    with a step in a tensor, a compiled function serves all. Raises `InvalidArgumentError` if `key` is no key
+    or `data` is none of these.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -169,10 +172,11 @@ def check_key(caller: str, key: torch.Tensor) -> None:
     """Raises `InvalidArgumentError` unless `key` is a uint64 tensor of shape (*batch, 2)."""
     if not isinstance(key, torch.Tensor):
         raise InvalidArgumentError(
-            f"{caller} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
+            f"{caller} takes a key tensor, got {key!r} ({type(key).__name__}); make one with "
+            "samebits.random.key(seed)"
         )
     if key.dtype is not torch.uint64 or key.dim() == 0 or key.size(-1) != 2:
         raise InvalidArgumentError(
-            f"{caller}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
-            "make one with samebits.random.key(seed)"
+            f"{caller}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape "
+            f"{tuple(key.shape)}; make one with samebits.random.key(seed)"
         )

@@ -21,7 +21,7 @@ _INTEGER = (int, torch.SymInt)
 
 
 def sizes(caller: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """Returns the sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
+    """Returns a shape's sizes, integers or a sequence. Raises `InvalidArgumentError` for it or the key."""
     check_key(caller, key)
     given = shape[0] if len(shape) == 1 and not isinstance(shape[0], _INTEGER) else shape
     try:
@@ -37,7 +37,7 @@ def sizes(caller: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, 
 
 
 def _sizes_of(size: torch.Size) -> torch.Size:
-    """Returns a tensor's sizes: unchanged, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
+    """Returns a tensor's sizes, also symbolic; numbers for torch.jit.trace, which does not record them."""
     return torch.Size([int(number) for number in size]) if torch.jit.is_tracing() else size
 
 
@@ -53,14 +53,14 @@ def floating_dtype(caller: str, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def rows(caller: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, int]:
-    """Returns (keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
+    """Returns (keys (rows, 2), elements per row). Raises `InvalidArgumentError` if keys do not fit."""
     if key.dim() == 1:
         return key.contiguous().view(1, 2), prod(shape)
     batch = tuple(key.shape[:-1])
     if len(batch) != len(shape) or any(b not in (1, size) for b, size in zip(batch, shape, strict=True)):
         raise InvalidArgumentError(
-            f"{caller}: a key batch of shape {batch} does not broadcast to the output's shape {tuple(shape)}; "
-            "give the keys one dimension per output dimension, of its size or 1"
+            f"{caller}: a key batch of shape {batch} does not broadcast to the output's shape "
+            f"{tuple(shape)}; give the keys one dimension per output dimension, of its size or 1"
         )
     shared = len(batch)
     while shared and batch[shared - 1] == 1:
@@ -77,7 +77,7 @@ def row_keys(caller: str, key: torch.Tensor, shape: Sequence[int]) -> torch.Tens
 def check_result(
     caller: str, key: torch.Tensor, result: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """Raises `InvalidArgumentError` unless `result` can be written in place: its type, dtype, device, gradient."""
+    """Raises `InvalidArgumentError` unless `result` can be written: type, dtype, device, gradient."""
     check_key(caller, key)
     if not isinstance(result, torch.Tensor):
         raise InvalidArgumentError(
@@ -90,8 +90,8 @@ def check_result(
         )
     if result.device != key.device:
         raise InvalidArgumentError(
-            f"{caller}: key and result must be on one device, got a key on {key.device} and a result on {result.device}; "
-            f"move the key: key.to({str(result.device)!r})"
+            f"{caller}: key and result must be on one device, got a key on {key.device} and a result on "
+            f"{result.device}; move the key: key.to({str(result.device)!r})"
         )
     if result.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError(
@@ -111,7 +111,7 @@ def check_probability(caller: str, p: float) -> float:
 
 
 def write(out: torch.Tensor, fill: Callable[..., None], *args: Any) -> torch.Tensor:
-    """Calls `fill(*args, out)`, by way of a contiguous tensor if need be; autograd sees that `out` was written."""
+    """Calls `fill(*args, out)`, by a contiguous tensor if need be; autograd sees that `out` was written."""
     if not out.is_contiguous() or out.is_neg():
         contiguous = torch.empty(out.shape, dtype=out.dtype, device=out.device)
         fill(*args, contiguous)

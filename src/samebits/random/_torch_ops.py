@@ -46,7 +46,7 @@ def of_size(op: Any) -> Rule:
 
 
 def of_tensor(op: Any, trailing: int = 0) -> Rule:
-    """Returns the rule of an op (key, size, x, ...), where x broadcasts to the size, apart from its `trailing` last dimensions."""
+    """Returns the rule of an op (key, size, x, ...): x broadcasts to the size but `trailing` dims."""
 
     def rule(
         info: Any, in_dims: Any, key: torch.Tensor, size: list[int], x: torch.Tensor, *rest: Any
@@ -72,7 +72,7 @@ def of_input(op: Any) -> Rule:
 
 
 def of_keys(op: Any, out_dim: int = 0) -> Rule:
-    """Returns the rule of an op (key, ...) that takes any batch of keys, and has it at `out_dim` of its result."""
+    """Returns the rule of an op (key, ...) with any batch of keys, which is at `out_dim` of its result."""
 
     def rule(info: Any, in_dims: Any, key: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         return op(key.movedim(in_dims[0], 0), *rest), out_dim

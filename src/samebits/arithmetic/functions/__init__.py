@@ -1,1 +1,1 @@
-"""Elementary functions as fixed sequences of IEEE operations: no libm, no table of the vendor, no contraction."""
+"""Elementary functions as fixed sequences of IEEE operations: no libm, no vendor's table, no contraction."""

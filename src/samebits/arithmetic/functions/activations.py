@@ -1,7 +1,7 @@
 """Activation functions and their derivatives in float64, to be rounded once to float32.
 
-The error is 2^-44 of the result. `grad` is a float32 number, and the numbers that torch takes (alpha, beta, ...) are
-those of float32, as float64.
+The error is 2^-44 of the result. `grad` is a float32 number, and the numbers that torch takes (alpha, beta,
+...) are those of float32, as float64.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sigmoid_wide(x: Any) -> Any:
 
 @formula
 def silu_wide(x: Any) -> Any:
-    """Returns x / (1 + exp(-x)); zero at minus infinity would be NaN, as IEEE has it for infinity times zero."""
+    """Returns x / (1 + exp(-x)); NaN at minus infinity, as IEEE has it for infinity times zero."""
     return x * sigmoid_wide(x)
 
 
@@ -250,7 +250,7 @@ def tanh_double(x: Any) -> Any:
 
 @formula
 def softplus_double(x: Any, beta: Any, threshold: Any) -> Any:
-    """Returns log(1 + exp(beta x)) / beta, and x where beta x is above the threshold; beta x and the quotient round."""
+    """Returns log(1 + exp(beta x)) / beta, or x if beta x is above the threshold; beta x and / beta round."""
     product = x * beta
     k, e = exp_pair(where(product < -745.5, -745.5, at_most(product, 700.0)))
     first, rest = scaled(e[0], k), scaled(e[1], k)

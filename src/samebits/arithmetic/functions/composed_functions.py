@@ -1,4 +1,4 @@
-"""Functions of float64 that are composed of the others, with 1 to 4 ulp; the sources of error are products and quotients."""
+"""Functions of float64 composed of the others, with 1 to 4 ulp: the error of products and quotients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROOT_HALF = (0.7071067811865476, -4.833646656726457e-17)
 
 @formula
 def sinh_double(x: Any) -> Any:
-    """Returns the hyperbolic sine: (e + e / (e + 1)) / 2 with e = exp(|x|) - 1; half of exp(|x|) from 40 on."""
+    """Returns the hyperbolic sine: (e + e / (e + 1)) / 2, e = exp(|x|) - 1; half of exp(|x|) from 40 on."""
     size = x.magnitude()
     e = expm1_pair(at_most(size, 41.0))
     below, lost = exact_sum(e[0], 1.0)

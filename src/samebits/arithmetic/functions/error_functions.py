@@ -1,8 +1,8 @@
 """erf, erfc and erfinv in float64 with an error of 2^-44 of the result: to be rounded once to float32.
 
-erf(x) = x P(x^2) for |x| < 4, and 1 in float32 beyond. erfc(x) = exp(-x^2) R(t) / (x + 3.5) with t = (x - 3.5) / (x + 3.5)
-for x >= 0, which is zero in float32 from 10.06 on, and 2 - erfc(-x) below. erfinv(x) = x P(w) with w = -log(1 - x^2),
-and x P(sqrt(w)) for w > 6.25. The arguments are float32 numbers, as float64.
+erf(x) = x P(x^2) for |x| < 4, and 1 in float32 beyond. erfc(x) = exp(-x^2) R(t) / (x + 3.5) with t = (x -
+3.5) / (x + 3.5) for x >= 0, which is zero in float32 from 10.06 on, and 2 - erfc(-x) below. erfinv(x) = x
+P(w) with w = -log(1 - x^2), and x P(sqrt(w)) for w > 6.25. The arguments are float32 numbers, as float64.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _normal_cdf_far(x: Any) -> Any:
 
 @formula
 def normal_cdf_wide(x: Any) -> Any:
-    """Returns erfc(-x / sqrt(2)) / 2: by erf for |x| < 4.5, where half of 1 + erf has an error of 2^-32 of itself."""
+    """Returns erfc(-x / sqrt(2)) / 2: by erf for |x| < 4.5, where (1 + erf) / 2 is exact to 2^-32."""
     near = where(x.magnitude() < 4.5, x, 0.0)
     common = fma(near * 0.3535533905932738, polynomial(fma(near * near, 0.0625, -1.0), ERF), 0.5)
     return (~(x.magnitude() < 4.5)).rarely(common, lambda: _normal_cdf_far(x))

@@ -3,11 +3,11 @@
 exp2, expm1 and, for other functions, exp in float64 have an error of 2^-44 of the result: they are
 rounded once to float32.
 
-exp(x) = 2^k exp(r), with k the integer next to x / log(2) and r = x - k log(2), |r| <= log(2) / 2; exp(r) is a
-polynomial. Results above 2^1023 are infinite, below 2^-1022 zero; NaN stays.
+exp(x) = 2^k exp(r), with k the integer next to x / log(2) and r = x - k log(2), |r| <= log(2) / 2; exp(r) is
+a polynomial. Results above 2^1023 are infinite, below 2^-1022 zero; NaN stays.
 
-exp of float32 is computed in float32, with a Taylor polynomial and log(2) in two parts, within 1 ulp. Softmax and its like
-compute the same, and in float64 its counterpart `exp_bounded_double`.
+exp of float32 is computed in float32, with a Taylor polynomial and log(2) in two parts, within 1 ulp. Softmax
+and its like compute the same, and in float64 its counterpart `exp_bounded_double`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def expm1_bounded(x: Any) -> Any:
 
 @formula
 def expm1_wide(x: Any) -> Any:
-    """Returns exp(x) - 1 with a small error relative to itself: 2^k (exp(r) - 1) + (2^k - 1); at most exp(709)."""
+    """Returns exp(x) - 1 with a small relative error: 2^k (exp(r) - 1) + (2^k - 1); at most exp(709)."""
     return expm1_bounded(at_least(at_most(x, 709.0), SMALLEST)).with_sign_of(x)
 
 
@@ -134,7 +134,7 @@ def _power(k: Any) -> Any:
 
 
 def scaled(number: Any, k: Any) -> Any:
-    """Returns 2^k times the number, for an integer k between -1078 and 1025, rounded once where it is subnormal."""
+    """Returns 2^k times the number, for an integer k of -1078 to 1025, rounded once where it is subnormal."""
     half = (0.5 * k + ROUNDING) - ROUNDING
     return (number * _power(half)) * _power(k - half)
 
@@ -179,7 +179,7 @@ def exp2_double(x: Any) -> Any:
 
 
 def expm1_pair(x: Any) -> Pair:
-    """Returns exp(x) - 1 for x between -60 and 700: 2^k - 1 exactly, and 2^k (exp(r) - 1), which is r itself for k = 0."""
+    """Returns exp(x) - 1 for x of -60 to 700: 2^k - 1 exactly, and 2^k (exp(r) - 1), r itself for k = 0."""
     k, r, rest = reduced_pair(x)
     tail = fma(r * r, polynomial(r, EXP_TAIL_LONG), rest)
     power = _power(k)

@@ -1,7 +1,8 @@
-"""sinh, cosh, tanh and their inverses in float64, with an error of 2^-44 of the result: to be rounded once to float32.
+"""sinh, cosh, tanh and their inverses in float64 to 2^-44 of the result: to be rounded once to float32.
 
-With |x| = k log(2) + r, 2 sinh and 2 cosh are sums of 2^k exp(r) and 2^-k exp(-r), and exp(r) = cosh(r) + sinh(r) has one
-even and one odd polynomial. The inverses are log1p of what it needs. The arguments are float32 numbers, as float64.
+With |x| = k log(2) + r, 2 sinh and 2 cosh are sums of 2^k exp(r) and 2^-k exp(-r), and exp(r) = cosh(r) +
+sinh(r) has one even and one odd polynomial. The inverses are log1p of what it needs. The arguments are
+float32 numbers, as float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """asin, acos, atan and atan2 in float64 with an error of 2^-47 of the result: to be rounded once to float32.
 
-asin(x) is a polynomial for |x| <= 1/2, and pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond. atan is one of the ratio that is
-at most 1, and pi / 2 less of it beyond. The arguments are float32 numbers, as float64.
+asin(x) is a polynomial for |x| <= 1/2, and pi / 2 - 2 asin(sqrt((1 - |x|) / 2)) beyond. atan is one of the
+ratio that is at most 1, and pi / 2 less of it beyond. The arguments are float32 numbers, as float64.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def root_of_pair(a: Pair) -> Pair:
 
 
 def _asin_parts_double(x: Any) -> tuple[Any, Any, Any]:
-    """Returns a truth, that |x| is more than 1/2, and asin of |x| or, there, of sqrt((1 - |x|) / 2), as a sum."""
+    """Returns the truth of |x| > 1/2, and asin of |x| or, there, of sqrt((1 - |x|) / 2), as a sum."""
     size = x.magnitude()
     large = size > 0.5
     rest = fma(-0.5, size, 0.5)
@@ -130,7 +130,7 @@ def acos_double(x: Any) -> Any:
 
 
 def _atan_of_ratio_double(ratio: Pair) -> Pair:
-    """Returns atan of a ratio between 0 and 1: beyond tan(pi / 8), pi / 4 plus that of (ratio - 1) / (ratio + 1)."""
+    """Returns atan of a ratio of 0 to 1: beyond tan(pi / 8) pi / 4 + atan((ratio - 1) / (ratio + 1))."""
     large = ratio[0] > _TAN_PI_8
     above, above_lost = exact_sum(ratio[0], -1.0)
     below, below_lost = exact_sum(ratio[0], 1.0)

@@ -1,7 +1,8 @@
 """log, log2, log10 and log1p in float64 with an error of 2^-47 of the result: to be rounded once to float32.
 
-x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and log(x) = k log(2) + log(1 + f), a polynomial in f. x must be a
-normal float64 (every float32 is one). log(0) is minus infinity, of a negative number and of NaN it is NaN.
+x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and log(x) = k log(2) + log(1 + f), a polynomial in f. x
+must be a normal float64 (every float32 is one). log(0) is minus infinity, of a negative number and of NaN it
+is NaN.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def with_limits(x: Any, result: Any) -> Any:
 
 @formula
 def log_by_series(x: Any) -> Any:
-    """Returns log(x) of a positive normal float64 within 1 ulp, and NaN of NaN: 2 atanh((m - 1) / (m + 1)) by its series."""
+    """Returns log(x) of positive normal float64 to 1 ulp, NaN of NaN: the series of 2 atanh(s)."""
     k, m = split(x)
     s = (m - 1.0) / (m + 1.0)
     square = s * s

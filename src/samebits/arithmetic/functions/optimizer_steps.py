@@ -1,7 +1,7 @@
 """One step of an optimizer for one element, in the type of the parameters (bfloat16 and float16: in float32).
 
-Each is, operation by operation, the step that torch's single-tensor and foreach implementations take through our `lerp`,
-`addcmul`, `addcdiv` and `add`, so that all three give the same bits.
+Each is, operation by operation, the step that torch's single-tensor and foreach implementations take through
+our `lerp`, `addcmul`, `addcdiv` and `add`, so that all three give the same bits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def addcdiv_narrow(x: Any, y: Any, z: Any, value: Any) -> Any:
 
 @formula
 def lerp_narrow(x: Any, y: Any, weight: Any) -> Any:
-    """Returns x + weight (y - x) where |weight| < 1/2, else y - (y - x) (1 - weight); the last two steps are one fma."""
+    """Returns x + weight (y - x) if |weight| < 1/2, else y - (y - x) (1 - weight); an fma is the end."""
     difference = y - x
     return where(weight.magnitude() < 0.5, fma(weight, difference, x), fma(-difference, 1.0 - weight, y))
 
@@ -68,9 +68,10 @@ def lerp_narrow(x: Any, y: Any, weight: Any) -> Any:
 def adam_step(*, decoupled: bool, decay: bool, amsgrad: bool) -> Callable[..., Any]:
     """Returns the step of Adam; with `decoupled`, of AdamW.
 
-    It takes parameter, gradient, both averages (and the largest second one), and the numbers `sign` of the gradient, the
-    factor of the decay (AdamW: 1 - lr * weight_decay), 1 - beta1, beta2, 1 - beta2, the square root of the second bias
-    correction, eps, and minus the step size; it returns what it was given without the gradient.
+    It takes parameter, gradient, both averages (and the largest second one), and the numbers `sign` of the
+    gradient, the factor of the decay (AdamW: 1 - lr * weight_decay), 1 - beta1, beta2, 1 - beta2, the square
+    root of the second bias correction, eps, and minus the step size; it returns what it was given without the
+    gradient.
     """
 
     def step(x: Any, grad: Any, average: Any, square: Any, *rest: Any) -> list[Any]:
@@ -112,7 +113,7 @@ def sgd_step(*, decay: bool, momentum: bool, first: bool, nesterov: bool) -> Cal
 
 
 def adagrad_step(*, decay: bool) -> Callable[..., Any]:
-    """Returns the step of Adagrad, of parameter, gradient and sum, with sign, weight decay, eps and minus the step size."""
+    """Returns Adagrad's step: parameter, gradient, sum; sign, weight decay, eps and minus the step size."""
 
     def step(
         x: Any, grad: Any, total: Any, sign: Any, weight_decay: Any, eps: Any, step_size: Any

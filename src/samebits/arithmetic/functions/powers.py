@@ -1,7 +1,7 @@
 """Powers, roots and sums of exponentials in float64, to be rounded once to float32.
 
-x^y = 2^(y log2|x|) to 2^-42 of the result. Where it is that close to a number of 26 bits it becomes that number: powers
-that float32 holds, and those halfway between two float32, are exact then, and round correctly.
+x^y = 2^(y log2|x|) to 2^-42 of the result. Where it is that close to a number of 26 bits it becomes that
+number: powers that float32 holds, and those halfway between two float32, are exact then, and round correctly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pow_wide(x: Any, y: Any) -> Any:
 
 @formula
 def sqrt_narrow(x: Any) -> Any:
-    """Returns the square root, rounded correctly; NaN by choice, since LLVM takes no root for one and drops a later check."""
+    """Returns the square root, rounded correctly; NaN by choice, as LLVM takes no root to be NaN."""
     return where(x >= 0.0, x.square_root(), NAN)
 
 
@@ -64,7 +64,7 @@ def rsqrt_wide(x: Any) -> Any:
 
 @formula
 def rsqrt_double(x: Any) -> Any:
-    """Returns 1 / sqrt(x) of float64: each rounded, and a Newton step with the rest of both; at most 0.6 ulp."""
+    """Returns 1 / sqrt(x) of float64: each rounded, and a Newton step with both rests; at most 0.6 ulp."""
     start = 1.0 / x.square_root()
     square = start * start
     rest = fma(-x, square, 1.0) - x * fma(start, start, -square)
@@ -199,7 +199,7 @@ def number_pow_double(y: Any, x: Any) -> Any:
 
 _WIDE = (2.0**28, 10)
 _DOUBLE = (2.0**48, 43)
-"""The largest quotient of one step, and the number of steps: float32 have quotients below 2^278, float64 below 2^2099."""
+"""The largest quotient of a step, and the steps: float32 have quotients below 2^278, float64 below 2^2099."""
 
 
 def _less_multiples(x: Any, y: Any) -> Any:
@@ -228,7 +228,7 @@ def _fmod_of_sizes(x: Any, y: Any, steps: tuple[float, int]) -> Any:
 
 
 def _fmod(x: Any, y: Any, steps: tuple[float, int]) -> Any:
-    """Returns x - n y with n the quotient without its fraction; with the sign of x; NaN for y = 0 or infinite x."""
+    """Returns x - n y, n the truncated quotient; with the sign of x; NaN for y = 0 or infinite x."""
     size, divisor = x.magnitude(), y.magnitude()
     valid = (size < INFINITY) & (divisor > 0.0)
     usual = valid & (divisor < INFINITY)

@@ -1,7 +1,8 @@
 """sin, cos, tan and sinc in float64 with an error of 2^-46 of the result: to be rounded once to float32.
 
-x = n pi + r with |r| <= pi / 2 (for tan: n pi / 2), r to 2^-53 of itself: pi is taken in three parts. From 2^50 on, n and
-r come from the digits of 1 / pi at the place of x's exponent, a table. The arguments are float32 numbers, as float64.
+x = n pi + r with |r| <= pi / 2 (for tan: n pi / 2), r to 2^-53 of itself: pi is taken in three parts. From
+2^50 on, n and r come from the digits of 1 / pi at the place of x's exponent, a table. The arguments are
+float32 numbers, as float64.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _flipped_if_odd(rounded: Any, number: Any) -> Any:
 def _far_half_turns(x: Any) -> tuple[Any, Any]:
     """Returns x / pi modulo 2 and a tail of it, for |x| >= 2^50.
 
-    x is a whole multiple m of 2^(e - 23), m below 2^24, so that its products with the first two parts are exact.
+    x is a whole multiple m of 2^(e - 23), m below 2^24, so that its products with the first two parts are
+    exact.
     """
     size = where(x.magnitude() < INFINITY, x.magnitude(), _FAR)
     exponent_bits = (size.bits() >> 52) << 52
@@ -92,7 +94,7 @@ def sin_wide(x: Any) -> Any:
 
 @formula
 def cos_wide(x: Any) -> Any:
-    """Returns the cosine: the sine of a quarter more, with n + 1/2 half turns taken away; NaN for infinities."""
+    """Returns the cosine: the sine of a quarter more, less n + 1/2 half turns; NaN for infinities."""
     far = ~(x.magnitude() < _FAR)
     near = where(far, x.constant(0.0), x)
     rounded = fma(near, _ONE_OVER_PI, -0.5) + ROUNDING

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.float_bits import of_float16, to_bfloat16, to_float16
+from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
 from samebits._native.kernel_threads import (
     OnTeam,
-    bfloat16_of,
     float32_at,
     float64_at,
     int64_at,
@@ -33,7 +32,7 @@ def _same(x: Any) -> Any:
 FORMS = {
     torch.float32: (float32_at, 4, _same, _same),
     torch.float64: (float64_at, 8, _same, _same),
-    torch.bfloat16: (uint16_at, 2, bfloat16_of, to_bfloat16),
+    torch.bfloat16: (uint16_at, 2, of_bfloat16, to_bfloat16),
     torch.float16: (uint16_at, 2, of_float16, to_float16),
 }
 """By type: pointer, bytes, how it becomes the type of the sums, and how that becomes it."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native import instruction
-from samebits.arithmetic.product.vectors import BFLOAT16, Emitter, Number, features
+from samebits._native.vector_writer import features
+from samebits.arithmetic.product.vectors import BFLOAT16, Emitter, Number
 
 
 def copy_rows(number: Number, vectors: int) -> Any:

@@ -1,32 +1,19 @@
-"""Vectors of the CPU that kernels are compiled for, as instructions: loads and stores of some lanes, chains, transposition.
+"""Vectors of the CPU that kernels are compiled for, as instructions: loads, stores, masks and chains.
 
-The width follows Numba's target (`NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` can name another CPU): 512 bits with AVX-512,
-else 256. Which lanes compute an output is no part of a result's definition.
+The width follows Numba's target (`NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` can name another CPU): 512 bits
+with AVX-512, else 256. Which lanes compute an output is no part of a result's definition.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from samebits import _native as native
-
-
-@lru_cache(maxsize=1)
-def _target() -> tuple[str, frozenset[str]]:
-    """Returns the name and the features of the CPU for which Numba compiles, as LLVM names them."""
-    from numba.core.registry import cpu_target  # noqa: PLC0415 (Numba is imported when a kernel is first called)
-
-    _, cpu, names = cast("Any", cpu_target.target_context).codegen().magic_tuple()
-    return cpu, frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
-
-
-def features() -> frozenset[str]:
-    """Returns the features of the CPU for which Numba compiles, as LLVM names them."""
-    return _target()[1]
+from samebits._native.formula import FormulaNumber, one_nan
+from samebits._native.vector_writer import VectorWriter, features, target
 
 
 def has_fast_pairs() -> bool:
@@ -35,7 +22,7 @@ def has_fast_pairs() -> bool:
     It does on AMD's Zen. On Intel's Emerald Rapids products by it take 1.2 times as long
     (`bench/portable_product.py --dtype bfloat16`, both ways).
     """
-    cpu, found = _target()
+    cpu, found = target()
     return "avx512bf16" in found and cpu.startswith("znver")
 
 
@@ -75,32 +62,18 @@ def copied(number: Number) -> Number:
     return FLOAT64 if number is FLOAT64 else FLOAT32
 
 
-class Emitter:
+class Emitter(VectorWriter):
     """Instructions about vectors of one kind of number, put where `builder` stands."""
 
     def __init__(self, builder: Any, number: Number) -> None:
         ir = native.ir
-        self.builder = builder
-        self.module = builder.module
+        super().__init__(builder, number.lanes)
         self.number = number
-        self.lanes = number.lanes
-        self.i8, self.i32, self.i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
         self.word = self.i64 if number.size == 8 else self.i32
         """An integer of an element's size."""
         self.scalar = ir.DoubleType() if number.size == 8 else ir.FloatType()
-        self.letter = "f64" if number.size == 8 else "f32"
-        self.vector = ir.VectorType(self.scalar, self.lanes)
-        self.words = ir.VectorType(self.word, self.lanes)
-        self.bits = ir.VectorType(ir.IntType(1), self.lanes)
-
-    def call(self, name: str, result: Any, *arguments: Any) -> Any:
-        """Calls an LLVM intrinsic. (llvmlite's `declare_intrinsic` refuses vector types.)"""
-        kind = native.ir.FunctionType(result, [one.type for one in arguments])
-        return self.builder.call(native.cgutils.get_or_insert_function(self.module, kind, name), arguments)
-
-    def pointer(self, address: Any) -> Any:
-        """The bytes at an address."""
-        return self.builder.inttoptr(address, self.i8.as_pointer())
+        self.vector = self.vector_of(self.scalar)
+        self.words = self.vector_of(self.word)
 
     def at(self, pointer: Any, offset: Any, kind: Any) -> Any:
         """A pointer to a kind of element, some bytes further on."""
@@ -110,37 +83,25 @@ class Emitter:
 
     def constant(self, word: int) -> Any:
         """A vector whose elements have the bits of an integer."""
-        return native.ir.Constant(self.words, [word] * self.lanes)
+        return self.filled(self.word, word)
 
     def opaque(self, value: Any) -> Any:
         """The same integer, about which the compiler knows nothing more at this place."""
         kind = native.ir.FunctionType(value.type, [value.type])
         return self.builder.asm(kind, "", "=r,0", [value], side_effect=True)
 
-    def splat(self, element: Any) -> Any:
-        """A vector of one element, again and again."""
-        ir = native.ir
-        kind = ir.VectorType(element.type, self.lanes)
-        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), element, self.i32(0))
-        return self.builder.shuffle_vector(
-            one, one, ir.Constant(ir.VectorType(self.i32, self.lanes), [0] * self.lanes)
-        )
-
     def zero(self) -> Any:
         """A vector of zeros."""
-        return native.ir.Constant(self.vector, [0.0] * self.lanes)
+        return self.filled(self.scalar, 0.0)
 
     def mask(self, count: Any, first: int = 0) -> Any:
         """Says which lanes stand for one of the elements below `count`; lane 0 is element `first`.
 
         One bit for each lane where the CPU has registers for them, else a word of ones or zeros.
         """
-        ir = native.ir
         rest = self.builder.sub(count, self.i64(first))
         rest = self.builder.select(self.builder.icmp_signed("<", rest, self.i64(0)), self.i64(0), rest)
-        rest = rest if self.word == self.i64 else self.builder.trunc(rest, self.word)
-        lane = ir.Constant(self.words, list(range(self.lanes)))
-        bits = self.builder.icmp_signed("<", lane, self.splat(rest))
+        bits = self.first_lanes(rest, self.word)
         return bits if self.number.masks else self.builder.sext(bits, self.words)
 
     def column_masks(self, count: Any, vectors: int) -> list[Any]:
@@ -149,33 +110,12 @@ class Emitter:
 
     def load(self, pointer: Any, offset: Any, mask: Any = None, missing: int = 0) -> Any:
         """Loads a vector; lanes that the mask leaves out become the number with the bits `missing`."""
-        place = self.at(pointer, offset, self.vector)
-        if mask is None:
-            return self.builder.load(place, align=self.number.size)
-        if self.number.masks:
-            name = f"llvm.masked.load.v{self.lanes}{self.letter}.p0"
-            other = self.builder.bitcast(self.constant(missing), self.vector)
-            return self.call(name, self.vector, place, self.i32(self.number.size), mask, other)
-        name = f"llvm.x86.avx.maskload.p{'d' if self.number.size == 8 else 's'}.256"
-        loaded = self.call(name, self.vector, self.at(pointer, offset, self.i8), mask)
-        if not missing:
-            return loaded
-        filler = self.builder.and_(self.builder.not_(mask), self.constant(missing))
-        return self.builder.bitcast(
-            self.builder.or_(self.builder.bitcast(loaded, self.words), filler), self.vector
-        )
+        other = self.builder.bitcast(self.constant(missing), self.vector) if missing else None
+        return self.read(self.at(pointer, offset, self.i8), self.scalar, self.number.size, mask, other)
 
     def store(self, value: Any, pointer: Any, offset: Any, mask: Any = None) -> None:
         """Stores a vector, or those lanes that the mask has."""
-        place = self.at(pointer, offset, self.vector)
-        if mask is None:
-            self.builder.store(value, place, align=self.number.size)
-        elif self.number.masks:
-            name = f"llvm.masked.store.v{self.lanes}{self.letter}.p0"
-            self.call(name, native.ir.VoidType(), value, place, self.i32(self.number.size), mask)
-        else:
-            name = f"llvm.x86.avx.maskstore.p{'d' if self.number.size == 8 else 's'}.256"
-            self.call(name, native.ir.VoidType(), self.at(pointer, offset, self.i8), mask, value)
+        self.write(value, self.at(pointer, offset, self.i8), self.number.size, mask)
 
     def prefetch(self, pointer: Any, offset: Any) -> None:
         """Fetches a line of memory that will be written."""
@@ -187,15 +127,15 @@ class Emitter:
         return self.splat(self.builder.load(self.at(pointer, offset, self.scalar), align=1))
 
     def chained(self, left: Any, right: Any, total: Any) -> Any:
-        """The next link of a chain: left times right plus total, rounded once; two of them for a pair of bfloat16."""
+        """The next link of a chain: left times right plus total, rounded once; two of bfloat16 pairs."""
         if self.number.name != "bfloat16":
-            return self.call(f"llvm.fma.v{self.lanes}{self.letter}", self.vector, left, right, total)
+            return self.fused(left, right, total)
         left, right = self.builder.bitcast(left, self.words), self.builder.bitcast(right, self.words)
         if has_fast_pairs():
             short = native.ir.VectorType(native.ir.IntType(16), 2 * self.lanes)
             return self._pairs(total, left, right, short)
         for part in (self._odd, self._even):
-            total = self.call(f"llvm.fma.v{self.lanes}f32", self.vector, part(left), part(right), total)
+            total = self.fused(part(left), part(right), total)
         return total
 
     def _odd(self, pair: Any) -> Any:
@@ -210,13 +150,4 @@ class Emitter:
 
     def plain(self, value: Any) -> Any:
         """The vector, with the one quiet NaN for every NaN."""
-        nan = self.constant(0x7FF8000000000000 if self.number.size == 8 else 0x7FC00000)
-        odd = self.builder.fcmp_unordered("uno", value, value)
-        return self.builder.select(odd, self.builder.bitcast(nan, self.vector), value)
-
-    def shuffled(self, left: Any, right: Any, lanes: list[int]) -> Any:
-        """A vector of lanes of two."""
-        ir = native.ir
-        return self.builder.shuffle_vector(
-            left, right, ir.Constant(ir.VectorType(self.i32, len(lanes)), lanes)
-        )
+        return one_nan(FormulaNumber(self.builder, value)).value

@@ -1,7 +1,7 @@
 """Bernoulli numbers and dropout on the CPU, row k from key k of `keys` (rows, 2).
 
-One word decides about one element: 1, or dropped, where word + 1 <= p 2**32, so with probability floor(p 2**32) / 2**32,
-never for p = 0 and always for p = 1.
+One word decides about one element: 1, or dropped, where word + 1 <= p 2**32, so with probability floor(p
+2**32) / 2**32, never for p = 0 and always for p = 1.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.float_bits import of_float16, to_bfloat16, to_float16
+from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
 from samebits._native.kernel_threads import (
     OnTeam,
-    bfloat16_of,
     float32_at,
     float64_at,
     uint8_at,
@@ -32,7 +31,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
-    """Writes ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
+    """Writes ones with probability `p`, else zeros; a tensor p is float64, contiguous, of out's shape."""
     if isinstance(p, torch.Tensor):
         fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one_bits(out.dtype), address(p))
     elif p == 1:
@@ -42,7 +41,7 @@ def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) ->
 
 
 def dropout(keys: torch.Tensor, source: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """Writes `source` times `scale`, or times 0 with probability p < 1; `source` may be `out`. Both contiguous, of one dtype."""
+    """Writes `source` (may be `out`) times `scale`, or 0 with probability p < 1; contiguous, of one dtype."""
     fill(_DROPOUT[out.dtype], keys, out, address(source), floor(p * _2_32), as_argument(scale))
 
 
@@ -77,11 +76,6 @@ def _itself(x: Any) -> Any:
     return x
 
 
-@inlined
-def _of_bfloat16(word: Any) -> Any:
-    return bfloat16_of(word)
-
-
 def _dropout_kernel(name: str, pointer: Any, real: Any, load: Any, rounded: Any) -> OnTeam:
     @inlined
     def store(words: Any, count: Any, at: Any, args: Any) -> None:
@@ -105,5 +99,5 @@ _DROPOUT = {
     torch.float32: _dropout_kernel("float32", float32_at, np.float32, _itself, _itself),
     torch.float64: _dropout_kernel("float64", float64_at, np.float64, _itself, _itself),
     torch.float16: _dropout_kernel("float16", uint16_at, np.float32, of_float16, to_float16),
-    torch.bfloat16: _dropout_kernel("bfloat16", uint16_at, np.float32, _of_bfloat16, to_bfloat16),
+    torch.bfloat16: _dropout_kernel("bfloat16", uint16_at, np.float32, of_bfloat16, to_bfloat16),
 }

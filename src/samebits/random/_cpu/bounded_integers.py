@@ -1,10 +1,11 @@
-"""Words to integers below a bound, without bias: D. Lemire, Fast random integer generation in an interval (2019).
+"""Words to integers below a bound, without bias (Lemire, Fast random integer generation, 2019).
 
-A word w of L bits becomes floor(w span / 2**L). Where the lower L bits of the product are below 2**L mod span, the
-word is rejected, and each of the others stands for one of the `span` results equally often. L is 32 where the span
-is at most 2**32, else 64. Element i of a row takes word i of the row's stream (two 32-bit words, the upper first,
-where L is 64). Its further attempts take the first words of the blocks that counter words 2 and 3 lead away from
-every other stream: (attempt, place in the block + 1). So element i depends on (key, i, low, span) alone.
+A word w of L bits becomes floor(w span / 2**L). Where the lower L bits of the product are below 2**L mod
+span, the word is rejected, and each of the others stands for one of the `span` results equally often. L is 32
+where the span is at most 2**32, else 64. Element i of a row takes word i of the row's stream (two 32-bit
+words, the upper first, where L is 64). Its further attempts take the first words of the blocks that counter
+words 2 and 3 lead away from every other stream: (attempt, place in the block + 1). So element i depends on
+(key, i, low, span) alone.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def _as_int64(number: int) -> int:
 
 @inlined
 def times_span(word: Any, most: Any, digits: Any) -> Any:
-    """Returns (upper, lower) `digits` bits of word (most + 1), for words of at most 32 bits held in uint64."""
+    """Returns (upper, lower) `digits` bits of word (most + 1), for words of at most 32 bits in uint64."""
     product = word * most + word
     return product >> digits, product & ((_1 << digits) - _1)
 
 
 @inlined
 def _times_span_64(upper: Any, lower: Any, most: Any) -> Any:
-    """Returns (upper, lower) 64 bits of (2**32 upper + lower) (most + 1), by vectorisable products of 32 bits."""
+    """Returns (upper, lower) 64 bits of (2**32 upper + lower) (most + 1), by products of 32 bits."""
     most_upper, most_lower = most >> _32, most & _LOW
     cross_0, cross_1 = lower * most_upper, upper * most_lower
     least = lower * most_lower
@@ -77,7 +78,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
 
     @inlined
     def retry(words: Any, count: Any, at: Any, args: Any) -> None:
-        """Draws the elements whose words are rejected, attempt after attempt, all in step, which is vectorised."""
+        """Draws the elements whose words are rejected, attempt after attempt, all in step (vectorised)."""
         out, low = pointer(args[4]), np.uint64(args[5])
         most, threshold = np.uint64(args[6]), np.uint64(args[7])
         keys, row = uint64_at(args[1]), at // args[3]

@@ -1,12 +1,13 @@
 """Logarithm, cosine and sine in float64 and float32 for kernels, from IEEE operations only.
 
-The bits of the float32 forms are those of every device: they use +, -, *, and bit operations, each rounded separately.
-Nothing in them may be fused (a compiler for another device needs an option for that), and a sign is flipped as a bit,
-so that zeros have theirs.
+The bits of the float32 forms are those of every device: they use +, -, *, and bit operations, each rounded
+separately. Nothing in them may be fused (a compiler for another device needs an option for that), and a sign
+is flipped as a bit, so that zeros have theirs.
 
-Coefficients of the float64 forms: Taylor series. Coefficients of the float32 forms: minimax for the relative error of
-the result (Remez's exchange on 1,500 Chebyshev points in long double); the first ones rounded to float32 before the
-rest was fitted again. Error of the polynomials before rounding: log 2**-27.3, cosine 2**-31, sine 2**-25.1.
+Coefficients of the float64 forms: Taylor series. Coefficients of the float32 forms: minimax for the relative
+error of the result (Remez's exchange on 1,500 Chebyshev points in long double); the first ones rounded to
+float32 before the rest was fitted again. Error of the polynomials before rounding: log 2**-27.3, cosine
+2**-31, sine 2**-25.1.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MINUS_2, _HALF, _QUARTER, _ONE, _FOUR = (np.float32(number) for number in (-2.0
 
 @inlined
 def log_64(u: Any) -> Any:
-    """Returns the natural logarithm: e ln 2 + 2 atanh((m - 1) / (m + 1)) with u = m 2**e and sqrt(1/2) <= m < sqrt(2)."""
+    """Returns log(u) = e ln 2 + 2 atanh((m - 1) / (m + 1)), with u = m 2**e and sqrt(1/2) <= m < sqrt(2)."""
     above = bits_64(u) - _SQRT_HALF_BITS
     exponent = np.float64(np.int64(above) >> 52)
     m = from_bits_64((above & _MANTISSA) + _SQRT_HALF_BITS)
@@ -70,7 +71,7 @@ def log_64(u: Any) -> Any:
 
 @inlined
 def cos_sin_64(turns: Any) -> Any:
-    """Returns cosine and sine of 2 pi turns: reduced exactly to an eighth of a turn, then rotated by quarters."""
+    """Returns cosine and sine of 2 pi turns: reduced exactly to an eighth, then rotated by quarters."""
     shifted = 4.0 * turns + _ROUND_BIT
     quarter = bits_64(shifted)
     r = turns - 0.25 * (shifted - _ROUND_BIT)
@@ -116,7 +117,7 @@ def log_32(u: Any) -> Any:
 
 @inlined
 def cos_sin_32(turns: Any) -> Any:
-    """Returns cosine and sine of 2 pi turns, |turns| < 2**20; the reduction to an eighth of a turn is exact."""
+    """Returns cosine and sine of 2 pi turns, |turns| < 2**20; the reduction to an eighth is exact."""
     shifted = _FOUR * turns + ROUND_BIT_32
     quarter = bits_32(shifted)
     r = turns - _QUARTER * (shifted - ROUND_BIT_32)

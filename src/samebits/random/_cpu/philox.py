@@ -1,8 +1,8 @@
 """Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC'11), as kernels.
 
-The block of a key (seed, offset) is the cipher's output for the counter (offset, 0) and the cipher key `seed`, low
-words first; a key's stream is its block, the block of (seed, offset + 1), and so on. This is the layout of
-torch's `aten::_philox_*` kernels on CUDA.
+The block of a key (seed, offset) is the cipher's output for the counter (offset, 0) and the cipher key
+`seed`, low words first; a key's stream is its block, the block of (seed, offset + 1), and so on. This is the
+layout of torch's `aten::_philox_*` kernels on CUDA.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tiles of a key's stream, turned into numbers by kernels over rows: row k of an output is drawn from key k.
 
-A tile is written to the stack as 32-bit words in the stream's order, and then turned into numbers by a second loop:
-both loops are simple enough to be vectorised, and the tile stays in the first-level cache. Chunks are runs of rows, or
-pieces of a long row, of a size that depends only on the row's length.
+A tile is written to the stack as 32-bit words in the stream's order, and then turned into numbers by a second
+loop: both loops are simple enough to be vectorised, and the tile stays in the first-level cache. Chunks are
+runs of rows, or pieces of a long row, of a size that depends only on the row's length.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _tile(_context: Any) -> Any:
 
 
 def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
-    """Returns a kernel for `fill`. `store(words, count, at, args)` writes elements `at`, ..., `at + count - 1` of the output.
+    """Returns a kernel for `fill`; `store(words, count, at, args)` writes `count` elements from `at` on.
 
-    `words` is the part of the stream for them, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]` is the output's
-    address, and `args[5]` and so on are the `args` of `fill`.
+    `words` is the part of the stream for them, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]` is
+    the output's address, and `args[5]` and so on are the `args` of `fill`.
     """
     per_tile = 4 * _TILE_WORDS // stream_bytes
 
@@ -70,7 +70,7 @@ def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
 
 
 def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> None:
-    """Runs a kernel of `tile_kernel` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
+    """Runs a kernel of `tile_kernel` over `out`, contiguous, with a row for each key: (rows, 2), or (2,)."""
     elements, rows = out.numel(), keys.numel() // 2
     if not elements:
         return

@@ -1,8 +1,9 @@
-"""Words to exponential, Gumbel and truncated normal numbers, as kernels over rows: row k of `out` is drawn from key k.
+"""Words to exponential, Gumbel and truncated normal numbers, over rows: row k of `out` is drawn from key k.
 
-A word w of L bits (32 for float32, 64 for float64) stands for the middle u = (w + 1/2) / 2**L of its interval, in
-(0, 1). u and 1 - u are both known to the full precision of the dtype, and so is -log(u) over its whole range: no
-number is zero or infinite. The tails end where the words do, at 22.9 (float32) and 45.1 (float64) of -log(u).
+A word w of L bits (32 for float32, 64 for float64) stands for the middle u = (w + 1/2) / 2**L of its
+interval, in (0, 1). u and 1 - u are both known to the full precision of the dtype, and so is -log(u) over its
+whole range: no number is zero or infinite. The tails end where the words do, at 22.9 (float32) and 45.1
+(float64) of -log(u).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PARAMETERS = 7
 def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
     """Writes numbers of a floating dtype that a transform makes of each word, or each two words for float64.
 
-    `name` and its parameters: "exponential" (rate), "gumbel" (loc, scale), and those of `_truncated` and `_far_tail`.
+    Names and parameters: "exponential" (rate), "gumbel" (loc, scale), those of `_truncated` and `_far_tail`.
     """
     given = (*parameters, *[0.0] * (_PARAMETERS - len(parameters)))
     fill(_KERNELS[name, out.dtype], keys, out, *map(as_argument, given))
@@ -57,7 +58,7 @@ def _uniform_64(words: Any, j: Any) -> Any:
 
 @inlined
 def minus_log_32(u: Any, complement: Any) -> Any:
-    """Returns -log(u), corrected near 1 by the rounding error of u: log_32 is exact to an ulp of the rounded one."""
+    """Returns -log(u), corrected near 1 by the rounding error of u: log_32 is exact to an ulp."""
     return (complement - (_ONE_32 - u) if u >= _HALF_32 else np.float32(0.0)) - log_32(u)
 
 
@@ -91,7 +92,7 @@ def _gumbel_64(u: Any, complement: Any, p: Any) -> Any:
 
 @inlined
 def _truncated(u: Any, complement: Any, p: Any) -> Any:
-    """Returns mean + std z for the z below which the probability is `below` + u `within`, inside the bounds."""
+    """Returns mean + std z, inside the bounds; the probability below z is `below` + u `within`."""
     below, above, within, mean, std, low, high = p[0], p[1], p[2], p[3], p[4], p[5], p[6]
     z = normal_quantile(below + u * within, above + complement * within)
     return min(max(mean + std * z, low), high)
@@ -102,25 +103,27 @@ def _polynomial(x: Any, c: Any) -> Any:
     return ((((((c[7] * x + c[6]) * x + c[5]) * x + c[4]) * x + c[3]) * x + c[2]) * x + c[1]) * x + c[0]
 
 
-# Wichura, Algorithm AS 241: The percentage points of the normal distribution (PPND16). Applied Statistics 37, 1988.
+# Wichura, AS 241: The percentage points of the normal distribution (PPND16). Applied Statistics 37, 1988.
 # Numerators and denominators, constant term first: the middle, the tails, the far tails.
-_A = (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
-      4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3)  # fmt: skip
-_B = (1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3,
-      2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4, 5.2264952788528545610e3)  # fmt: skip
-_C = (1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0, 3.64784832476320460504e0,
-      1.27045825245236838258e0, 2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4)  # fmt: skip
-_D = (1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1,
-      1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4, 1.05075007164441684324e-9)  # fmt: skip
-_E = (6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0, 2.96560571828504891230e-1,
-      2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7)  # fmt: skip
-_F = (1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
-      7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15)  # fmt: skip
+# fmt: off
+_A = (3.387132872796366608, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
+    4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3)
+_B = (1.0, 4.2313330701600911252e1, 6.871870074920579083e2, 5.3941960214247511077e3,
+    2.1213794301586595867e4, 3.930789580009271061e4, 2.8729085735721942674e4, 5.226495278852854561e3)
+_C = (1.42343711074968357734, 4.6303378461565452959, 5.7694972214606914055, 3.64784832476320460504,
+    1.27045825245236838258, 2.4178072517745061177e-1, 2.27238449892691845833e-2, 7.7454501427834140764e-4)
+_D = (1.0, 2.05319162663775882187, 1.6763848301838038494, 6.8976733498510000455e-1,
+    1.4810397642748007459e-1, 1.51986665636164571966e-2, 5.475938084995344946e-4, 1.05075007164441684324e-9)
+_E = (6.6579046435011037772, 5.4637849111641143699, 1.7848265399172913358, 2.9656057182850489123e-1,
+    2.6532189526576123093e-2, 1.2426609473880784386e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7)
+_F = (1.0, 5.9983220655588793769e-1, 1.3692988092273580531e-1, 1.48753612908506148525e-2,
+    7.868691311456132591e-4, 1.8463183175100546818e-5, 1.4215117583164458887e-7, 2.04426310338993978564e-15)
+# fmt: on
 
 
 @inlined
 def normal_quantile(below: Any, above: Any) -> Any:
-    """Returns the normal quantile for probabilities `below` and `above` it; their sum is 1, the smaller one is exact."""
+    """Returns the normal quantile of probabilities `below` and `above`: of sum 1, the smaller one exact."""
     left = below < above
     tail = below if left else above
     middle = 0.5 - tail
@@ -151,10 +154,10 @@ def _log_mills_rest(w: Any) -> Any:
 
 @inlined
 def _far_tail(u: Any, complement: Any, p: Any) -> Any:
-    """Returns bound + std d, where Q(a + d) = Q(a) (1 - u within); the bound is a >= 36 deviations from the mean.
+    """Returns bound + std d with Q(a + d) = Q(a) (1 - u within), a >= 36 the deviations of the bound.
 
-    With t = -log(1 - u within): a d + d**2 / 2 + log(1 + d/a) - (rest(a + d) - rest(a)) = t. The logarithms are
-    small against t, and each step of the iteration multiplies the error by 1 / a**2.
+    With t = -log(1 - u within): a d + d**2 / 2 + log(1 + d/a) - (rest(a + d) - rest(a)) = t. The logarithms
+    are small against t, and each step of the iteration multiplies the error by 1 / a**2.
     """
     a, beyond, within, bound, std, low, high = p[0], p[1], p[2], p[3], p[4], p[5], p[6]
     v, u = (complement, u) if std > 0.0 else (u, complement)
@@ -217,12 +220,12 @@ _FRACTION_TERMS = 400
 
 
 def exact() -> AbstractContextManager[Context]:
-    """Returns the decimal context of the functions below: 60 digits, exponents large enough for every value."""
+    """Returns the decimal context of the functions below: 60 digits, exponents for every value."""
     return localcontext(Context(prec=_DIGITS, Emin=-(10**17), Emax=10**17))
 
 
 def upper_tail(x: Decimal) -> Decimal:
-    """Returns Q(x), the probability that a standard normal number is above x, to some 50 digits. Call under `exact()`."""
+    """Returns Q(x), the probability of a standard normal above x, to some 50 digits. Call under `exact()`."""
     if x.is_infinite():
         return Decimal(x < 0)
     if x < 0:
@@ -246,7 +249,7 @@ def mills_ratio(x: Decimal) -> Decimal:
 
 
 def between(a: Decimal, b: Decimal) -> Decimal:
-    """Returns the probability that a standard normal number is between a and b, without cancellation of tails."""
+    """Returns the probability that a standard normal is between a and b, without cancellation of tails."""
     if a >= 0:
         return upper_tail(a) - upper_tail(b)
     if b <= 0:

@@ -1,8 +1,9 @@
-"""The stream, uniform and normal numbers, on the CPU: each function fills `out`, row k from key k of `keys` (rows, 2).
+"""The stream, uniform and normal numbers on the CPU: row k of `out` from key k of `keys` (rows, 2).
 
-The mapping from words is that of torch's CUDA kernels. Uniform numbers have the same bits. Normal numbers are the
-same Box-Muller transform of the same uniforms, but evaluated here by IEEE operations only, where CUDA uses its fast
-approximations of log, sin and cos (relative error about 2**-21). Half precision is computed in float32 and rounded once.
+The mapping from words is that of torch's CUDA kernels. Uniform numbers have the same bits. Normal numbers are
+the same Box-Muller transform of the same uniforms, but evaluated here by IEEE operations only, where CUDA
+uses its fast approximations of log, sin and cos (relative error about 2**-21). Half precision is computed in
+float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from samebits._native import inlined
 from samebits._native.float_bits import (
     bits_32,
     bits_64,
-    fma,
     from_bits_32,
     from_bits_64,
     to_bfloat16,
@@ -31,6 +31,7 @@ from samebits._native.kernel_threads import (
     uint32_at,
     uint64_at,
 )
+from samebits._native.vectors import fma
 from samebits.random._cpu.elementary import box_muller_32, box_muller_64
 from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 

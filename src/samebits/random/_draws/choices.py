@@ -1,7 +1,7 @@
 """Choices that are a function of a key: `choice`, with or without replacement and weights, and `categorical`.
 
-Nothing here is a sum of floating-point numbers in an order that a device chooses: weights are summed as integers, and
-a maximum has no order. So the results are the same on every device.
+Nothing here is a sum of floating-point numbers in an order that a device chooses: weights are summed as
+integers, and a maximum has no order. So the results are the same on every device.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ def choice(
     weights: torch.Tensor | None = None,
     dim: int = 0,
 ) -> torch.Tensor:
-    """Returns random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the shape replaces.
+    """Returns random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the
+    shape replaces.
 
-    Without replacement, no element is drawn twice from one key. `weights` (n,) are relative probabilities; they are
-    rounded to integers with 62 - ceil(log2 n) bits for the largest (42 bits for a million), at least 1 if positive.
-    Without replacement, elements are drawn one after the other with the weights of those that are left, by the order
-    of independent exponential times E / weight (Efraimidis and Spirakis, Weighted random sampling with a reservoir,
-    2006).
-    Raises `InvalidArgumentError` for too few elements, weights that are negative, infinite, NaN, all zero or not
-    (n,), a wrong key, or a key batch that does not fit the shape.
+    Without replacement, no element is drawn twice from one key. `weights` (n,) are relative probabilities;
+    they are rounded to integers with 62 - ceil(log2 n) bits for the largest (42 bits for a million), at least
+    1 if positive. Without replacement, elements are drawn one after the other with the weights of those that
+    are left, by the order of independent exponential times E / weight (Efraimidis and Spirakis, Weighted
+    random sampling with a reservoir, 2006). Raises `InvalidArgumentError` for too few elements, weights that
+    are negative, infinite, NaN, all zero or not (n,), a wrong key, or a key batch that does not fit the
+    shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -113,7 +114,7 @@ def _positive(weights: torch.Tensor) -> int:
 
 
 def _scale(weights: torch.Tensor, exponent: int) -> torch.Tensor:
-    """Returns the weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
+    """Returns float64 weights times a power of two; the largest is in (2**(exponent - 1), 2**exponent]."""
     weights = weights.detach().double()
     _, largest = torch.frexp(weights.max())
     shift = exponent - int(largest)
@@ -121,13 +122,13 @@ def _scale(weights: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _as_integers(weights: torch.Tensor) -> torch.Tensor:
-    """Returns integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
+    """Returns integers in proportion to the weights, of sum below 2**63; no positive weight becomes 0."""
     scaled = _scale(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
     return torch.where(weights > 0, scaled.clamp(min=1), 0)
 
 
 def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
-    """Returns the `number` elements of positive weight with the smallest times, for every key: int64 (keys, number)."""
+    """Returns for each key the `number` elements of least time and positive weight: int64 (keys, number)."""
     times = torch.empty(keys.shape[0], len(weights), dtype=torch.float64, device=key.device)
     kernels("choice", key).transformed("exponential", keys, (1.0,), times)
     racing = weights.nonzero()[:, 0]
@@ -137,7 +138,7 @@ def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Ten
 
 
 def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
-    """Returns indices of the `number` smallest values of each row, in order; of equals, the first ones come first."""
+    """Returns indices of the `number` smallest values of each row, in order; of equals, the first first."""
     last = values.topk(number, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
     before, equal = values < last, values == last
     taken = before | (equal & (equal.cumsum(1) <= number - before.sum(1, keepdim=True)))
@@ -146,13 +147,13 @@ def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """Returns indices along the last dimension of `logits` (..., n), with probabilities softmax(logits): int64 of this shape.
+    """Returns int64 indices along the last dimension of `logits` (..., n), of probability softmax(logits).
 
-    The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the largest of
-    `gumbel(key, *shape, n)` + (logits - their maximum), the first of equals (the Gumbel-max trick; Maddison, Tarlow,
-    Minka, A* sampling, 2014), in float32, or in float64 for float64 logits; -inf is never drawn.
-    Raises `InvalidArgumentError` for NaN or +inf in the logits, a row that is all -inf or empty, shapes that do not
-    fit, or a wrong key.
+    The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the
+    largest of `gumbel(key, *shape, n)` + (logits - their maximum), the first of equals (the Gumbel-max trick;
+    Maddison, Tarlow, Minka, A* sampling, 2014), in float32, or in float64 for float64 logits; -inf is never
+    drawn. Raises `InvalidArgumentError` for NaN or +inf in the logits, a row that is all -inf or empty,
+    shapes that do not fit, or a wrong key.
 
     Example:
         >>> logits = torch.tensor([0.0, 1.0, -torch.inf])
@@ -166,7 +167,8 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
     own = checked[max(0, len(checked) - len(leading)) :]
     if len(own) < len(leading) or any(mine not in (1, size) for mine, size in zip(leading, own, strict=True)):
         raise InvalidArgumentError(
-            f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of {tuple(checked)} and n={n}"
+            f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of "
+            f"{tuple(checked)} and n={n}"
         )
     draw = torch.ops.samebits.categorical if is_traced(key) else indices_of
     return draw(key, checked, logits.detach())
@@ -176,7 +178,8 @@ def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) ->
     """Returns `categorical`, once the shapes are checked."""
     if not bool(torch.isfinite(logits.amax(-1)).all()):
         raise InvalidArgumentError(
-            "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row of -inf only"
+            "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row "
+            "of -inf only"
         )
     n, leading = logits.shape[-1], logits.shape[:-1]
     keys, per_key = rows("categorical", key, shape)
@@ -209,11 +212,11 @@ def _check_logits(logits: torch.Tensor) -> None:
         )
 
 
-"""Yields (rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
+"""Yields (rows, first sample, last sample) of parts that fit into memory; each begins with a block."""
 
 
 def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
-    """(rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
+    """(rows, first sample, last sample) of parts that fit into memory; each begins with a block."""
     samples = per_row if per_row * n <= _SLAB else max(4, _SLAB // n // 4 * 4)
     step = max(1, _SLAB // max(1, samples * n))
     for row in range(0, rows, step):

@@ -24,7 +24,7 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Zeroes elements of `input` with probability p and scales the others by 1 / (1 - p), as `F.dropout` does.
+    """Zeroes elements of `input` with probability p, scales the others by 1 / (1 - p): `F.dropout`.
 
     Zero where `bernoulli(key, input.shape, p=p)` is one, for every dtype, layout and number of threads.
     Differentiable, in forward mode and twice too.
@@ -36,8 +36,8 @@ def dropout(
         training: False gives `input` itself.
         inplace: writes to `input`.
 
-    Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], a key batch that does
-    not fit the shape, or a leaf that requires grad in place.
+    Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], a key batch that
+    does not fit the shape, or a leaf that requires grad in place.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -55,8 +55,8 @@ def dropout(
         return input
     if input.device != key.device:
         raise InvalidArgumentError(
-            f"dropout: key and input must be on one device, got a key on {key.device} and an input on {input.device}; "
-            f"move the key: key.to({str(input.device)!r})"
+            f"dropout: key and input must be on one device, got a key on {key.device} and an input on "
+            f"{input.device}; move the key: key.to({str(input.device)!r})"
         )
     if inplace and input.requires_grad and input.is_leaf and torch.is_grad_enabled():
         raise InvalidArgumentError(
@@ -71,7 +71,7 @@ def dropout(
 
 
 def differentiable(key: torch.Tensor, source: torch.Tensor, p: float) -> torch.Tensor:
-    """Returns the op for autograd. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
+    """Returns the op for autograd. In forward mode and for torch.func the mask is a factor: the same bits."""
     if _forward_mode() or _are_functorch_transforms_active():
         dropped = bernoulli(key, source.shape, p=p, dtype=torch.bool)
         return source * dropped.logical_not().to(source.dtype).div_(1 - p)

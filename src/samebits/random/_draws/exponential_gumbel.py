@@ -1,7 +1,7 @@
 """Random numbers computed from uniform ones: `exponential`, `gumbel`, `truncated_normal`.
 
-Element i of a row is made of word i of its key's stream (two words for float64) alone. Half precision is computed in
-float32 and rounded once, to nearest even.
+Element i of a row is made of word i of its key's stream (two words for float64) alone. Half precision is
+computed in float32 and rounded once, to nearest even.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.random._keys import is_traced
 from samebits.random._random_arguments import floating_dtype, row_keys, sizes
 
 _FAR = 36
-"""Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
+"""Deviations above which a tail is drawn by its expansion: its probability nears the least float64."""
 
 
 def exponential(
@@ -30,12 +30,11 @@ def exponential(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Returns exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
+    """Returns exponential numbers -log(u) / rate; float32 by default, float64, float16 or bfloat16.
 
-    Within 3 ulp of the exact function of the word, over the whole range: positive, at most 22.9 / rate (45.1 / rate in
-    float64), where the resolution of the words ends.
-    Raises `InvalidArgumentError` unless rate is positive and finite, for another dtype, a wrong key, or a key batch
-    that does not fit the shape.
+    Within 3 ulp of the exact function of the word, over the whole range: positive, at most 22.9 / rate (45.1
+    / rate in float64), where the resolution of the words ends. Raises `InvalidArgumentError` unless rate is
+    positive and finite, for another dtype, a wrong key, or a key batch that does not fit the shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -59,9 +58,9 @@ def gumbel(
 ) -> torch.Tensor:
     """Returns Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
 
-    -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp of
-    max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64).
-    Raises `InvalidArgumentError` unless loc is finite and scale positive and finite, and as `exponential`.
+    -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp
+    of max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64). Raises `InvalidArgumentError` unless
+    loc is finite and scale positive and finite, and as `exponential`.
 
     Example:
         >>> key, logits = samebits.random.key(7), torch.tensor([0.0, 1.0, 2.0])
@@ -85,13 +84,13 @@ def truncated_normal(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Returns normal numbers of this mean and deviation, restricted to [low, high]; dtypes as for `exponential`.
+    """Returns normal numbers of this mean and deviation within [low, high]; dtypes as for `exponential`.
 
-    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, exclude the mean,
-    and be in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
-    Every result is in [low, high], also after rounding.
-    Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
-    in [low, high], and as `exponential`.
+    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, exclude the
+    mean, and be in any tail: the inverse of the distribution is computed from the tail that is exact, in
+    float64. Every result is in [low, high], also after rounding. Raises `InvalidArgumentError` unless low <
+    high, std is positive and mean and std finite, when the dtype has no number in [low, high], and as
+    `exponential`.
 
     Example:
         >>> key = samebits.random.key(7)

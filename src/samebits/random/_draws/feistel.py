@@ -1,9 +1,10 @@
 """A keyed permutation of range(n) in O(1) memory: element i of a shuffle, without the shuffle.
 
-A Feistel network over a grid of rows times columns that is hardly larger than n (Black and Rogaway, Ciphers with
-arbitrary finite domains, CT-RSA 2002): rounds add a keyed hash of one coordinate to the other, modulo its size,
-and an index that leaves range(n) goes through the rounds again (cycle walking) until it is inside.
-A grid of few cells does not mix (chi-square over all orders of 6 fails), so up to 64 elements are shuffled by Fisher and Yates.
+A Feistel network over a grid of rows times columns that is hardly larger than n (Black and Rogaway, Ciphers
+with arbitrary finite domains, CT-RSA 2002): rounds add a keyed hash of one coordinate to the other, modulo
+its size, and an index that leaves range(n) goes through the rounds again (cycle walking) until it is inside.
+A grid of few cells does not mix (chi-square over all orders of 6 fails), so up to 64 elements are shuffled by
+Fisher and Yates.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CHUNK = 1 << 13
 def permute_indices(
     key: Words | torch.Tensor, start: int, stop: int, n: int, *, rounds: int = ROUNDS
 ) -> np.ndarray:
-    """Returns the images of `start`, ..., `stop - 1`, int64 (stop - start,); all images are a permutation of range(n).
+    """Returns the images of `start`, ..., `stop - 1`, int64 (stop - start,), of a permutation of range(n).
 
     `rounds` is for tests; other values than the default give other permutations.
     Raises `InvalidArgumentError` unless 0 <= start <= stop <= n <= 2**48.
@@ -68,7 +69,8 @@ def fill_images(
 ) -> None:
     """Fills row k of the contiguous int64 `out` (rows, number) with images under the permutation of key k.
 
-    They are those of start, start + 1, ..., or of the contiguous int64 `indices` (number,); all are in range(n).
+    They are those of start, start + 1, ..., or of the contiguous int64 `indices` (number,); all are in
+    range(n).
     """
     if n <= SHUFFLED_SIZE:
         orders = np.empty((len(keys), n), np.int64)
@@ -98,7 +100,7 @@ def grid_of(n: int) -> tuple[int, int]:
 def images(
     keys: torch.Tensor, n: int, out: torch.Tensor, *, start: int = 0, indices: torch.Tensor | None = None
 ) -> None:
-    """Fills `out` as `fill_images`, for tensors: contiguous `keys` (rows, 2), `out` int64 (rows, number), `indices` (number,)."""
+    """Does `fill_images` for contiguous tensors: `keys` (rows, 2), int64 `out` (rows, number), `indices`."""
     given = _NONE if indices is None else indices.numpy()
     fill_images(
         [(seed, offset) for seed, offset in keys.tolist()], n, out.numpy(), start=start, indices=given
@@ -114,7 +116,7 @@ def _round_keys(keys: Sequence[Words], rounds: int) -> np.ndarray:
 
 @inlined
 def _hash_below(x: Any, round_key: Any, size: Any) -> Any:
-    """Returns a keyed hash of x in range(size), size <= 2**24: murmur3's 64-bit finaliser, upper 40 bits scaled."""
+    """Returns a keyed hash of x in range(size), size <= 2**24: murmur3's finaliser, upper 40 bits scaled."""
     x = (x ^ round_key) * _MIX_1
     x = (x ^ (x >> _33)) * _MIX_2
     return (((x ^ (x >> _33)) >> _24) * size) >> _40
@@ -142,7 +144,7 @@ def _two_rounds(row: Any, column: Any, key_0: Any, key_1: Any, rows: Any, column
 
 @inlined
 def _column(x: Any, rows: Any) -> Any:
-    """Returns x // rows, for x < 2**49 and rows <= 2**24, where the rounded quotient cannot reach the next integer."""
+    """Returns x // rows for x < 2**49, rows <= 2**24: the rounded quotient cannot reach the next integer."""
     return np.uint64(np.int64(np.float64(np.int64(x)) / np.float64(np.int64(rows))))
 
 
@@ -158,7 +160,7 @@ def _permute_tiles(
     columns: Any,
     out: Any,
 ) -> None:
-    """Runs the rounds for all indices of a tile in step, which is vectorised; those outside range(n) then walk."""
+    """Runs the rounds for all indices of a tile in step (vectorised); those outside range(n) then walk."""
     pairs, number = round_keys.shape[1] // 2, out.shape[1]
     tiles = (number + _TILE - 1) // _TILE
     row, column = np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint64)
@@ -195,7 +197,7 @@ def _permute(round_keys: Any, start: Any, indices: Any, n: Any, rows: Any, colum
 
 @on_team
 def _permute_chunk(chunk: int, args: Any) -> None:
-    """args: 1-3 addresses of the keys, the indices, the images; 4-7 keys, rounds, indices, images of a key; 8 start..."""
+    """args: 1-3 addresses of keys, indices, images; 4-7 keys, rounds, indices, images of a key; 8 start..."""
     round_keys = native.carray(uint64_at(args[1]), (args[4], args[5]))
     indices = native.carray(int64_at(args[2]), (args[6],))
     out = native.carray(int64_at(args[3]), (args[4], args[7]))

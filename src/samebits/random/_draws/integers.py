@@ -25,10 +25,10 @@ def randint(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Returns integers of low, ..., high - 1, all equally likely to the last bit (no modulo bias), of any integer dtype.
+    """Returns integers of low, ..., high - 1, equally likely (no modulo bias), of any integer dtype.
 
-    Raises `InvalidArgumentError` for low >= high, bounds that `dtype` does not hold, another dtype, a wrong key, or a
-    key batch that does not fit the shape.
+    Raises `InvalidArgumentError` for low >= high, bounds that `dtype` does not hold, another dtype, a wrong
+    key, or a key batch that does not fit the shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -49,7 +49,8 @@ def randint(
     limits = torch.iinfo(dtype)
     if low < limits.min or high - 1 > limits.max:
         raise InvalidArgumentError(
-            f"randint: {dtype} holds {limits.min} to {limits.max}, got low={low}, high={high}; choose a wider dtype"
+            f"randint: {dtype} holds {limits.min} to {limits.max}, got low={low}, high={high}; choose a "
+            "wider dtype"
         )
     if is_traced(key):
         drawn = torch.ops.samebits.randint(key, checked, as_int64(low), as_int64(high - 1), dtype)
@@ -88,7 +89,7 @@ def permute_index(key: Words | torch.Tensor, i: int, n: int) -> int: ...
 @overload
 def permute_index(key: Words | torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor: ...
 def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> int | torch.Tensor:
-    """Returns the image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
+    """Returns the image of index `i` under the key's permutation of range(n); O(1) memory for any n.
 
     An int64 tensor of indices on the key's device, of any shape, gives the tensor of their images.
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
@@ -103,8 +104,8 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
     if not isinstance(i, torch.Tensor):
         if isinstance(key, torch.Tensor) and is_traced(key):
             raise UnimplementedError(
-                "permute_index of an int gives an int, which a key that is traced or transformed cannot; give the index as "
-                "an int64 tensor"
+                "permute_index of an int gives an int, which a key that is traced or transformed cannot; "
+                "give the index as an int64 tensor"
             )
         if not 0 <= index(i) < n:
             raise InvalidArgumentError(f"permute_index: index {i} is outside range({n})")
@@ -112,7 +113,8 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
     given = key if isinstance(key, torch.Tensor) else int_keys.to_tensor(key)
     if i.dtype is not torch.int64 or i.device != given.device:
         raise InvalidArgumentError(
-            f"permute_index takes an int or an int64 tensor on the key's device ({given.device}), got {i.dtype} on {i.device}"
+            f"permute_index takes an int or an int64 tensor on the key's device ({given.device}), got "
+            f"{i.dtype} on {i.device}"
         )
     if given.shape != (2,) or given.dtype is not torch.uint64:
         int_keys.from_tensor(given)  # raises
@@ -134,11 +136,11 @@ def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) -> torch.Tensor:
-    """Returns a random order of range(source), int64 of shape (source,); or the tensor `source` shuffled along `dim`.
+    """Returns a random order of range(source), int64 (source,); or the tensor `source` shuffled along `dim`.
 
     Element i of the order is `permute_index(key, i, n)`. A batch of keys (*batch, 2) gives (*batch, n), or
-    (*batch, *source.shape), each from its own key.
-    Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a missing dimension.
+    (*batch, *source.shape), each from its own key. Raises `InvalidArgumentError` for a wrong key, a negative
+    number or one above 2**48, or a missing dimension.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -188,7 +190,7 @@ def length(caller: str, source: int | torch.Tensor, dim: int) -> int:
 
 
 def images(caller: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
-    """Returns the first `number` elements of the orders of range(n) for all `keys`, for the function `caller`: int64 (keys, number)."""
+    """Returns the first `number` elements of the orders of range(n) for all `keys`: int64 (keys, number)."""
     backend = kernels(caller, key)
     out = fresh((keys.shape[0], number), torch.int64, key.device)
     backend.images(keys, n, out)

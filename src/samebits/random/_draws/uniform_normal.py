@@ -1,8 +1,9 @@
-"""Random tensors that are a function of a key: `bits`, `uniform`, `normal`, `bernoulli`, and their in-place forms.
+"""Random tensors, functions of a key: `bits`, `uniform`, `normal`, `bernoulli`, and their in-place forms.
 
-Signatures, batched keys and the mapping from words to numbers follow `torch.func._random`. For a batch of keys of
-shape (*batch, 2), batch is broadcast against the output's shape and has as many dimensions; its trailing ones are
-drawn from one key. An element depends only on its row's key, its place in the row and the parameters.
+Signatures, batched keys and the mapping from words to numbers follow `torch.func._random`. For a batch of
+keys of shape (*batch, 2), batch is broadcast against the output's shape and has as many dimensions; its
+trailing ones are drawn from one key. An element depends only on its row's key, its place in the row and the
+parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Shape = int | Sequence[int]
 
 
 def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) -> torch.Tensor:
-    """Returns uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
+    """Returns uniform integers of an integer dtype's range: the bytes of the key's stream, little-endian.
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
 
@@ -67,10 +68,10 @@ def uniform(
 ) -> torch.Tensor:
     """Returns uniform numbers of [low, high); float32 by default, float64, float16 or bfloat16.
 
-    As in torch, rounding x (high - low) + low to the dtype may give `high` itself unless low = 0 and high = 1.
-    They are drawn on the key's device and moved to `device`.
-    Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
-    key batch that does not fit the shape.
+    As in torch, rounding x (high - low) + low to the dtype may give `high` itself unless low = 0 and high =
+    1. They are drawn on the key's device and moved to `device`. Raises `InvalidArgumentError` for another
+    dtype, low > high, bounds or a range that the dtype does not hold, or a key batch that does not fit the
+    shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -124,9 +125,10 @@ def normal(
 ) -> torch.Tensor:
     """Returns normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
 
-    The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are those
-    of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
-    Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
+    The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are
+    those of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on
+    CUDA. Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the
+    shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -177,11 +179,11 @@ def bernoulli(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Returns ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
+    """Returns ones with probability p, else zeros: float32 or any floating or integer dtype, or bool.
 
-    One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same ones for
-    every dtype. A tensor p is broadcast to the shape.
-    Raises `InvalidArgumentError` for another dtype, p outside [0, 1], or p or a key batch that does not fit the shape.
+    One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same
+    ones for every dtype. A tensor p is broadcast to the shape. Raises `InvalidArgumentError` for another
+    dtype, p outside [0, 1], or p or a key batch that does not fit the shape.
 
     Example:
         >>> key = samebits.random.key(7)
@@ -246,7 +248,8 @@ def _broadcast_probability(caller: str, p: torch.Tensor, out: torch.Tensor) -> t
         return wide.expand(out.shape).contiguous()
     except RuntimeError:
         raise InvalidArgumentError(
-            f"{caller}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
+            f"{caller}: p of shape {tuple(p.shape)} does not broadcast to the output's shape "
+            f"{tuple(out.shape)}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The number of draws of a step from the process's generators, read from their states, without hooks or delays."""
+"""The number of draws of a step from the process's generators, read from their states without hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin(key: Words) -> None:
 
 
 def note(stream: np.ndarray) -> None:
-    """Starts the count at these words: 624 of torch's state, none drawn yet, and the seeds of NumPy and Python."""
+    """Starts the count at 624 words of torch's state, none drawn yet, and the seeds of NumPy and Python."""
     global _note
     _note = stream, _cuda() if torch.cuda.is_initialized() else ()
 
@@ -50,13 +50,13 @@ def note_seeds(seeds: np.ndarray) -> None:
 
 
 def draws() -> dict[str, int | str]:
-    """Returns the 32-bit words drawn from each default generator since the step began: {"torch": 4, "numpy": 0, "python": 2}.
+    """Returns the 32-bit words drawn from each generator since the step began: {"torch": 4, "numpy": 0, ...}.
 
-    Outside of the steps of a `Run`, since `set_random_seed`. "reseeded": it was seeded (or another kind of generator was
-    put there); "many": more than a million words were drawn, or another state was set. A CUDA device, once used, is
-    "cuda:0" and so on, with the difference of its Philox offset. A draw by keys, or from a generator object, does not
-    count. Costs some microseconds, and 2 milliseconds for "many".
-    Raises `UnseededError` if there was neither a step nor `set_random_seed`.
+    Outside of the steps of a `Run`, since `set_random_seed`. "reseeded": it was seeded (or another kind of
+    generator was put there); "many": more than a million words were drawn, or another state was set. A CUDA
+    device, once used, is "cuda:0" and so on, with the difference of its Philox offset. A draw by keys, or
+    from a generator object, does not count. Costs some microseconds, and 2 milliseconds for "many". Raises
+    `UnseededError` if there was neither a step nor `set_random_seed`.
 
     Example:
         >>> samebits.set_random_seed(1)

@@ -39,9 +39,9 @@ _NOTHING_KEPT, _KEPT, _PYTHON = bytes(16), rng_states._KEPT_NORMAL, rng_states._
 def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     """Sets the generators of torch, NumPy and Python (and CUDA, if it is initialised) from `key`.
 
-    torch's whole Mersenne Twister state is filled: `torch.manual_seed` uses 32 bits of its seed, so that positions
-    collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`.
-    Returns the words used: uint32, 624 for torch and four each for NumPy and Python.
+    torch's whole Mersenne Twister state is filled: `torch.manual_seed` uses 32 bits of its seed, so that
+    positions collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`. Returns the words
+    used: uint32, 624 for torch and four each for NumPy and Python.
     """
     own = int_keys.fold(key, _STREAM)
     stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
@@ -56,9 +56,10 @@ def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
 
 
 def fill_each(keys: np.ndarray) -> Iterator[None]:
-    """Sets the generators from the next key at every step, as `fill` with `initial_seed=key[0] >> 1`; faster for many.
+    """Sets the generators from the next key at each step, as `fill(key, key[0] >> 1)`; faster for many.
 
-    `keys`: uint64, of shape (steps, 2). The states of 16 steps are made by one call and copied to where they belong.
+    `keys`: uint64, of shape (steps, 2). The states of 16 steps are made by one call and copied to where they
+    belong.
     """
     for first in range(0, len(keys), _AT_ONCE):
         part = np.ascontiguousarray(keys[first : first + _AT_ONCE])
@@ -91,14 +92,14 @@ def _fill_one_by_one(keys: np.ndarray) -> Iterator[None]:
 
 
 def _can_write_in_place() -> bool:
-    """Returns True if the words and the kept normal numbers of NumPy's and Python's generators lie where they can be set."""
+    """Returns True if words and kept normals of NumPy's and Python's generators lie where they can be set."""
     layout = rng_states._PYTHON_WORDS is not None and _KEPT is not None
     return layout and supports_in_place_seeding() and bool(numpy_words().size)
 
 
 @kernel("void(uint64[:, ::1], uint64, uint64[:, ::1], uint32[:, ::1])")
 def _fill_rows(keys: Any, stream: Any, torch_rows: Any, seeds: Any) -> None:
-    """Writes torch's state for every key, and two rows of seeds: NumPy's and Python's. The words are those of `fill`."""
+    """Writes torch's state for each key, and two rows of seeds: NumPy's and Python's; the words of `fill`."""
     words = np.empty(632, np.uint32)
     for row in range(keys.shape[0]):
         seed, offset = fold(keys[row, 0], keys[row, 1], stream)
@@ -123,7 +124,7 @@ def _seed_python(seeds: np.ndarray) -> None:
 
 
 def _seed_in_place(seeds: np.ndarray) -> None:
-    """Does the work of `seed_numpy_and_python` in a tenth of the time where the generators' memory is known."""
+    """Does `seed_numpy_and_python` in a tenth of the time where the generators' memory is known."""
     if not _can_write_in_place() or not seeds[-1]:  # Python leaves out zeros at the end of its seed
         seed_numpy_and_python(seeds)
         if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
@@ -179,7 +180,7 @@ def preserve_states() -> Iterator[ProcessStates]:
 
 
 def _restore(states: ProcessStates) -> None:
-    """Restores the generators: in place, which takes 3 us, else by the libraries' functions, which take 80."""
+    """Restores the generators: in place in 3 us, else by the libraries' functions in 80."""
     twister, kept = states.numpy
     if not (_can_write_in_place() and isinstance(twister, bytes)) or torch.cuda.is_initialized():
         states.restore()
@@ -193,7 +194,7 @@ def _restore(states: ProcessStates) -> None:
 
 @contextmanager
 def discard_states() -> Iterator[None]:
-    """Marks a block after which the generators are filled again, so they need not be restored, which costs 0.2 ms."""
+    """Marks a block after which the generators are filled again: it does not restore them (0.2 ms)."""
     global _blocks
     _blocks += 1
     try:
@@ -222,7 +223,7 @@ def is_preserving() -> bool:
 
 
 def digest() -> str:
-    """Returns a digest of the states of all process-wide generators: equal digest, equal draws from here on."""
+    """Returns a digest of the states of all process-wide generators: equal digests, equal next draws."""
     states = rng_states.of_process()
     version, twister, kept_normal = states.python_state()
     numpy = states.numpy_state()

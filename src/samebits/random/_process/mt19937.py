@@ -1,8 +1,9 @@
-"""The Mersenne Twister MT19937 run backwards: the distance of a state from an earlier one, or that it was seeded.
+"""The Mersenne Twister MT19937 run backwards: how far a state is from an earlier one, or that it was seeded.
 
-Matsumoto and Nishimura (ACM TOMACS 8, 1998). The state is 624 words, drawn in order and then replaced all at once (a
-twist), so that a state which was not twisted since differs by its position only. A twist loses nothing but 31 bits that
-seeding gives word 0, and both ways of seeding (`init_genrand`, `init_by_array`) leave recurrences between neighbouring words.
+Matsumoto and Nishimura (ACM TOMACS 8, 1998). The state is 624 words, drawn in order and then replaced all at
+once (a twist), so that a state which was not twisted since differs by its position only. A twist loses
+nothing but 31 bits that seeding gives word 0, and both ways of seeding (`init_genrand`, `init_by_array`)
+leave recurrences between neighbouring words.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ def _scramble(word: Any, factor: Any) -> Any:
 
 @inlined
 def _mix(y: Any) -> Any:
-    """Combines the upper bit of a word of the state and the other bits of the next one, from the word of the next state."""
+    """Joins the upper bit of a word and the other bits of the next one, from the word of the next state."""
     return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
 
 
 @kernel("void(uint32[::1], uint32[::1], uint32[::1], uint32[::1])")
 def seed_in_place(numpy: Any, python: Any, seeds: Any, base: Any) -> None:
-    """Sets NumPy's and Python's generators in place to the states of `init_by_array` for four of eight seed words each.
+    """Sets NumPy's and Python's generators in place as `init_by_array` does for four seed words each.
 
-    `numpy`: 624 words, then the number drawn; `python`: that number, then the words. Both at once: each word needs the one
-    before it, and the processor computes two such chains in the time of one.
+    `numpy`: 624 words, then the number drawn; `python`: that number, then the words. Both at once: each word
+    needs the one before it, and the processor computes two such chains in the time of one.
     """
     numpy[0], python[1] = base[0], base[0]
     for i in range(1, WORDS):
@@ -63,10 +64,10 @@ def seed_in_place(numpy: Any, python: Any, seeds: Any, base: Any) -> None:
 
 @kernel("void(uint32[:, ::1], uint32[:, ::1], uint32[::1])")
 def seed_many(seeds: Any, rows: Any, base: Any) -> None:
-    """Writes for every seed the state of `init_by_array`, as `seed_in_place` does: WORDS words, and their number on both sides.
+    """Writes each seed's state of `init_by_array`: WORDS words, and their number on both sides.
 
-    `seeds`: (states, 4) with states a multiple of 32; `rows`: (states, 626). 32 states at a time, since each word needs
-    the one before it.
+    `seeds`: (states, 4) with states a multiple of 32; `rows`: (states, 626). 32 states at a time, since each
+    word needs the one before it.
     """
     words = np.empty(
         WORDS * _LANES, np.uint32
@@ -122,13 +123,13 @@ def _first_pass(words: Any, i: Any) -> Any:
 
 @kernel("uint32(uint32[::1], int64, uint32[::1])")
 def _seed_word(words: Any, i: Any, base: Any) -> Any:
-    """Returns the addend of init_by_array at word i >= 4 if it made this state: seed[j] + j with j = (i - 1) % len(seed)."""
+    """Returns init_by_array's addend at word i >= 4 of its state: seed[j] + j, j = (i - 1) % len(seed)."""
     return np.uint32(_first_pass(words, i) - (base[i] ^ _scramble(_first_pass(words, i - 1), _FIRST)))
 
 
 @kernel("boolean(uint32[::1], uint32[::1])")
 def _was_seeded(words: Any, base: Any) -> Any:
-    """Returns True if seeding by an integer, or by an array of at most 40 words, made this state: 128 bits agree."""
+    """Returns True if seeding by an integer or at most 40 words made this state: 128 bits agree."""
     by_integer = True
     for i in range(2, 6):
         by_integer &= words[i] == np.uint32(_scramble(words[i - 1], _KNUTH) + np.uint32(i))
@@ -173,11 +174,12 @@ def _words_since(state: Any, position: Any, noted: Any, base: Any) -> Any:
 
 @kernel("UniTuple(int64, 3)(uint32[::1], uint32[::1], uint32[::1], uint32[::1], uint32[::1])")
 def words_since(torch: Any, numpy: Any, python: Any, noted: Any, base: Any) -> Any:
-    """Returns the number of words drawn from each of three generators since the noted states; or MANY or SEEDED.
+    """Returns the words drawn from each of three generators since the noted states; or MANY or SEEDED.
 
-    States as in memory: torch's as `generators` describes it, NumPy's 624 words and their position (nothing if
-    that is another kind of generator: SEEDED), Python's position and words. Noted: torch's 624 words, and as many seed
-    words for NumPy as for Python; the position was at the end. MANY: not found within 1680 twists. `base`: BASE.
+    States as in memory: torch's as `generators` describes it, NumPy's 624 words and their position (nothing
+    if that is another kind of generator: SEEDED), Python's position and words. Noted: torch's 624 words, and
+    as many seed words for NumPy as for Python; the position was at the end. MANY: not found within 1680
+    twists. `base`: BASE.
     """
     half = (WORDS + noted.size) // 2
     by_numpy = np.int64(SEEDED)

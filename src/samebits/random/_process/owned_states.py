@@ -1,13 +1,14 @@
 """Setters of generators that belong to objects: each is set from a row of words, saved, and put back.
 
-NumPy's and Python's own functions take 5 to 50 us for a Mersenne Twister, so its words are written where they lie, if the
-layout is the known one; of other kinds the libraries' functions are called.
+NumPy's and Python's own functions take 5 to 50 us for a Mersenne Twister, so its words are written where they
+lie, if the layout is the known one; of other kinds the libraries' functions are called.
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,15 +20,15 @@ from samebits._inspect import rng_states
 from samebits.random._process import generator_states
 
 WORDS = 626
-"""Words of a row: 624 for a Mersenne Twister, with the number 624 before and after them (the next draw makes new ones)."""
+"""Words of a row: 624 for a Mersenne Twister, with 624 before and after them (the next draw twists)."""
 _TWISTER = 625
 _SEEDED_IN_PYTHON = ("seed", "random", "getrandbits", "getstate", "setstate")
 
 State = Any
 
 
-class OwnedState:
-    """The state of a generator that is set by `seed`."""
+class OwnedState(ABC):
+    """The state of a generator that is set, saved and put back."""
 
     words = 8
     """Words that `set` reads of a row, besides the number before them."""
@@ -35,24 +36,41 @@ class OwnedState:
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
+    @abstractmethod
     def set(self, row: np.ndarray) -> None:
         """Sets the generator from a row of `WORDS` uint32 words."""
-        self._generator.seed(_integer(row, 1, 4))
 
+    @abstractmethod
     def save(self) -> State:
         """Returns the state, for `restore`."""
-        return rng_states.state_of(self._generator)
 
+    @abstractmethod
     def restore(self, state: State) -> None:
         """Puts a saved state back."""
-        rng_states.restore_state(self._generator, state)
 
     def mark(self) -> bytes:
         """Returns bytes that differ once it was drawn from."""
         return rng_states.of_generator(self._generator)
 
 
-class _TorchState(OwnedState):
+class _LibrarySaved(OwnedState):
+    """A state that the library's own functions save and put back."""
+
+    def save(self) -> State:
+        return rng_states.state_of(self._generator)
+
+    def restore(self, state: State) -> None:
+        rng_states.restore_state(self._generator, state)
+
+
+class _SeededState(_LibrarySaved):
+    """A generator that is set by its `seed`."""
+
+    def set(self, row: np.ndarray) -> None:
+        self._generator.seed(_integer(row, 1, 4))
+
+
+class _TorchState(_LibrarySaved):
     words = WORDS - 2
 
     def set(self, row: np.ndarray) -> None:
@@ -63,7 +81,7 @@ class _TorchState(OwnedState):
             generator.manual_seed(_integer(row, 1, 2) >> 1)
 
 
-class _BitsState(OwnedState):
+class _BitsState(_LibrarySaved):
     """A bit generator of NumPy's that is no Mersenne Twister."""
 
     def set(self, row: np.ndarray) -> None:
@@ -117,19 +135,24 @@ class _CongruentialState(OwnedState):
         self._numbers[:], self._kept[:] = state
 
 
-class _PythonState(_TwisterState):
+class _PythonState(OwnedState):
+    """A `random.Random`: a Mersenne Twister, and a normal number that it keeps for its next call."""
+
     def __init__(self, generator: random.Random) -> None:
-        super().__init__(generator, id(generator) + object.__basicsize__, 0)
+        super().__init__(generator)
+        self._twister = _TwisterState(generator, id(generator) + object.__basicsize__, 0)
+        self.words = self._twister.words
 
     def set(self, row: np.ndarray) -> None:
-        self._words[:] = row[self._part]
+        self._twister.set(row)
         self._generator.gauss_next = None
 
     def save(self) -> State:
-        return super().save(), self._generator.gauss_next
+        return self._twister.save(), self._generator.gauss_next
 
     def restore(self, state: State) -> None:
-        self._words[:], self._generator.gauss_next = state
+        words, self._generator.gauss_next = state
+        self._twister.restore(words)
 
 
 class _LegacyState(OwnedState):
@@ -162,11 +185,11 @@ def owned_state(generator: Any) -> OwnedState | None:
     if isinstance(generator, random.Random):
         kind = type(generator)
         own = any(getattr(kind, name) is not getattr(random.Random, name) for name in _SEEDED_IN_PYTHON)
-        return OwnedState(generator) if own or rng_states._PYTHON_WORDS is None else _PythonState(generator)
+        return _SeededState(generator) if own or rng_states._PYTHON_WORDS is None else _PythonState(generator)
     if isinstance(generator, np.random.RandomState):
         kept = rng_states._KEPT_NORMAL  # of the process's own, where all have it
         if kept is None:
-            return OwnedState(generator)
+            return _SeededState(generator)
         return _LegacyState(generator, ctypes.addressof(kept) - id(rng_states._NUMPY))
     return _of_bits(generator.bit_generator if isinstance(generator, np.random.Generator) else generator)
 
@@ -181,7 +204,7 @@ def _of_bits(bits: Any) -> OwnedState:
 
 @cache
 def _has_known_congruential_layout() -> bool:
-    """Returns True if NumPy's PCG64 has its numbers where they are expected: tried once, on a generator of our own."""
+    """Returns True if NumPy's PCG64 has its numbers where expected: tried once, on a generator of ours."""
     row, bits = np.arange(WORDS, dtype=np.uint32), np.random.PCG64(0)
     bits.state = {**bits.state, "has_uint32": 1, "uinteger": 77}
     kept = ctypes.c_uint64.from_address(bits.ctypes.state_address + 8).value

@@ -19,11 +19,11 @@ _STREAM = int_keys.as_uint64("samebits.random.seeds")
 
 
 def set_random_seed(seed: int) -> None:
-    """Seeds Python, NumPy, torch (all devices) and samebits' own streams; `torch.initial_seed() == seed` afterwards.
+    """Seeds Python, NumPy, torch (all devices) and samebits' own streams; sets `torch.initial_seed()`.
 
-    torch is seeded by `torch.manual_seed(seed)`; NumPy and Python with 128 bits each from the seed's key. The global
-    generator is dropped: `samebits.random.get_global_generator` makes a new one of this seed.
-    Raises `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
+    torch is seeded by `torch.manual_seed(seed)`; NumPy and Python with 128 bits each from the seed's key. The
+    global generator is dropped: `samebits.random.get_global_generator` makes a new one of this seed. Raises
+    `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
 
     Example:
         >>> samebits.set_random_seed(7)
@@ -46,7 +46,8 @@ def set_random_seed(seed: int) -> None:
 def _check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InvalidArgumentError(
-            f"set_random_seed takes an int, got {seed!r} ({type(seed).__name__}); for example set_random_seed(1)"
+            f"set_random_seed takes an int, got {seed!r} ({type(seed).__name__}); for example "
+            "set_random_seed(1)"
         )
     if not 0 <= seed < 2**63:
         what = "a negative seed" if seed < 0 else "a seed of 2**63 or more"

@@ -22,7 +22,7 @@ def launchers(caller: str) -> Any:
         if missing.name != "triton":
             raise
         raise UnimplementedError(
-            f"samebits.random.{caller} with a key on CUDA needs Triton, which is not installed: pip install triton "
-            "(torch's CUDA builds for Linux bring it), or draw on the CPU and move the result: "
+            f"samebits.random.{caller} with a key on CUDA needs Triton, which is not installed: pip install "
+            "triton (torch's CUDA builds for Linux bring it), or draw on the CPU and move the result: "
             f"{caller}(key.cpu(), ...).to('cuda')"
         ) from None

@@ -1,4 +1,4 @@
-"""Arithmetic of one rounding, Philox and elementary functions, with the same bits in Triton's interpreter and on a GPU."""
+"""Arithmetic, Philox and elementary functions with the same bits in Triton's interpreter and on a GPU."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ else:
 
 @triton.jit
 def rounded(numbers, DTYPE: tl.constexpr):
-    """float32 or float64 as DTYPE, to nearest even; to bfloat16 in integers, as the interpreter's own cast truncates."""
+    """float32 or float64 as DTYPE, to nearest even; bfloat16 by integers: the interpreter truncates."""
     if DTYPE == tl.bfloat16:
         bits = numbers.to(tl.uint32, bitcast=True)
         half = tl.add((bits >> 16) & 1, 0x7FFF, sanitize_overflow=False)
@@ -74,7 +74,7 @@ ROUNDS = tl.constexpr(10)
 
 @triton.jit
 def block(seed, offset, attempt, place, N: tl.constexpr = ROUNDS):
-    """The four words of the key (seed, offset); the counter's words 2 and 3 are 0 but in streams of rejections.
+    """The four words of the key (seed, offset); the counter's words 2, 3 are 0 but in streams of rejections.
 
     Triton's Philox4x32 has our layout: the cipher key is the seed, low word first.
     """
@@ -118,10 +118,10 @@ def repeated(x, TIMES: tl.constexpr):
 
 @triton.jit
 def lanes(keys, rows, per_row, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr):
-    """A program's share of `rows` rows of `per_row` numbers, row r drawn from keys[r], PER_BLOCK numbers per block.
+    """A program's share of `rows` rows of `per_row` numbers, row r from keys[r], PER_BLOCK to a block.
 
-    Seed and offset of each of its BLOCKS blocks, and for every number of these its place in the output, and True if
-    it has one. Places are 64-bit: a tensor may have more than 2**31 elements.
+    Seed and offset of each of its BLOCKS blocks, and for every number of these its place in the output, and
+    True if it has one. Places are 64-bit: a tensor may have more than 2**31 elements.
     """
     first = tl.program_id(0).to(tl.uint64) * BLOCKS
     number = first * PER_BLOCK + tl.arange(0, BLOCKS * PER_BLOCK).to(tl.uint64)

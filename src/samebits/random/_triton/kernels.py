@@ -1,19 +1,24 @@
 """The kernels: Triton's language, typed by its compiler; `launch` calls them.
 
-Without a GPU they run in Triton's interpreter, which computes with NumPy. What it does otherwise than a GPU, and what
-keeps the two together:
+Without a GPU they run in Triton's interpreter, which computes with NumPy. What it does otherwise than a GPU,
+and what keeps the two together:
 
-- fma rounds the product too, and the cast to bfloat16 truncates: `arithmetic` has forms that are exact in both. A
-  condition becomes bfloat16 by way of float32, since the interpreter takes its bits. There is no ~ of unsigned words.
-- NumPy contracts no product and sum, and divides and takes roots as IEEE 754 says. A GPU does so with fp fusion off,
-  `div_rn` and `sqrt_rn` (`elementary`): the interpreter cannot show it, the PTX and the machine code in the tests do.
-- Minus is 0 - x in both, where the CPU's kernels flip the sign: `negated`. A comparison of numbers does not see it.
-- Integers wrap in both. 64-bit places and launches of more programs than a test can interpret remain to the GPU.
-- Python's floats stay what they are, where a launch makes them float32: the parameters are annotated as float64.
-- It is given numbers as they are. A launch compiles anew for integers that 16 divides: wanted of `per_row`, which makes the
-  stores of one key vectors, and refused of all others (`do_not_specialize`).
-- It runs what the compiler refuses: a variable that changes its shape in a loop, `in`, code after a branch on a
-  constant that returned. So every kernel is compiled ahead of time in a test, too.
+- fma rounds the product too, and the cast to bfloat16 truncates: `arithmetic` has forms that are exact in
+  both. A condition becomes bfloat16 by way of float32, since the interpreter takes its bits. There is no ~ of
+  unsigned words.
+- NumPy contracts no product and sum, and divides and takes roots as IEEE 754 says. A GPU does so with fp
+  fusion off, `div_rn` and `sqrt_rn` (`elementary`): the interpreter cannot show it, the PTX and the machine
+  code in the tests do.
+- Minus is 0 - x in both, where the CPU's kernels flip the sign: `negated`. A comparison of numbers does not
+  see it.
+- Integers wrap in both. 64-bit places and launches of more programs than a test can interpret remain to the
+  GPU.
+- Python's floats stay what they are, where a launch makes them float32: the parameters are annotated as
+  float64.
+- It is given numbers as they are. A launch compiles anew for integers that 16 divides: wanted of `per_row`,
+  which makes the stores of one key vectors, and refused of all others (`do_not_specialize`).
+- It runs what the compiler refuses: a variable that changes its shape in a loop, `in`, code after a branch on
+  a constant that returned. So every kernel is compiled ahead of time in a test, too.
 """
 
 import triton
@@ -46,7 +51,7 @@ from samebits.random._triton.elementary import (
 
 @triton.jit(do_not_specialize=["rows", "number", "first"])
 def folded(keys, out, rows: tl.uint64, number: tl.uint64, first: tl.uint64, BLOCKS: tl.constexpr):
-    """Row i of `out`, (number, rows, 2): the keys that `first` + i makes of the keys: two words of the block so far on."""
+    """Row i of `out`, (number, rows, 2): the keys that `first` + i makes of the keys, half of a block."""
     place = tl.program_id(0).to(tl.uint64) * BLOCKS + tl.arange(0, BLOCKS).to(tl.uint64)
     rows = rows.to(tl.uint64)
     inside = place < rows * number.to(tl.uint64)
@@ -111,7 +116,7 @@ def uniform_64(
 
 @triton.jit
 def scalar(x, DTYPE: tl.constexpr):
-    """A kernel's float parameter as DTYPE. They all travel as float64: Triton passes Python's floats as float32 else."""
+    """A kernel's float parameter, float64, as DTYPE: Triton would pass Python's floats as float32."""
     return tl.full((1,), x, tl.float64).to(DTYPE)
 
 
@@ -144,7 +149,7 @@ def normal_64(
 
 @triton.jit
 def float32_in_0_1(word):
-    """The float32 next to (float32(word) + 1/2) / 2**32; the product is exact, so the sum is all that is rounded."""
+    """The float32 next to (float32(word) + 1/2) / 2**32; the product is exact, only the sum is rounded."""
     return word.to(tl.float32) * 2.0**-32 + 2.0**-33
 
 
@@ -202,7 +207,7 @@ def dropout(
     keys, out, source, rows: tl.uint64, per_row: tl.uint64, below: tl.uint64, scale: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
-    """`source` times 0 where the word is less than `below`, else times `scale`. Backward is the same, of the gradient."""
+    """`source` times 0 where the word is below `below`, else times `scale`; backward too, of the gradient."""
     seed, offset, place, inside = lanes(keys, rows, per_row, 4, BLOCKS, ONE_KEY)
     w0, w1, w2, w3 = main_block(seed, offset)
     x = widened(tl.load(source + place, mask=inside, other=0.0))
@@ -219,7 +224,7 @@ def integers_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64, low: tl.uint64, most: tl.uint64, threshold: tl.uint64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
-    """low + floor(w (most + 1) / 2**32) of the words w whose product has lower digits of at least `threshold`."""
+    """low + floor(w (most + 1) / 2**32) of words w whose product's lower digits are at least `threshold`."""
     seed, offset, place, inside = lanes(keys, rows, per_row, 4, BLOCKS, ONE_KEY)
     w0, w1, w2, w3 = main_block(seed, offset)
     upper, lower = _times_32(in_order_4(w0, w1, w2, w3), most)
@@ -297,7 +302,7 @@ def permute(
     n: tl.uint64, rows: tl.uint64, columns: tl.uint64,
     ROUNDS: tl.constexpr, GIVEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Row k of `out`, int64 (keys, number): images under key k of start, start + 1, ..., or of `indices` where GIVEN."""
+    """Row k of `out`, int64 (keys, number): images under key k of start, ..., or of `indices` where GIVEN."""
     number, n, rows, columns = (
         number.to(tl.uint64),
         n.to(tl.uint64),
@@ -336,7 +341,7 @@ def _feistel(round_keys, x, rows, columns, ROUNDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def shuffle(keys, out, n: tl.uint64, SIZE: tl.constexpr):
-    """Fisher and Yates's shuffles of range(n), n <= SIZE, each in the registers of one program; `out` is int64 (keys, n)."""
+    """Fisher-Yates shuffles of range(n), n <= SIZE, each in a program's registers; `out`: int64 (keys, n)."""
     place = tl.arange(0, SIZE)
     order = tl.zeros((SIZE,), tl.int64)
     key = tl.load(keys + tl.program_id(0))
@@ -371,7 +376,8 @@ _ONES = tl.constexpr(0xFFFFFFFF)  # the interpreter has no ~ of unsigned words
 @triton.jit(do_not_specialize=["rows"])
 def transformed_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64,
-    p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64, p4: tl.float64, p5: tl.float64, p6: tl.float64,
+    p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64,
+    p4: tl.float64, p5: tl.float64, p6: tl.float64,
     NAME: tl.constexpr, WIDE: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
     """A number of each word, computed in float64 if WIDE; to float32, float16 or bfloat16."""
@@ -389,7 +395,8 @@ def transformed_32(
 @triton.jit(do_not_specialize=["rows"])
 def transformed_64(
     keys, out, rows: tl.uint64, per_row: tl.uint64,
-    p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64, p4: tl.float64, p5: tl.float64, p6: tl.float64,
+    p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64,
+    p4: tl.float64, p5: tl.float64, p6: tl.float64,
     NAME: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
     """A number of each two words; to float64."""

@@ -1,9 +1,9 @@
 """Launches the kernels: each function fills `out` from `keys`, (rows, 2) or (2,), its row k from key k,
 as those on the CPU do.
 
-All tensors are contiguous and on one CUDA device (or on the CPU under Triton's interpreter, where the tests run).
-`enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition that the CPU kernels
-round separately; what must be fused says so (`fma`).
+All tensors are contiguous and on one CUDA device (or on the CPU under Triton's interpreter, where the tests
+run). `enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition that
+the CPU kernels round separately; what must be fused says so (`fma`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) ->
 
 
 def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """Writes `given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both of one dtype."""
+    """Writes `given` (of the dtype of `out`, or `out`) times `scale`, or times 0 with probability p < 1."""
     _rows(kernels.dropout, keys, (out, given), 4, floor(p * 2**32), scale)
 
 
 def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
-    """Writes exponential, Gumbel and truncated normal numbers; names and parameters as in `transformed_kernels`."""
+    """Writes exponential, Gumbel and truncated normal numbers; arguments as in `transformed_kernels`."""
     given = (*parameters, *[0.0] * (7 - len(parameters)))
     if out.dtype is torch.float64:
         _rows(kernels.transformed_64, keys, out, 2, *given, NAME=name)
@@ -86,7 +86,7 @@ def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None
 def images(
     keys: torch.Tensor, n: int, out: torch.Tensor, *, start: int = 0, indices: torch.Tensor | None = None
 ) -> None:
-    """Writes the images of start, start + 1, ..., or of int64 `indices` (number,), under key k to row k of `out`, int64 (keys, number)."""
+    """Writes images of start, ..., or of int64 `indices` (number,), under key k to row k of int64 `out`."""
     if n <= SHUFFLED_SIZE:
         orders = torch.empty(keys.shape[0], n, dtype=torch.int64, device=out.device)
         _launch(kernels.shuffle, keys.shape[0], _round_keys(keys, 1), orders, n, SIZE=SHUFFLED_SIZE)

@@ -10,8 +10,8 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.float_bits import of_float16
-from samebits._native.kernel_threads import bfloat16_of, float32_at, uint16_at
+from samebits._native.float_bits import of_bfloat16, of_float16
+from samebits._native.kernel_threads import float32_at, uint16_at
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.tiles import as_argument
 from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
@@ -41,11 +41,6 @@ def _as_it_is(x: Any, tile: Any, stream: Any, j: Any) -> Any:
 
 
 @inlined
-def _of_bfloat16(word: Any) -> Any:
-    return bfloat16_of(word)
-
-
-@inlined
 def _to_bfloat16(x: Any, tile: Any, stream: Any, j: Any) -> Any:
     return bfloat16_by(x, random_half(tile, stream, j))
 
@@ -60,7 +55,7 @@ def _to_float16(x: Any, tile: Any, stream: Any, j: Any) -> Any:
 
 STORED = {
     torch.float32: Stored(float32_at, _identity, _as_it_is, 0),
-    torch.bfloat16: Stored(uint16_at, _of_bfloat16, _to_bfloat16, FORMATS[torch.bfloat16].width),
+    torch.bfloat16: Stored(uint16_at, of_bfloat16, _to_bfloat16, FORMATS[torch.bfloat16].width),
     torch.float16: Stored(uint16_at, of_float16, _to_float16, FORMATS[torch.float16].width),
 }
 
