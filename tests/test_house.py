@@ -16,20 +16,20 @@ KEPT = {
     "determinism/_ops/grid_sample.py": "an op's own room, which a reader finds by the op's name",
 }
 """Fragments that stay files, and why."""
-OVERRIDING = 15
-"""Classes that override a concrete method of a class of ours, at most: the number only falls, to five with a reason each."""
+OVERRIDING = 2
+"""Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1110,
     "_inspect": 4500,
-    "_native": 1520,
-    "arithmetic": 9170,
+    "_native": 1560,
+    "arithmetic": 9140,
     "audit": 5180,
     "callbacks": 1240,
     "checkpoint": 4330,
     "cli": 2180,
     "data": 8390,
     "determinism": 9850,
-    "nn": 1620,
+    "nn": 1630,
     "random": 5230,
     "replica": 4680,
     "rounding": 2590,

@@ -1,1 +1,1 @@
-"""Definitions of results that name no vector width, tile, thread or batch, and the kernels that follow them."""
+"""Definitions of results that name no vector, tile, thread or batch, and the kernels that follow them."""

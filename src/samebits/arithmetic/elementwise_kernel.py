@@ -1,6 +1,6 @@
 """Kernels that apply a formula to each element of dense tensors.
 
-A loop takes as many elements at a time as `registers` says, always through the same vector code: what remains at
+A loop takes as many elements at a time as `registers` says, always through the same vector code: the rest at
 the end is copied to the stack and back. So an element's bits do not depend on its place, and the operands may
 be the result.
 

@@ -1,6 +1,9 @@
-"""Losses. The negative log-likelihood with targets t and weights w (1, if there are none), over the items i in row-major
-order of the targets: terms -w[t[i]] x[i, t[i]] and weights w[t[i]], both 0 where t[i] is to be ignored; S of the terms, for
-the mean divided by S of the weights (S: `reductions`), in float32 (float64 for float64), rounded once to the type of x.
+"""Losses.
+
+The negative log-likelihood with targets t and weights w (1, if there are none), over the items i in row-major
+order of the targets: terms -w[t[i]] x[i, t[i]] and weights w[t[i]], both 0 where t[i] is to be ignored; S of
+the terms, for the mean divided by S of the weights (S: `reductions`), in float32 (float64 for float64),
+rounded once to the type of x.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ _splat = vectors.splat
 
 @cache
 def _kernel(memory: str) -> OnTeam:
-    """args: 1-5 addresses of x, targets, weights, terms, terms' weights; 6 of the number of targets that are not there;
-    7 items; 8 classes; 9 places of an item (of H x W); 10 target to be ignored; 11 reduction, if there is one chunk, else 0;
-    12-13 addresses of the loss and of the total weight. Terms, weights and results are in the lanes' type.
+    """args: 1-5 addresses of x, targets, weights, terms, terms' weights; 6 of the number of targets that are
+    not there; 7 items; 8 classes; 9 places of an item (of H x W); 10 target to be ignored; 11 reduction, if
+    there is one chunk, else 0; 12-13 addresses of the loss and of the total weight. Terms, weights and
+    results are in the lanes' type.
     """
     lanes_type = "float64" if memory == "float64" else "float32"
     real, size, width = getattr(np, lanes_type), vectors.SIZE[memory], vectors.SIZE[lanes_type]
@@ -148,8 +152,8 @@ def _step(row: Any, place: Any, other: Any, third: Any, skips: Any) -> Any:
 
 @cache
 def alphas() -> OnTeam:
-    """args: 1 log-probabilities (T, B, C) in float64; 2-5 targets of all items, their starts and lengths, input lengths;
-    6-7 of results: alpha (B, T, S) and losses; 8-10 B, T, C; 11 S; 12 blank.
+    """args: 1 log-probabilities (T, B, C) in float64; 2-5 targets of all items, their starts and lengths,
+    input lengths; 6-7 of results: alpha (B, T, S) and losses; 8-10 B, T, C; 11 S; 12 blank.
     """
 
     def item(b: int, args: Any) -> None:
@@ -186,8 +190,9 @@ def alphas() -> OnTeam:
 
 @cache
 def gradients() -> OnTeam:
-    """args: 1-5 as of `alphas`; 6-7 alpha and losses; 8-9 of results: beta (B, T, S) and gradients (T, B, C), zeros at first;
-    10 gradients of the losses (B); 11-13 B, T, C; 14 S; 15 blank; 16 is 1 where infinite losses have no gradient.
+    """args: 1-5 as of `alphas`; 6-7 alpha and losses; 8-9 of results: beta (B, T, S) and gradients (T, B, C),
+    zeros at first; 10 gradients of the losses (B); 11-13 B, T, C; 14 S; 15 blank; 16 is 1 where infinite
+    losses have no gradient.
     """
 
     def item(b: int, args: Any) -> None:

@@ -1,8 +1,8 @@
 """One direction of an LSTM layer: products of the definition, and one kernel for each step's cell.
 
-Inside, states are stored with the batch last, (features, batch): a gate is then one dense piece of memory, and no weight is
-transposed. The outputs have the bits of the ops that torch composes the layer of; the gradient of a weight is one chain over
-steps and batch, in this order.
+Inside, states are stored with the batch last, (features, batch): a gate is then one dense piece of memory,
+and no weight is transposed. The outputs have the bits of the ops that torch composes the layer of; the
+gradient of a weight is one chain over steps and batch, in this order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from samebits.arithmetic.product.scratch import scratch_tensor
 def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
     """Returns input gate, forget gate, candidate, output gate, new c, its tanh, and h.
 
-    It takes the products of h for the four gates in this order, those of the input, and c (Hochreiter and Schmidhuber 1997).
+    It takes the products of h for the four gates in this order, those of the input, and c (Hochreiter and
+    Schmidhuber 1997).
     """
     gates = [rounded(x + y) for x, y in zip(numbers[:4], numbers[4:8], strict=True)]
     functions = (sigmoid_wide, sigmoid_wide, tanh_wide, sigmoid_wide)
@@ -88,7 +89,7 @@ DTYPES = frozenset(_CELLS)
 
 
 class LstmMemory(NamedTuple):
-    """Saved for the gradient, per step: gates (steps, 4, hidden, batch), states (steps + 1, hidden, batch), tanh(c)."""
+    """For the gradient: gates (steps, 4, hidden, batch), states (steps + 1, hidden, batch), tanh(c)."""
 
     gates: Tensor
     h: Tensor
@@ -99,9 +100,10 @@ class LstmMemory(NamedTuple):
 def lstm_outputs(
     x: Tensor, h: Tensor, c: Tensor, weights: tuple[Tensor, Tensor], biases: tuple[Tensor, Tensor] | None
 ) -> LstmMemory:
-    """Returns all that the steps make of inputs (steps, batch, features) and the first states (batch, hidden).
+    """Returns all that the steps make of inputs (steps, batch, features) and first states (batch, hidden).
 
-    `weights` (4 hidden, features) and (4 hidden, hidden), `biases` (4 hidden), as `torch.nn.LSTM` orders its gates.
+    `weights` (4 hidden, features) and (4 hidden, hidden), `biases` (4 hidden), as `torch.nn.LSTM` orders its
+    gates.
     """
     steps, batch, _ = x.shape
     hidden = h.shape[1]
@@ -131,15 +133,12 @@ def lstm_outputs(
 
 
 def lstm_gradients(
-    x: Tensor,
-    weights: tuple[Tensor, Tensor],
-    made: LstmMemory,
-    grad_output: Tensor,
-    grad_c: Tensor,
+    x: Tensor, weights: tuple[Tensor, Tensor], made: LstmMemory, grad_output: Tensor, grad_c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
-    """Returns the gradients of the inputs, of both first states, of the weights, and of a bias (that of both biases).
+    """Returns the gradients of the inputs, of both first states, of the weights, and of each of both biases.
 
-    `grad_output` (steps, batch, hidden) has that of the last h added to its last step; `grad_c` is that of the last c.
+    `grad_output` (steps, batch, hidden) has that of the last h added to its last step; `grad_c` is that of
+    the last c.
     """
     steps, batch, features = x.shape
     hidden = grad_c.shape[1]

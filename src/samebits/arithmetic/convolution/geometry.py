@@ -1,8 +1,8 @@
-"""Places of taps: which elements of an image a convolution multiplies for an output, as offsets into a copy with a border.
+"""Places of taps: the elements of an image that an output multiplies, as offsets into a copy with a border.
 
-A line is one dimension of a convolution: output q takes, for each tap, the source's element `step * q + offset`. The copy has
-the elements of each residue of `step` side by side, and zeros where there is no source: then output q takes, for each
-tap, element `q + shift` of the row of its residue.
+A line is one dimension of a convolution: for each tap, output q takes element `step * q + offset` of the
+source. The copy has the elements of each residue of `step` side by side, and zeros where there is no source:
+there output q takes, for each tap, element `q + shift` of the row of its residue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class TapLine:
     source: int
     """Elements that there are."""
     begin: int | None = None
-    """The element with which a row of the copy begins, and its elements, where the copy is that of several lines."""
+    """The element with which a row of the copy begins, where several lines have one copy."""
     reach: int = 0
+    """Elements of a row of that copy."""
 
     @cached_property
     def residues(self) -> list[int]:
@@ -88,7 +89,7 @@ class Window:
 
     @cached_property
     def channel(self) -> int:
-        """Elements from channel to channel: an odd number of 64 bytes, so that channels use all of a cache."""
+        """Elements from channel to channel: an odd number of 64 bytes, so that they use all of a cache."""
         elements = self.plane * len(self.residues)
         return (-(-elements // 16) | 1) * 16 if self.is_copied else elements
 
@@ -149,9 +150,10 @@ def forward_window(
 def spread_line(
     source: int, kernel: int, size: int, stride: int, padding: int, dilation: int, residue: int
 ) -> tuple[TapLine | None, slice]:
-    """Returns the line of the outputs `residue`, `residue + stride`, ... of a transposed convolution, and the taps that they have.
+    """Returns the line of a transposed convolution's outputs residue, residue + stride, ..., and its taps.
 
-    Output q takes element `(q + padding - dilation * tap) / stride` of the source, where that is an integer. No taps: no line.
+    Output q takes element `(q + padding - dilation * tap) / stride` of the source, where that is an integer.
+    Without taps there is no line.
     """
     taps = [tap for tap in range(kernel) if (residue + padding - dilation * tap) % stride == 0]
     outputs = -(-(size - residue) // stride)

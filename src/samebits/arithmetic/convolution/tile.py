@@ -1,6 +1,6 @@
 """The kernels of one tile of a convolution: the product's, but each k has a place of its own in the image.
 
-So an image is read where it stands, as the second factor (columns are pixels) or, with channels last, as the first (rows are).
+So an image is read where it stands: its pixels are the columns of the second factor, or rows of the first.
 """
 
 from __future__ import annotations
@@ -8,27 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from samebits._native import instruction
-from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, chain, finish_tile, row_pointers, tile_of_rows
+from samebits.arithmetic.product.instructions import procedure_of_cases
+from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, chain, counts, finish_tile, row_pointers
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 
 def tapped_kernel(number: Number, most: int, vectors: int, *, last: bool = False) -> Any:
-    """Returns the instruction that computes a tile of one of the `counts(most)` of rows and up to `vectors` vectors of columns.
+    """Returns the instruction for a tile of one of `counts(most)` of rows and some `vectors` of columns.
 
-    Its arguments, addresses and strides in bytes: rows; a, from row to row; b, from k to k; a table of int64 offsets to
-    the image, one for each k; c, from row to row; the bias; the length of the chunk (at least 1); the number of columns;
-    of how many of them c is added to (all or none); whether the bias is added. Of b whole vectors are read, whatever
-    the number of columns.
+    Its arguments, addresses and strides in bytes: rows; a, from row to row; b, from k to k; a table of int64
+    offsets to the image, one for each k; c, from row to row; the bias; the length of the chunk (at least 1);
+    the number of columns; to how many of them c is added (all or none); 1 if the bias is added, else 0. Of b
+    whole vectors are read, whatever the number of columns.
 
     layout  image  the other factor          bias for each
     first   b      a, its k side by side     row
     last    a      b                         column
     """
-
-    @instruction
-    def tile(typing_context: Any, rows: Any, a: Any, am: Any, b: Any, bk: Any, table: Any, c: Any, cm: Any, s: Any, length: Any, columns: Any, old: Any, own: Any) -> Any:  # fmt: skip
-        return tile_of_rows(number, most, f"{'last' if last else 'first'}_{vectors}", 13, build)
 
     def build(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
         a, am, b, bk, table, c, cm, s, length, columns, old, own = arguments
@@ -38,7 +34,7 @@ def tapped_kernel(number: Number, most: int, vectors: int, *, last: bool = False
                 place = builder.add(c, builder.mul(cm, emit.i64(row)))
                 emit.prefetch(emit.pointer(place), j * width)
         firsts, base = row_pointers(emit, a, am, rows), emit.pointer(b)
-        # The pointers that advance from k to k, and their strides in bytes: the table, and the factor that is no image.
+        # The pointers that advance from k to k, and their bytes: the table, and the factor that is no image.
         begins, steps = [emit.pointer(table)], [emit.i64(8)]
         begins += [base] if last else firsts
         steps += [bk] if last else [emit.i64(number.size)] * len(firsts)
@@ -65,4 +61,5 @@ def tapped_kernel(number: Number, most: int, vectors: int, *, last: bool = False
         sums = chain(emit, rows, vectors, am, length, begins, steps, factors)
         finish_tile(emit, vectors, sums, c, cm, columns, old, own, biases)
 
-    return tile
+    layout = "last" if last else "first"
+    return procedure_of_cases(number, f"{layout}_{vectors}", counts(most), 13, build)

@@ -94,7 +94,7 @@ def in_evaluation(
 
 
 def is_whole(x: Tensor) -> bool:
-    """Returns True if a channel is worth a chunk: (N, C, ...) in contiguous form, and not one large channel for each thread."""
+    """Returns True for a contiguous (N, C, ...) whose channels are worth a chunk each: many, or small."""
     return x.dim() > 2 and x.is_contiguous() and (x.shape[1] >= _CHANNELS or x.numel() <= _GRAIN)
 
 
@@ -106,7 +106,7 @@ def whole_in_training(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns y, mean and istd, as `in_training` and `normalized`, of a tensor for which `is_whole` is true."""
+    """Returns y, mean and istd, as `in_training` and `normalized` do, if `is_whole` is true of `x`."""
     kind, items, channels = lanes_type(x), x.shape[0], x.shape[1]
     w, b = parameter(weight, channels, kind, 1), parameter(bias, channels, kind, 0)
     copies = [None if r is None else as_read(r, kind) for r in running]
@@ -114,18 +114,10 @@ def whole_in_training(
     istd = torch.empty_like(mean)
     whole_batch_norm(MEMORY[x.dtype])(
         channels,
-        x.data_ptr(),
-        w.data_ptr(),
-        b.data_ptr(),
-        out.data_ptr(),
+        *(t.data_ptr() for t in (x, w, b, out)),
         *(0 if r is None else r.data_ptr() for r in copies),
-        mean.data_ptr(),
-        istd.data_ptr(),
-        items,
-        channels,
-        x.numel() // (items * channels),
-        bits_of(momentum),
-        bits_of(eps),
+        *(mean.data_ptr(), istd.data_ptr()),
+        *(items, channels, x.numel() // (items * channels), bits_of(momentum), bits_of(eps)),
     )
     for r, copy in zip(running, copies, strict=True):
         if r is not None and copy is not None and copy is not r:
@@ -143,17 +135,9 @@ def whole_gradients(
     dw, db = torch.empty_like(mean), torch.empty_like(mean)
     whole_batch_norm_gradients(MEMORY[x.dtype])(
         channels,
-        grad.data_ptr(),
-        x.data_ptr(),
-        w.data_ptr(),
-        mean.data_ptr(),
-        istd.data_ptr(),
-        0 if dx is None else dx.data_ptr(),
-        dw.data_ptr(),
-        db.data_ptr(),
-        items,
-        channels,
-        x.numel() // (items * channels),
+        *(t.data_ptr() for t in (grad, x, w, mean, istd)),
+        *(0 if dx is None else dx.data_ptr(), dw.data_ptr(), db.data_ptr()),
+        *(items, channels, x.numel() // (items * channels)),
     )
     return dx, dw, db
 
@@ -167,7 +151,7 @@ def normalized(x: Tensor, channels: ChannelNumbers, bias: Tensor | None) -> Tens
 def gradients(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, istd: Tensor, *, train: bool, wanted: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Returns dx (if it is wanted), dw and db; `grad` and `x` have one dense layout, mean and istd are of the lanes' type."""
+    """Returns dx (if wanted), dw, db; `grad` and `x` have one dense layout, mean and istd the lanes' type."""
     dims, kind, count, wide = dims_of(x), mean.dtype, x.shape[1], torch.float64
     total = reduce("wide sum", grad, dims, dtype=wide)
     t = reduce("deviation dot", x, dims, y=grad, centers=mean.to(wide), dtype=wide)

@@ -1,4 +1,4 @@
-"""The kernels of batch normalization: the numbers of each channel, and what is done with them to each element."""
+"""The kernels of batch normalization: the numbers of each channel, and with them each element."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _AT = {"float32": float32_at, "float64": float64_at}
 
 @cache
 def training_channels(lanes_type: str) -> OnTeam:
-    """args: 1-2 addresses of mean and variance in float64; 3-4 of w and b; 5-6 of the running mean and variance, 0 for none;
-    7-9 of results: mean, istd, istd w; 10 channels; 11 elements of each; 12-13 bits of momentum and eps.
+    """args: 1-2 addresses of mean and variance in float64; 3-4 of w and b; 5-6 of the running mean and
+    variance, 0 for none; 7-9 of results: mean, istd, istd w; 10 channels; 11 elements of each; 12-13 bits of
+    momentum and eps.
     """
     real, at = getattr(np, lanes_type), _AT[lanes_type]
 
@@ -53,7 +54,7 @@ def training_channels(lanes_type: str) -> OnTeam:
 
 @cache
 def evaluation_channels(lanes_type: str) -> OnTeam:
-    """args: 1-2 addresses of running variance and w; 3-4 of results: istd, istd w; 5 channels; 6 bits of eps."""
+    """args: 1-2 addresses of running variance and w; 3-4 of istd and istd w; 5 channels; 6 bits of eps."""
     real, at = getattr(np, lanes_type), _AT[lanes_type]
 
     def channels(chunk: int, args: Any) -> None:
@@ -69,8 +70,8 @@ def evaluation_channels(lanes_type: str) -> OnTeam:
 
 @cache
 def gradient_channels(lanes_type: str) -> OnTeam:
-    """args: 1-2 addresses of t and of the sums of g in float64; 3-4 of istd and w; 5-9 of results: dw, db, t istd^2 / n with
-    the other sign, db / n, istd w; 10 channels; 11 elements of each.
+    """args: 1-2 addresses of t and of the sums of g in float64; 3-4 of istd and w; 5-9 of results: dw, db,
+    t istd^2 / n with the other sign, db / n, istd w; 10 channels; 11 elements of each.
     """
     real, at = getattr(np, lanes_type), _AT[lanes_type]
 
@@ -107,8 +108,8 @@ _MADE: dict[bool, Deferred] = {False: made_normalized, True: made_gradient}
 
 @cache
 def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
-    """args: 1-3 addresses of x, g, results; 4-7 of the numbers of the channels: mean, a, b, c; 8 rows (items x channels);
-    9 channels; 10 elements of a row; 11 rows of a chunk.
+    """args: 1-3 addresses of x, g, results; 4-7 of the numbers of the channels: mean, a, b, c; 8 rows (items
+    x channels); 9 channels; 10 elements of a row; 11 rows of a chunk.
     """
     made, lanes_type = _MADE[gradient], lanes_of(memory)
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]

@@ -1,4 +1,4 @@
-"""Group normalization: the channels of a group are one run of memory, each with a weight and a bias of its own."""
+"""Group normalization: a group is one run of memory; each of its channels has a weight and a bias."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _fma, _float64_of_bits = vectors.fma, vectors.float64_of_bits
 
 @cache
 def group_norm(memory: str) -> OnTeam:
-    """args: 1-6 addresses of x, w, b, results, means, rstds; 7 groups of an item; 8 channels of a group; 9 elements of a
-    channel; 10 bits of eps. A chunk is a group of an item.
+    """args: 1-6 addresses of x, w, b, results, means, rstds; 7 groups of an item; 8 channels of a group; 9
+    elements of a channel; 10 bits of eps. A chunk is a group of an item.
     """
     lanes_type = lanes_of(memory)
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
@@ -89,8 +89,8 @@ def _sums_of_channel(memory: str) -> Any:
 
 @cache
 def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
-    """args: 1-5 addresses of g, x, w, means, rstds; 6 of dx; 7-8 of p and q (items x channels); 9 groups of an item;
-    10 channels of a group; 11 elements of a channel. A chunk is a group of an item.
+    """args: 1-5 addresses of g, x, w, means, rstds; 6 of dx; 7-8 of p and q (items x channels); 9 groups of
+    an item; 10 channels of a group; 11 elements of a channel. A chunk is a group of an item.
     """
     lanes_type = lanes_of(memory)
     real, width, sums = getattr(np, lanes_type), vectors.SIZE[lanes_type], _sums_of_channel(memory)
@@ -143,7 +143,7 @@ def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
 def normalized_groups(
     x: Tensor, sizes: tuple[int, int, int, int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns y, means and rstds (in the lanes' type) of a contiguous tensor; `sizes`: items, channels, length, groups."""
+    """Returns y, means and rstds (in the lanes' type); `sizes` of `x`: items, channels, length, groups."""
     items, channels, length, groups = sizes
     kind = lanes_type(x)
     w, b = parameter(weight, channels, kind, 1), parameter(bias, channels, kind, 0)
@@ -167,7 +167,7 @@ def group_gradients(
     *,
     wanted: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Returns dx (if it is wanted), dw and db in the lanes' type; all tensors are contiguous, statistics in the lanes' type."""
+    """Returns dx (if wanted), dw and db (in the lanes' type, as statistics); all tensors are contiguous."""
     items, channels, length, groups = sizes
     out = torch.empty_like(x) if wanted else None
     w = parameter(weight, channels, mean.dtype, 1)

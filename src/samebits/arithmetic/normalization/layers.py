@@ -36,7 +36,7 @@ def lanes_of(memory: str) -> str:
 
 @cache
 def moments(memory: str) -> Any:
-    """Returns the part of kernels (x, count, eps, room) for the mean and 1 / sqrt(variance + eps) of a run."""
+    """Returns the part of kernels (x, count, eps, room) for a run's mean and 1 / sqrt(variance + eps)."""
     lanes_type = lanes_of(memory)
     real = getattr(np, lanes_type)
     total, spread = sum_of_run("sum", memory), sum_of_run("narrow deviation", memory)
@@ -52,7 +52,9 @@ def moments(memory: str) -> Any:
 
 @cache
 def layer_norm(memory: str) -> OnTeam:
-    """args: 1-6 addresses of x, w, b, results, means, rstds; 7 rows; 8 their length; 9 rows of a chunk; 10 bits of eps."""
+    """args: 1-6 addresses of x, w, b, y, means, rstds; 7 rows; 8 their length; 9 rows of a chunk;
+    10 bits of eps.
+    """
     lanes_type = lanes_of(memory)
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
@@ -253,7 +255,7 @@ def as_read(values: Tensor, kind: torch.dtype) -> Tensor:
 def normalized_rows(
     x: Tensor, length: int, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the rows of `length` elements of a contiguous tensor normalized, and their means and rstds in the lanes' type.
+    """Returns the normalized rows of contiguous `x`, and (in the lanes' type) their means and rstds.
 
     shape: of the means and rstds.
     """
@@ -263,16 +265,8 @@ def normalized_rows(
     piece = max(1, _GRAIN // length)
     layer_norm(MEMORY[x.dtype])(
         -(-rows // piece),
-        x.data_ptr(),
-        w.data_ptr(),
-        b.data_ptr(),
-        out.data_ptr(),
-        mean.data_ptr(),
-        rstd.data_ptr(),
-        rows,
-        length,
-        piece,
-        bits_of(eps),
+        *(t.data_ptr() for t in (x, w, b, out, mean, rstd)),
+        *(rows, length, piece, bits_of(eps)),
     )
     return out, mean, rstd
 
@@ -285,16 +279,7 @@ def input_gradient(
     w = parameter(weight, length, mean.dtype, 1)
     piece = max(1, _GRAIN // length)
     layer_norm_input_gradient(MEMORY[x.dtype])(
-        -(-rows // piece),
-        grad.data_ptr(),
-        x.data_ptr(),
-        w.data_ptr(),
-        mean.data_ptr(),
-        rstd.data_ptr(),
-        out.data_ptr(),
-        rows,
-        length,
-        piece,
+        -(-rows // piece), *(t.data_ptr() for t in (grad, x, w, mean, rstd, out)), rows, length, piece
     )
     return out
 
@@ -302,7 +287,7 @@ def input_gradient(
 def weight_gradients(
     grad: Tensor, x: Tensor, length: int, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns dw and db in the lanes' type; the tensors are contiguous, `mean` and `rstd` of the lanes' type."""
+    """Returns dw and db; the tensors are contiguous, `mean`, `rstd` and both results of the lanes' type."""
     rows = x.numel() // length
     blocks = -(-rows // BLOCK)
     sums = torch.empty((2, length) if blocks == 1 else (2, blocks, length), dtype=mean.dtype)

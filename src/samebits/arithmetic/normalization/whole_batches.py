@@ -1,4 +1,4 @@
-"""Batch normalization of contiguous (N, C, ...) tensors in one kernel: a chunk is a channel, which stays in the cache.
+"""Batch normalization of contiguous (N, C, ...) in one kernel: a chunk is a channel, and stays in the cache.
 
 It follows the definition as the kernels of `batches` do, step by step.
 """
@@ -26,8 +26,8 @@ _splat, _one_nan, _root, _float64_of_bits = (
 
 @cache
 def whole_batch_norm(memory: str) -> OnTeam:
-    """args: 1-4 addresses of x, w, b, results; 5-6 of the running mean and variance, 0 for none; 7-8 of mean and istd;
-    9 items; 10 channels; 11 elements of a run; 12-13 bits of momentum and eps.
+    """args: 1-4 addresses of x, w, b, results; 5-6 of the running mean and variance, 0 for none; 7-8 of mean
+    and istd; 9 items; 10 channels; 11 elements of a run; 12-13 bits of momentum and eps.
     """
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
@@ -74,7 +74,9 @@ def whole_batch_norm(memory: str) -> OnTeam:
 
 @cache
 def whole_batch_norm_gradients(memory: str) -> OnTeam:
-    """args: 1-5 addresses of g, x, w, mean, istd; 6-8 of dx (0: not wanted), dw, db; 9 items; 10 channels; 11 elements of a run."""
+    """args: 1-5 addresses of g, x, w, mean, istd; 6-8 of dx (0: not wanted), dw, db; 9 items; 10 channels;
+    11 elements of a run.
+    """
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     total_of, dot_of = sum_of_runs("wide sum", memory), sum_of_runs("deviation dot", memory)

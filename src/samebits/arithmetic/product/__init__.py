@@ -3,16 +3,17 @@
     product[i, j] = c_0 + c_1 + ... : the inner dimension in chunks of 256; their sums are added in order.
     c = fma(a[i, k], b[k, j], c) for each k of the chunk in order, from +0.
 
-fma rounds once, and so does each addition, to nearest even; denormals are kept. The definition names no vector, tile,
-thread or batch, so these are free. With `alpha`, `beta` and `self`: t = alpha * product, then t + (beta * self); a
-factor of 1 is no operation, and with beta = 0 `self` is not read. Every NaN is the one quiet NaN with no sign. float64
-is the same in its own arithmetic.
+fma rounds once, and so does each addition, to nearest even; denormals are kept. The definition names no
+vector, tile, thread or batch, so these are free. With `alpha`, `beta` and `self`: t = alpha * product, then t
++ (beta * self); a factor of 1 is no operation, and with beta = 0 `self` is not read. Every NaN is the one
+quiet NaN with no sign. float64 is the same in its own arithmetic.
 
-float16 is read as float32, all is float32, and the result is rounded once; with `self`, t is rounded, too, so that `linear` gives the
-same bits whether torch makes it of one op or of a product and a sum, which follows the layout of a batch. bfloat16 too, and there the chain takes two
-elements at a time, the odd one first: c = fma(a[i, 2p + 1], b[2p + 1, j], c), then c = fma(a[i, 2p], b[2p, j], c); an
-odd inner dimension has one more element, of zeros. Denormals are flushed to zero, as factors and as results. So the
-instruction VDPBF16PS computes it.
+float16 is read as float32, all is float32, and the result is rounded once; with `self`, t is rounded, too, so
+that `linear` gives the same bits whether torch makes it of one op or of a product and a sum, which follows
+the layout of a batch. bfloat16 too, and there the chain takes two elements at a time, the odd one first:
+c = fma(a[i, 2p + 1], b[2p + 1, j], c), then c = fma(a[i, 2p], b[2p, j], c); an odd inner dimension has one
+more element, of zeros. Denormals are flushed to zero, as factors and as results. So the instruction VDPBF16PS
+computes it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def product(
     beta: Any = 1,
     out: Tensor | None = None,
 ) -> Tensor | None:
-    """Returns alpha a b + beta added; None where these are no factors of one floating-point type that fit, or are empty.
+    """Returns alpha a b + beta added; None if these do not fit, are empty, or not of one floating-point type.
 
-    Two matrices, equal batches of them, or a matrix and a vector. `added` is broadcast to the result's
-    shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it; its rows must be
-    dense.
+    Two matrices, equal batches of them, or a matrix and a vector. `added` is broadcast to the result's shape,
+    and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it; its rows
+    must be dense.
     """
     if beta == 0:
         added = None
@@ -98,7 +99,7 @@ def _product(
     if plan.planes > 1:
         sums = torch.empty(plan.sums, dtype=plan.sum_dtype)
         plan.run(plan.chunks, first.data_ptr(), second.data_ptr(), sums.data_ptr(), s, *places)
-        finish(sums, out, s, plan.steps, plan.is_adding, scale, plan.mxcsr)
+        finish(sums, out, s, plan.steps, plan.adds_self, scale, plan.mxcsr)
     else:
         plan.run(plan.chunks, first.data_ptr(), second.data_ptr(), c, s, *places)
     give_back(memory)

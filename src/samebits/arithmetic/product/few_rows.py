@@ -1,25 +1,27 @@
 """Products with few rows, as fast as the second factor is read: nothing of it is packed.
 
-Where its rows are contiguous, some of them are added to the sums of many columns at a time, in the order of k; where
-its columns are, square blocks are transposed in registers, so that lanes are columns all the same.
+Where its rows are contiguous, some of them are added to the sums of many columns at a time, in the order of
+k; where its columns are, square blocks are transposed in registers, so that lanes are columns all the same.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from samebits import _native as native
-from samebits._native import inlined, instruction
-from samebits._native.kernel_threads import OnTeam, float32_at, int64_at, on_team
+from samebits._native import inlined
+from samebits._native.kernel_threads import OnTeam, float32_at, on_team
 from samebits.arithmetic.product.finish import row_finisher
+from samebits.arithmetic.product.instructions import fields_at, procedure, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
 from samebits.arithmetic.product.scratch import part_of_thread
-from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, register_tile
+from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, ProductFields, register_tile
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 MOST = 4
@@ -32,55 +34,17 @@ def _depth(rows: int) -> int:
     return DEPTH if rows <= 2 else DEPTH // 2
 
 
-def _cases(builder: Any, rows: Any, call: Any) -> None:
-    """Calls the function of a number of rows."""
-    end = builder.append_basic_block("few_end")
-    choice = builder.switch(rows, end)
-    for count in range(1, MOST + 1):
-        block = builder.append_basic_block(f"few_{count}")
-        choice.add_case(native.ir.IntType(64)(count), block)
-        builder.position_at_end(block)
-        call(builder, count)
-        builder.branch(end)
-    builder.position_at_end(end)
-
-
-def _function(module: Any, name: str, arguments: int) -> Any:
-    """A function of integers that is not inlined, and its builder."""
-    ir = native.ir
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * arguments)
-    function = native.cgutils.get_or_insert_function(module, kind, name)
-    if function.blocks:
-        return function, None
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    return function, ir.IRBuilder(function.append_basic_block("entry"))
-
-
 def add_rows_kernel(number: Number, depth: int | None = None) -> Any:
     """Returns the instruction that adds some rows of b to the sums of up to 4 rows of the product.
 
-    Its arguments: rows; a, from row to row, from k to k; b, from k to k; the sums, from row to row; the number of
-    columns. `depth`: rows of b; None: as many as suit the number of rows.
+    Its arguments: rows; a, from row to row, from k to k; b, from k to k; the sums, from row to row; the
+    number of columns. `depth`: rows of b; None: as many as suit the number of rows.
     """
 
-    @instruction
-    def add_rows(typing_context: Any, rows: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, t: Any, tm: Any, columns: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            def call(builder: Any, count: int) -> None:
-                deep = depth or _depth(count)
-                name = f"samebits_rows_{number.name}_{count}_{deep}"
-                function, inside = _function(builder.module, name, 8)
-                if inside:
-                    _add_rows(Emitter(inside, number), count, deep, *function.args)
-                builder.call(function, arguments[1:])
+    def add_rows(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
+        _add_rows(emit, rows, depth or _depth(rows), *arguments)
 
-            _cases(builder, arguments[0], call)
-            return context.get_dummy_value()
-
-        return native.types.void(*[native.types.int64] * 9), build
-
-    return add_rows
+    return procedure_of_cases(number, f"rows_{depth}", range(1, MOST + 1), 9, add_rows)
 
 
 def _add_rows(
@@ -130,32 +94,19 @@ def _add_rows(
     done = builder.mul(whole, emit.i64(emit.lanes))
     with builder.if_then(builder.icmp_signed("<", done, columns)):
         step(builder.mul(whole, emit.i64(width)), emit.mask(builder.sub(columns, done)))
-    builder.ret_void()
 
 
 def columns_kernel(number: Number) -> Any:
-    """Returns the instruction that multiplies up to 4 rows by up to 2 vectors of columns, each contiguous along k.
+    """Returns the instruction that multiplies up to 4 rows by up to 2 vectors of columns, contiguous along k.
 
-    Its arguments: rows; a, from row to row, from k to k; b, from column to column; the sums, from row to row; the
-    length; the number of columns. The sums beyond those columns are of no use.
+    Its arguments: rows; a, from row to row, from k to k; b, from column to column; the sums, from row to row;
+    the length; the number of columns. The sums beyond those columns are of no use.
     """
 
-    @instruction
-    def columns(typing_context: Any, rows: Any, a: Any, am: Any, ak: Any, b: Any, bn: Any, t: Any, tm: Any, length: Any, count: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            def call(builder: Any, count: int) -> None:
-                name = f"samebits_columns_{number.name}_{count}"
-                function, inside = _function(builder.module, name, 9)
-                if inside:
-                    _columns(Emitter(inside, number), count, *function.args)
-                builder.call(function, arguments[1:])
+    def columns(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
+        _columns(emit, rows, *arguments)
 
-            _cases(builder, arguments[0], call)
-            return context.get_dummy_value()
-
-        return native.types.void(*[native.types.int64] * 10), build
-
-    return columns
+    return procedure_of_cases(number, "columns", range(1, MOST + 1), 10, columns)
 
 
 def _columns(
@@ -204,37 +155,30 @@ def _columns(
     for row, place in enumerate(places):
         for j in range(2):
             emit.store(builder.load(accumulators[2 * row + j]), place, j * lanes * size)
-    builder.ret_void()
 
 
 def add_sums_kernel(number: Number) -> Any:
-    """Returns the instruction that adds a row of sums to c, and self to that, where they are to be added; else -0.
+    """Returns the instruction that adds c (or -0) to a row of sums, and self (or -0) to that, and writes c.
 
     Its arguments: the sums; c; self; the number of columns; is c added; is self.
     """
 
-    @instruction
-    def add_sums(typing_context: Any, t: Any, c: Any, s: Any, columns: Any, old: Any, own: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            t, c, s, columns, old, own = arguments
-            emit = Emitter(builder, number)
-            nothing = NEGATIVE_ZERO[number.size]
-            sums, place, added = emit.pointer(t), emit.pointer(c), emit.pointer(s)
-            step = emit.i64(emit.lanes)
-            vectors = builder.sdiv(builder.add(columns, emit.i64(emit.lanes - 1)), step)
-            with native.cgutils.for_range(builder, vectors) as loop:
-                left = builder.sub(columns, builder.mul(loop.index, step))
-                offset = builder.mul(loop.index, emit.i64(emit.lanes * number.size))
-                value = emit.load(sums, offset)
-                for where, is_added in ((place, old), (added, own)):
-                    mask = emit.mask(builder.mul(left, is_added))
-                    value = builder.fadd(emit.load(where, offset, mask, nothing), value)
-                emit.store(emit.plain(value), place, offset, emit.mask(left))
-            return context.get_dummy_value()
+    def add_sums(emit: Emitter, t: Any, c: Any, s: Any, columns: Any, old: Any, own: Any) -> None:
+        builder = emit.builder
+        nothing = NEGATIVE_ZERO[number.size]
+        sums, place, added = emit.pointer(t), emit.pointer(c), emit.pointer(s)
+        step = emit.i64(emit.lanes)
+        vectors = builder.sdiv(builder.add(columns, emit.i64(emit.lanes - 1)), step)
+        with native.cgutils.for_range(builder, vectors) as loop:
+            left = builder.sub(columns, builder.mul(loop.index, step))
+            offset = builder.mul(loop.index, emit.i64(emit.lanes * number.size))
+            value = emit.load(sums, offset)
+            for where, is_added in ((place, old), (added, own)):
+                mask = emit.mask(builder.mul(left, is_added))
+                value = builder.fadd(emit.load(where, offset, mask, nothing), value)
+            emit.store(emit.plain(value), place, offset, emit.mask(left))
 
-        return native.types.void(*[native.types.int64] * 6), build
-
-    return add_sums
+    return procedure(number, add_sums)
 
 
 @lru_cache(maxsize=4)
@@ -243,6 +187,7 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes
     add_rows, add_row = add_rows_kernel(number), add_rows_kernel(number, 1)
     columns, add_sums, finish_row = columns_kernel(number), add_sums_kernel(number), row_finisher(dtype)
+    read = fields_at(ProductFields)
 
     @inlined
     def by_rows(
@@ -265,36 +210,33 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
             k += deep
 
     def work(index: int, args: Any) -> None:
-        plan = native.carray(int64_at(args[5]), (40,))
-        before = set_mxcsr(plan[0])
-        m, n_all, k_all, batch = plan[2], plan[3], plan[4], plan[5]
-        am, ak, bk, bn, cm, sm = plan[6], plan[7], plan[8], plan[9], plan[10], plan[11]
-        tile_n, grid_n, items = plan[17], plan[19], plan[20]
-        pack_b, part_k, parts, plane, is_adding = plan[22], plan[23], plan[24], plan[25], plan[26]
-        pitch = ((tile_n + wide - 1) // wide * wide) * size
-        is_final = plan[28] != 0
-        t = part_of_thread(args[7], args[8], plan[1])
+        f = read(args[5])
+        before = set_mxcsr(f.mxcsr)
+        m, am, ak, bk, bn, cm, sm, plane = f.m, f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
+        pitch = ((f.tile_n + wide - 1) // wide * wide) * size
+        is_final = f.is_final != 0
+        t = part_of_thread(args[7], args[8], f.memory)
         sums = t + m * pitch
         if is_final:  # the sums become the result as soon as they are complete
             cm = pitch
-        part = index % parts
-        j0 = index // parts % grid_n * tile_n
-        first = index // parts // grid_n * items
-        n = min(tile_n, n_all - j0)
-        k_begin, k_end = part * part_k * chunk, min(k_all, (part + 1) * part_k * chunk)
-        for item in range(first, min(first + items, batch)):
-            a0 = args[1] + item * plan[12]
-            b0 = args[2] + item * plan[13] + j0 * bn
-            c0 = args[3] + item * plan[14] + j0 * size
-            s0 = args[4] + item * plan[15] + j0 * size
-            # Columns that are contiguous along k are read to their end, some of them at a time; rows chunk by chunk.
-            width = n if pack_b == 0 else wide
+        part = index % f.parts
+        j0 = index // f.parts % f.grid_n * f.tile_n
+        first = index // f.parts // f.grid_n * f.items
+        n = min(f.tile_n, f.n - j0)
+        k_begin, k_end = part * f.part_k * chunk, min(f.k, (part + 1) * f.part_k * chunk)
+        for item in range(first, min(first + f.items, f.batch)):
+            a0 = args[1] + item * f.a_item
+            b0 = args[2] + item * f.b_item + j0 * bn
+            c0 = args[3] + item * f.c_item + j0 * size
+            s0 = args[4] + item * f.self_item + j0 * size
+            # Columns that are contiguous along k are read to their end, some at a time; rows chunk by chunk.
+            width = n if f.pack_b == 0 else wide
             for j in range(0, n, width):
                 count = min(width, n - j)
                 for k0 in range(k_begin, k_end, chunk):
-                    length = min(chunk, k_all - k0)
+                    length = min(chunk, f.k - k0)
                     a, b = a0 + k0 * ak, b0 + k0 * bk + j * bn
-                    if pack_b == 0:
+                    if f.pack_b == 0:
                         for i in range(m):
                             clear = native.carray(float32_at(t + i * pitch), (count * size // 4,))
                             for x in range(count * size // 4):
@@ -305,16 +247,25 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
                             rows = min(MOST, m - row)
                             columns(rows, a + row * am, am, ak, b, bn, t + row * pitch, pitch, length, count)
                     is_old = 1 if k0 > k_begin and plane == 0 else 0
-                    is_own = 1 if is_adding != 0 and k0 + length == k_all else 0
+                    is_own = 1 if f.is_adding != 0 and k0 + length == f.k else 0
                     c, s = sums if is_final else c0 + k0 // chunk * plane + j * size, s0 + j * size
                     for row in range(m):
                         add_sums(t + row * pitch, c + row * cm, s + row * sm, count, is_old, is_own)
                 if is_final:
                     for row in range(m):
-                        out = args[3] + item * plan[29] + row * plan[30] + (j0 + j) * plan[31]
-                        own_row = args[4] + item * plan[32] + row * plan[33] + (j0 + j) * plan[34]
+                        out = args[3] + item * f.out_item + row * f.out_row + (j0 + j) * f.out_column
+                        own_row = (
+                            args[4] + item * f.added_item + row * f.added_row + (j0 + j) * f.added_column
+                        )
                         finish_row(
-                            sums + row * cm, out, plan[31], own_row, plan[34], plan[35], args[6], count
+                            sums + row * cm,
+                            out,
+                            f.out_column,
+                            own_row,
+                            f.added_column,
+                            f.adds_self,
+                            args[6],
+                            count,
                         )
         set_mxcsr(before)
 

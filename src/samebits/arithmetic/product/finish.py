@@ -1,10 +1,10 @@
-"""The last steps of a product where the tiles do not take them: sums of chunks added in order, alpha, beta and self, one rounding."""
+"""The last steps of a product that tiles do not take: sums of chunks in order, alpha, beta, one rounding."""
 
 from __future__ import annotations
 
 from array import array
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,8 @@ from torch import Tensor
 from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
-from samebits._native.kernel_threads import (
-    OnTeam,
-    float32_at,
-    float64_at,
-    int64_at,
-    on_team,
-    uint16_at,
-)
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, uint16_at
+from samebits.arithmetic.product.instructions import fields_at, keep_alive
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 
 
@@ -58,8 +52,8 @@ def _finished(dtype: torch.dtype) -> Any:
 def row_finisher(dtype: torch.dtype) -> Any:
     """Returns the part of kernels that makes a row of the result of a row of sums.
 
-    Its arguments, addresses and bytes from column to column: sums (side by side); result; self; is self added; alpha
-    and beta; the number of columns.
+    Its arguments, addresses and bytes from column to column: sums (side by side); result; self; is self
+    added; alpha and beta; the number of columns.
     """
     at, bytes_of_one, read, rounded = FORMS[dtype]
     pointer = float64_at if dtype == torch.float64 else float32_at
@@ -72,7 +66,9 @@ def row_finisher(dtype: torch.dtype) -> Any:
     in_type = rounded_and_read if bytes_of_one == 2 else _same
 
     @inlined
-    def finish_row(t: Any, out: Any, out_step: Any, s: Any, s_step: Any, is_adding: Any, scale: Any, count: Any) -> None:  # fmt: skip
+    def finish_row(
+        t: Any, out: Any, out_step: Any, s: Any, s_step: Any, is_adding: Any, scale: Any, count: Any
+    ) -> None:
         factors = native.carray(pointer(scale), (2,))
         alpha, beta = factors[0], factors[1]
         sums = native.carray(pointer(t), (count,))
@@ -98,56 +94,82 @@ def row_finisher(dtype: torch.dtype) -> Any:
     return finish_row
 
 
+class FinishFields(NamedTuple):
+    """The numbers of the last steps, as the kernel reads them."""
+
+    rows: int
+    columns: int
+    planes: int
+    """Sums that are added for each element."""
+    plane: int
+    """Bytes from one to the next."""
+    each: int
+    """Rows that a thread takes at a time."""
+    inner: int
+    """Rows of an item of the batch."""
+    adds_self: int
+    mxcsr: int
+    out_item: int
+    """Bytes of the result and of self from item to item, row to row and column to column."""
+    out_row: int
+    out_column: int
+    self_item: int
+    self_row: int
+    self_column: int
+
+
 @lru_cache(maxsize=4)
 def finisher(dtype: torch.dtype) -> OnTeam:
-    """Returns the kernel for sums of chunks that were stored each by itself; sums are float64 for float64, else float32."""
+    """Returns the kernel for sums of chunks, stored each by itself, in float64 for float64, else float32."""
     wide = dtype == torch.float64
     pointer = float64_at if wide else float32_at
     kind: Any = np.float64 if wide else np.float32
     size = 8 if wide else 4
-    finish_row = row_finisher(dtype)
+    finish_row, read = row_finisher(dtype), fields_at(FinishFields)
 
     def work(chunk: int, args: Any) -> None:
-        # args: 1-3 addresses of sums, result and self; 4 numbers; 5 alpha and beta
-        numbers = native.carray(int64_at(args[4]), (16,))
-        rows, columns, planes, plane, each = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
-        inner, is_adding = numbers[5], numbers[6]
-        before = set_mxcsr(numbers[7])
+        # args: 1-3 addresses of sums, result and self; 4 the fields; 5 alpha and beta
+        f = read(args[4])
+        before = set_mxcsr(f.mxcsr)
         total = np.empty(BLOCK, kind)
-        for row in range(chunk * each, min(rows, (chunk + 1) * each)):
-            for j0 in range(0, columns, BLOCK):
-                count = min(BLOCK, columns - j0)
-                here = args[1] + (row * columns + j0) * size
-                first = native.carray(pointer(here), (planes if rows * columns == 1 else count,))
+        is_one = f.rows * f.columns == 1  # the product of two vectors: its chunks stand side by side
+        for row in range(chunk * f.each, min(f.rows, (chunk + 1) * f.each)):
+            item, row_of_item = row // f.inner, row % f.inner
+            for j0 in range(0, f.columns, BLOCK):
+                count = min(BLOCK, f.columns - j0)
+                here = args[1] + (row * f.columns + j0) * size
+                first = native.carray(pointer(here), (f.planes if is_one else count,))
                 for j in range(count):
                     total[j] = first[j]
-                if rows * columns == 1:  # the product of two vectors: its chunks stand side by side
-                    for p in range(1, planes):
+                if is_one:
+                    for p in range(1, f.planes):
                         total[0] += first[p]
-                for p in range(1, planes if rows * columns > 1 else 1):
-                    more = native.carray(pointer(here + p * plane), (count,))
+                for p in range(1, 1 if is_one else f.planes):
+                    more = native.carray(pointer(here + p * f.plane), (count,))
                     for j in range(count):
                         total[j] += more[j]
-                out = args[2] + row // inner * numbers[8] + row % inner * numbers[9] + j0 * numbers[10]
-                s = args[3] + row // inner * numbers[11] + row % inner * numbers[12] + j0 * numbers[13]
-                finish_row(total.ctypes.data, out, numbers[10], s, numbers[13], is_adding, args[5], count)
-        total[0] = 0  # until here Numba must not free it
+                out = args[2] + item * f.out_item + row_of_item * f.out_row + j0 * f.out_column
+                s = args[3] + item * f.self_item + row_of_item * f.self_row + j0 * f.self_column
+                finish_row(
+                    total.ctypes.data, out, f.out_column, s, f.self_column, f.adds_self, args[5], count
+                )
+        keep_alive(total)
         set_mxcsr(before)
 
     return on_team(work, name=f"finish_product_{dtype}")
 
 
 def finish(
-    sums: Tensor, out: Tensor, s: int, steps: tuple[int, ...], is_adding: int, scale: int, mxcsr: int
+    sums: Tensor, out: Tensor, s: int, steps: tuple[int, ...], adds_self: int, scale: int, mxcsr: int
 ) -> None:
     """`out` becomes alpha (sums[0] + sums[1] + ...) + beta self.
 
-    `steps`: bytes of the result and of self from item to item, row to row and column to column of `sums[0]`. `s` and
-    `scale` are the addresses of self, and of alpha and beta.
+    `steps`: bytes of the result and of self from item to item, row to row and column to column of `sums[0]`.
+    `s` and `scale` are the addresses of self, and of alpha and beta.
     """
     planes, batch, inner, columns = sums.shape
     rows = batch * inner
     each = max(1, (1 << 14) // (columns * planes))
     plane = rows * columns * sums.element_size()
-    numbers = array("q", (rows, columns, planes, plane, each, inner, is_adding, mxcsr, *steps))
-    finisher(out.dtype)(-(-rows // each), sums.data_ptr(), out.data_ptr(), s, numbers.buffer_info()[0], scale)
+    fields = array("q", FinishFields(rows, columns, planes, plane, each, inner, adds_self, mxcsr, *steps))
+    finisher(out.dtype)(-(-rows // each), sums.data_ptr(), out.data_ptr(), s, fields.buffer_info()[0], scale)

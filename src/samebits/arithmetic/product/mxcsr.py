@@ -9,7 +9,7 @@ from samebits._native import instruction
 from samebits.arithmetic.product.vectors import BFLOAT16, Number
 
 KEPT, FLUSHED = 0x1F80, 0x9FC0
-"""The register MXCSR: rounded to nearest even; denormals are kept, or flushed to zero, as results and as factors."""
+"""The register MXCSR: rounds to nearest even, and keeps denormals, or flushes results and factors to zero."""
 
 
 def mxcsr_of(number: Number) -> int:

@@ -1,4 +1,4 @@
-"""Copies of parts of a factor as a tile's kernel reads them: some columns side by side, for each k of a chunk."""
+"""Copies of parts of a factor as a tile reads them: some columns side by side, for each k of a chunk."""
 
 from __future__ import annotations
 
@@ -6,71 +6,61 @@ from collections.abc import Iterator
 from typing import Any
 
 from samebits import _native as native
-from samebits._native import instruction
 from samebits._native.vector_writer import features
+from samebits.arithmetic.product.instructions import procedure
 from samebits.arithmetic.product.vectors import BFLOAT16, Emitter, Number
 
 
 def copy_rows(number: Number, vectors: int) -> Any:
-    """Returns the instruction that copies `length` rows of up to `vectors` vectors; what is beyond `columns` becomes zero.
+    """Returns the instruction that copies rows of up to `vectors` vectors, with zeros beyond `columns`.
 
     Its arguments: the source, bytes from row to row; the target, bytes from row to row; length; columns.
     """
 
-    @instruction
-    def copy(typing_context: Any, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            source, step, target, pitch, length, columns = arguments
-            emit = Emitter(builder, number)
-            width = emit.lanes * number.size
-            masks = [emit.mask(columns, j * emit.lanes) for j in range(vectors)]
-            with native.cgutils.for_range(builder, length) as loop:
-                here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-                there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
-                for j in range(vectors):
-                    emit.store(emit.load(here, j * width, masks[j]), there, j * width)
-            return context.get_dummy_value()
+    def copy(
+        emit: Emitter, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any
+    ) -> None:
+        builder = emit.builder
+        width = emit.lanes * number.size
+        masks = [emit.mask(columns, j * emit.lanes) for j in range(vectors)]
+        with native.cgutils.for_range(builder, length) as loop:
+            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
+            there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
+            for j in range(vectors):
+                emit.store(emit.load(here, j * width, masks[j]), there, j * width)
 
-        return native.types.void(*[native.types.int64] * 6), build
-
-    return copy
+    return procedure(number, copy)
 
 
 STRIPS = 4
-"""Strips of rows that are packed together where they are contiguous: a page is visited once for all of them."""
+"""Strips of contiguous rows that are packed together: a page is visited once for all of them."""
 
 
 def copy_strips(number: Number, rows: int) -> Any:
-    """Returns the instruction that copies strips of `rows` contiguous rows each; at least a vector of rows follows them.
+    """Returns the instruction that copies strips of `rows` contiguous rows; a vector of rows follows.
 
-    Its arguments: the source, bytes from k to k (of pairs: from pair to pair); the target, bytes from k to k, bytes from
-    strip to strip; the length.
+    Its arguments: the source, bytes from k to k (of pairs: from pair to pair); the target, bytes from k to k,
+    bytes from strip to strip; the length.
     """
 
-    @instruction
-    def copy(typing_context: Any, source: Any, step: Any, target: Any, pitch: Any, strip: Any, length: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            source, step, target, pitch, strip, length = arguments
-            emit = Emitter(builder, number)
-            width = emit.lanes * number.size
-            half = builder.sdiv(step, emit.i64(2))
-            with native.cgutils.for_range(builder, length) as loop:
-                here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-                there = builder.add(target, builder.mul(loop.index, pitch))
-                for one in range(STRIPS):
-                    place = emit.pointer(builder.add(there, builder.mul(strip, emit.i64(one))))
-                    for j in range(-(-rows // emit.lanes)):
-                        first = one * rows + j * emit.lanes
-                        if number is BFLOAT16:
-                            value = _interleaved(emit, _short(emit), here, half, emit.i64(first))
-                        else:
-                            value = emit.load(here, first * number.size)
-                        emit.store(value, place, j * width)
-            return context.get_dummy_value()
+    def copy(emit: Emitter, source: Any, step: Any, target: Any, pitch: Any, strip: Any, length: Any) -> None:
+        builder = emit.builder
+        width = emit.lanes * number.size
+        half = builder.sdiv(step, emit.i64(2))
+        with native.cgutils.for_range(builder, length) as loop:
+            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
+            there = builder.add(target, builder.mul(loop.index, pitch))
+            for one in range(STRIPS):
+                place = emit.pointer(builder.add(there, builder.mul(strip, emit.i64(one))))
+                for j in range(-(-rows // emit.lanes)):
+                    first = one * rows + j * emit.lanes
+                    if number is BFLOAT16:
+                        value = _interleaved(emit, _short(emit), here, half, emit.i64(first))
+                    else:
+                        value = emit.load(here, first * number.size)
+                    emit.store(value, place, j * width)
 
-        return native.types.void(*[native.types.int64] * 6), build
-
-    return copy
+    return procedure(number, copy)
 
 
 def interleave_rows(number: Number, vectors: int) -> Any:
@@ -79,35 +69,31 @@ def interleave_rows(number: Number, vectors: int) -> Any:
     Its arguments are those of `copy_rows`: bytes from pair to pair; what is beyond `columns` is not written.
     """
 
-    @instruction
-    def copy(typing_context: Any, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            source, step, target, pitch, length, columns = arguments
-            emit = Emitter(builder, number)
-            half = builder.sdiv(step, emit.i64(2))
-            whole = builder.sdiv(columns, emit.i64(emit.lanes))
-            done = builder.mul(whole, emit.i64(emit.lanes))
-            is_rest, mask = builder.icmp_signed("<", done, columns), emit.mask(builder.sub(columns, done))
-            with native.cgutils.for_range(builder, length) as loop:
-                here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-                there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
-                with native.cgutils.for_range(builder, whole) as inner:
-                    first = builder.mul(inner.index, emit.i64(emit.lanes))
-                    pairs = _interleaved(emit, _short(emit), here, half, first)
-                    emit.store(pairs, there, builder.mul(first, emit.i64(4)))
-                if "avx512bw" in features():  # a load of some elements of 16 bits
-                    with builder.if_then(is_rest):
-                        pairs = _interleaved(emit, _short(emit), here, half, done, mask)
-                        emit.store(pairs, there, builder.mul(done, emit.i64(4)), mask)
-                else:
-                    with native.cgutils.for_range_slice(builder, done, columns, emit.i64(1)) as (one, _):
-                        pair = _interleaved(emit, native.ir.IntType(16), here, half, one)
-                        builder.store(pair, emit.at(there, builder.mul(one, emit.i64(4)), emit.word), align=4)
-            return context.get_dummy_value()
+    def copy(
+        emit: Emitter, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any
+    ) -> None:
+        builder = emit.builder
+        half = builder.sdiv(step, emit.i64(2))
+        whole = builder.sdiv(columns, emit.i64(emit.lanes))
+        done = builder.mul(whole, emit.i64(emit.lanes))
+        is_rest, mask = builder.icmp_signed("<", done, columns), emit.mask(builder.sub(columns, done))
+        with native.cgutils.for_range(builder, length) as loop:
+            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
+            there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
+            with native.cgutils.for_range(builder, whole) as inner:
+                first = builder.mul(inner.index, emit.i64(emit.lanes))
+                pairs = _interleaved(emit, _short(emit), here, half, first)
+                emit.store(pairs, there, builder.mul(first, emit.i64(4)))
+            if "avx512bw" in features():  # a load of some elements of 16 bits
+                with builder.if_then(is_rest):
+                    pairs = _interleaved(emit, _short(emit), here, half, done, mask)
+                    emit.store(pairs, there, builder.mul(done, emit.i64(4)), mask)
+            else:
+                with native.cgutils.for_range_slice(builder, done, columns, emit.i64(1)) as (one, _):
+                    pair = _interleaved(emit, native.ir.IntType(16), here, half, one)
+                    builder.store(pair, emit.at(there, builder.mul(one, emit.i64(4)), emit.word), align=4)
 
-        return native.types.void(*[native.types.int64] * 6), build
-
-    return copy
+    return procedure(number, copy)
 
 
 def _short(emit: Emitter) -> Any:
@@ -116,7 +102,7 @@ def _short(emit: Emitter) -> Any:
 
 
 def _interleaved(emit: Emitter, kind: Any, here: Any, half: Any, first: Any, mask: Any = None) -> Any:
-    """The pairs of some columns from `first` on (those that the mask has): the even row's number is the low half of a pair."""
+    """The pairs of columns from `first` on (of those of a mask); the low half is the even row's number."""
     builder = emit.builder
     wide = emit.words if hasattr(kind, "count") else emit.word
     offset = builder.mul(first, emit.i64(2))
@@ -134,7 +120,7 @@ def _interleaved(emit: Emitter, kind: Any, here: Any, half: Any, first: Any, mas
 
 
 class Transposition:
-    """A square block of a factor whose rows (of columns to be) are contiguous along k, as vectors over its rows."""
+    """A square block of rows (columns to be) that are contiguous along k, as vectors over its rows."""
 
     def __init__(self, emit: Emitter, step: Any, rows: Any) -> None:
         """`step`: bytes from row to row; rows from the number `rows` on are read as the last one before."""
@@ -149,7 +135,7 @@ class Transposition:
     def parts(self, pointer: Any) -> Iterator[list[Any]]:
         """Yields the block's vectors, one for each k, in groups of those that 128 bits of a row hold.
 
-        All of a row's line is read before the next row's, since the lines of many rows may share a place in the cache.
+        All of a row's line is read before the next row's: lines of many rows may share a place in the cache.
         """
         emit = self._emit
         lanes = emit.lanes
@@ -180,7 +166,7 @@ class Transposition:
 
 
 def _inserted(emit: Emitter, vector: Any, piece: Any, lane: int) -> Any:
-    """The vector with 128 bits of its lanes, from `lane` on, replaced; None: a vector with no other known bits."""
+    """The vector with 128 bits of it, from `lane` on, replaced; None: a vector of unknown other bits."""
     part, lanes = piece.type.count, emit.lanes
     wide = emit.shuffled(piece, piece, [min(i, part - 1) for i in range(lanes)])
     if vector is None:
@@ -210,45 +196,36 @@ def _transposed(emit: Emitter, rows: list[Any]) -> list[Any]:
 
 
 def transpose_panel(number: Number) -> Any:
-    """Returns the instruction that copies up to a vector of columns that are contiguous along k, as rows for each k.
+    """Returns the instruction that copies up to a vector of columns, contiguous along k, as a row for each k.
 
-    Its arguments: the source, bytes from column to column; the target, bytes from k to k; the length along k, a
-    multiple of a vector; the number of columns (the vector's other lanes repeat the last one).
+    Its arguments: the source, bytes from column to column; the target, bytes from k to k; the length along k,
+    a multiple of a vector; the number of columns (the vector's other lanes repeat the last one).
     """
 
-    @instruction
-    def transpose(typing_context: Any, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            source, step, target, pitch, length, columns = arguments
-            emit = Emitter(builder, number)
-            block = Transposition(emit, step, columns)
-            size = emit.i64(emit.lanes * number.size)
-            with native.cgutils.for_range(builder, builder.sdiv(length, emit.i64(emit.lanes))) as loop:
-                here = emit.pointer(builder.add(source, builder.mul(loop.index, size)))
-                k = builder.mul(loop.index, emit.i64(emit.lanes))
-                for group in block.parts(here):
-                    for vector in group:
-                        place = emit.pointer(builder.add(target, builder.mul(k, pitch)))
-                        emit.store(vector, place, 0)
-                        k = builder.add(k, emit.i64(1))
-            return context.get_dummy_value()
+    def transpose(
+        emit: Emitter, source: Any, step: Any, target: Any, pitch: Any, length: Any, columns: Any
+    ) -> None:
+        builder = emit.builder
+        block = Transposition(emit, step, columns)
+        size = emit.i64(emit.lanes * number.size)
+        with native.cgutils.for_range(builder, builder.sdiv(length, emit.i64(emit.lanes))) as loop:
+            here = emit.pointer(builder.add(source, builder.mul(loop.index, size)))
+            k = builder.mul(loop.index, emit.i64(emit.lanes))
+            for group in block.parts(here):
+                for vector in group:
+                    place = emit.pointer(builder.add(target, builder.mul(k, pitch)))
+                    emit.store(vector, place, 0)
+                    k = builder.add(k, emit.i64(1))
 
-        return native.types.void(*[native.types.int64] * 6), build
-
-    return transpose
+    return procedure(number, transpose)
 
 
 def copy_element(number: Number) -> Any:
     """Returns the instruction that copies one element from an address to another."""
 
-    @instruction
-    def copy(typing_context: Any, source: Any, target: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit = Emitter(builder, number)
-            value = builder.load(emit.at(emit.pointer(arguments[0]), 0, emit.word), align=1)
-            builder.store(value, emit.at(emit.pointer(arguments[1]), 0, emit.word), align=1)
-            return context.get_dummy_value()
+    def copy(emit: Emitter, source: Any, target: Any) -> None:
+        builder = emit.builder
+        value = builder.load(emit.at(emit.pointer(source), 0, emit.word), align=1)
+        builder.store(value, emit.at(emit.pointer(target), 0, emit.word), align=1)
 
-        return native.types.void(native.types.int64, native.types.int64), build
-
-    return copy
+    return procedure(number, copy)

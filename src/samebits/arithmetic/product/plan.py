@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from samebits.arithmetic.product.few_rows import few
 from samebits.arithmetic.product.mxcsr import mxcsr_of
 from samebits.arithmetic.product.packing import STRIPS
 from samebits.arithmetic.product.scratch import LINE
-from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, ROWS, register_tile, tiled
+from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, ROWS, ProductFields, register_tile, tiled
 from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
 
 # The way in which a product is cut and packed: from its sizes, its layout and the number of threads.
@@ -26,7 +26,7 @@ ALONE = 1 << 19
 FEW = 4
 """Rows of a product that is as fast as the second factor is read."""
 WIDE = 512
-"""Columns of a tile, at most: a chunk of them, packed, is half a megabyte, and stays in the cache of one core."""
+"""Columns of a tile, at most: a packed chunk of them, half a megabyte, stays in the cache of one core."""
 TALL = 504
 """Rows of a tile whose sums are kept in memory, at most."""
 LOW = 96
@@ -37,11 +37,9 @@ LARGE = 1 << 22
 """Bytes of a factor that no cache of one core holds."""
 _PACKING_A = (0.06, 0.25, 0.5)
 _PACKING_B = {DIRECT: 0.06, ROWS: 0.2, COLUMNS: 0.6}
-"""Cycles to read or pack an element of the first and of the second factor: estimates, which decide between grids alone."""
+"""Cycles to read or pack an element of a factor: estimates, which decide between grids alone."""
 _TILE = 5000
 """Cycles that a tile costs beside that, estimated."""
-TILED, FEW_ROWS = 0, 1
-"""The kernels."""
 
 
 @dataclass
@@ -58,8 +56,11 @@ class Layout:
     bn: int
     cm: int
     sm: int
-    items: tuple[int, int, int, int]
-    """From item to item of a batch: a, b, c, self."""
+    a_item: int
+    """From item to item of a batch."""
+    b_item: int
+    c_item: int
+    self_item: int
 
 
 @dataclass
@@ -77,7 +78,8 @@ class ProductCut:
     parts: int
     plane: int
     is_adding: bool
-    kernel: int = TILED
+    is_few: bool = False
+    """The kernel of few rows computes it."""
 
 
 def ceil(whole: int, part: int) -> int:
@@ -119,7 +121,8 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
 def _grid(number: Number, layout: Layout, made: ProductCut, pieces: int, threads: int) -> tuple[int, int]:
     """Returns the numbers of tiles down and across that take the least time, for about that number of pieces.
 
-    Each tile packs what it reads: many tiles side by side pack the first factor again and again, many below each other the second.
+    Each tile packs what it reads: many tiles side by side pack the first factor again and again, many below
+    each other the second.
     """
     form = register_tile(number)
     rows, columns = ceil(layout.m, form.rows), ceil(layout.n, form.columns)
@@ -150,18 +153,7 @@ def _cut_few(number: Number, layout: Layout, threads: int, is_adding: bool) -> P
     chunks_of_k = ceil(k, register_tile(number).chunk)
     second = _second(number, layout)
     made = ProductCut(
-        m,
-        n,
-        1,
-        1,
-        1,
-        0,
-        COLUMNS if second == COLUMNS else DIRECT,
-        chunks_of_k,
-        1,
-        0,
-        is_adding,
-        FEW_ROWS,
+        m, n, 1, 1, 1, 0, COLUMNS if second == COLUMNS else DIRECT, chunks_of_k, 1, 0, is_adding, True
     )
     size = n * k
     made.items = max(1, min(batch, (1 << 17) // size))
@@ -184,7 +176,7 @@ def _by_chunks(made: ProductCut, chunks: int, parts: int, plane: int) -> None:
 
 
 def _widest(m: int, pack_b: int) -> int:
-    """Returns the most columns of a tile: few where a panel is packed for few rows, and is used while it is close."""
+    """Returns the most columns of a tile: few if a panel is packed for few rows, used while it is near."""
     if m > LOW:
         return WIDE
     return {DIRECT: 4 * WIDE, ROWS: WIDE, COLUMNS: WIDE // 8}[pack_b]
@@ -224,9 +216,9 @@ class Final:
     """The last steps: strides of the result and of self in bytes (item, row, column), and is self added."""
 
     is_final: bool
-    """The kernel of tiles takes these steps, alpha and beta too; else its sums are the result, or `finish` takes them."""
-    steps: tuple[int, ...]
-    is_adding: bool
+    """The kernel takes these steps, alpha and beta too; else its sums are the result, or `finish` does."""
+    steps: tuple[int, int, int, int, int, int]
+    adds_self: bool
 
 
 class ProductPlan:
@@ -245,14 +237,19 @@ class ProductPlan:
         if final.is_final:
             height = form.rows if layout.k <= form.chunk else cut.tile_m
             sums = ceil(cut.tile_n, form.columns) * form.columns * height
-        if cut.kernel != TILED:
+        if cut.is_few:
             panels, strip, sums = 0, 0, 2 * layout.m * ceil(cut.tile_n, form.columns) * form.columns
         memory = ceil((panels * form.chunk + strip + sums) * number.size, LINE) * LINE
         self.mxcsr = mxcsr_of(number)
-        self._numbers = array("q", (self.mxcsr, memory, *_flat(layout), *_flat(cut), *_flat(final)))
-        self.address = self._numbers.buffer_info()[0]
+        names = ("out_item", "out_row", "out_column", "added_item", "added_row", "added_column")
+        fields = ProductFields(
+            mxcsr=self.mxcsr, memory=memory, **vars(layout), **vars(cut), is_final=final.is_final,
+            **dict(zip(names, final.steps, strict=True)), adds_self=final.adds_self,
+        )  # fmt: skip
+        self._fields = array("q", fields)
+        self.address = self._fields.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
-        self.run = (tiled if cut.kernel == TILED else few)(number, dtype)
+        self.run = (few if cut.is_few else tiled)(number, dtype)
         self.alone = self.run.alone()
         self.memory_parts = min(threads, self.chunks)
         self.memory = memory * self.memory_parts
@@ -269,7 +266,7 @@ class ProductPlan:
         self.sums: tuple[int, ...] = (self.planes, layout.batch, layout.m, layout.n)
         self.sum_dtype = number.sums
         self.steps = final.steps
-        self.is_adding = int(final.is_adding)
+        self.adds_self = int(final.adds_self)
 
 
 class CopiedFactors(ProductPlan):
@@ -278,14 +275,6 @@ class CopiedFactors(ProductPlan):
     is_copied = True
 
     def __init__(self) -> None: ...
-
-
-def _flat(numbers: Any) -> list[int]:
-    """The fields, those of tuples too."""
-    flat: list[int] = []
-    for one in astuple(numbers):
-        flat += one if isinstance(one, tuple) else (one,)
-    return flat
 
 
 def planned(
@@ -324,14 +313,15 @@ def planned(
     size, bytes_of_one = number.size, made.itemsize
     unit = 2 if number is BFLOAT16 else size
     c = (m * n, n, 1) if out == NOTHING else out
-    items = (a[0] * unit, b[0] * unit, c[0] * size, s[0] * size)
+    items = a[0] * unit, b[0] * unit, c[0] * size, s[0] * size
     inner = k // 2 if number is BFLOAT16 else k
     am, ak, bk, bn = strides[:4]
-    layout = Layout(m, n, inner, batch, am, ak, bk, bn, c[1] * size, s[1] * size, items)
+    layout = Layout(m, n, inner, batch, am, ak, bk, bn, c[1] * size, s[1] * size, *items)
     cuts = cut(number, layout, threads, is_fused and is_more, not is_fused)
     if cuts.plane:  # sums of chunks are stored for `finish`, and dense
-        layout.cm, layout.items = n * size, (*items[:2], m * n * size, items[3])
-    steps = tuple(step * bytes_of_one for step in (*((m * n, 1, m) if is_swapped else c), *s))
+        layout.cm, layout.c_item = n * size, m * n * size
+    of_result = (m * n, 1, m) if is_swapped else c
+    steps = *(step * bytes_of_one for step in of_result), *(step * bytes_of_one for step in s)
     final = Final(not is_fused and not cuts.plane, steps, is_more)
     plan = ProductPlan(number, layout, cuts, final, made, threads)
     plan.is_swapped, plan.shape, plan.strides = is_swapped, result, contiguous_strides(result)
@@ -339,7 +329,7 @@ def planned(
 
 
 def _of_elements(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
-    """Returns the bytes from row to row and column to column of both factors; None if the second has to be copied."""
+    """Returns both factors' bytes from row to row and column to column; None: the second must be copied."""
     size = number.size
     bk, bn = b[1] * size, (b[2] if n > 1 else 1) * size
     return None if size not in (bn, bk) and k > 1 else (a[1] * size, a[2] * size, bk, bn)
@@ -361,7 +351,7 @@ def _of_pairs(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[A
 
 
 def _as_matrices(left: Any, right: Any, a: Any, b: Any) -> Any:
-    """Returns the result's shape, the batch, m, n, k, and the factors' strides (item, row, column); None: they do not fit."""
+    """Returns the result's shape, batch, m, n, k, both factors' strides (item, row, column); None: no fit."""
     ranks = len(left), len(right)
     if left[-1:] != (right[-2:-1] or right):
         return None
@@ -375,7 +365,7 @@ def _as_matrices(left: Any, right: Any, a: Any, b: Any) -> Any:
 
 
 def _broadcast(result: Any, is_vector: bool, added: Any) -> Any:
-    """Returns the strides (item, row, column) with which a tensor has the result's shape; None: it has not."""
+    """Returns the strides (item, row, column) that broadcast a tensor to the result; None: no fit."""
     shape, strides = added[0], added[1]
     if len(shape) > len(result) or any(
         size not in (1, there) for size, there in zip(shape[::-1], result[::-1], strict=False)

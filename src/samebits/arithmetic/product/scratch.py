@@ -1,7 +1,7 @@
 """Memory in which kernels pack and sum: kept from call to call.
 
-Allocated and freed by each call beside its result, it would make the allocator return both to the system, and each call
-would wait for fresh pages.
+Allocated and freed by each call beside its result, it would make the allocator return both to the system, and
+each call would wait for fresh pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _kept: list[tuple[int, int, Any]] = []
 
 
 def borrow(size: int) -> tuple[int, int, Any]:
-    """Returns memory of at least that many bytes: its size, its address, its owner. To be given to `give_back`."""
+    """Returns memory of at least that size: its size, its address, its owner. `give_back` takes it back."""
     made = _kept.pop() if _kept else None
     if made is None or made[0] < size:
         memory = np.empty(max(size, _SMALLEST) + LINE, np.uint8)
@@ -61,5 +61,5 @@ _number = (symbol(openmp, "omp_get_thread_num", "int32") if openmp is not None e
 
 @inlined
 def part_of_thread(address: Any, parts: Any, size: Any) -> Any:
-    """Returns the address of this thread's part. With one part, the kernel runs on one thread, whatever its number."""
+    """Returns the address of this thread's part. With one part there is one thread, whatever its number."""
     return address + (np.int64(_number()) * size if parts > 1 else 0)

@@ -1,22 +1,22 @@
-"""The product in tiles: parts of a factor packed where that pays, every tile's chain in registers, on torch's threads.
+"""The product in tiles: parts of a factor packed where that pays, each tile's chain in registers.
 
-A tile of the output is one chunk of work (of the threads, not of the sum): some rows and columns of one matrix of the
-batch, or several whole small ones. How an output is cut has no influence on its bits, so it may follow the CPU and the
-number of threads.
+A tile of the output is one chunk of work (of torch's threads, not of the sum): some rows and columns of one
+matrix of the batch, or several whole small ones. How an output is cut has no influence on its bits, so it may
+follow the CPU and the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from samebits import _native as native
-from samebits._native import inlined, instruction
-from samebits._native.kernel_threads import OnTeam, int64_at, on_team
+from samebits._native import inlined
+from samebits._native.kernel_threads import OnTeam, on_team
 from samebits.arithmetic.product.finish import row_finisher
+from samebits.arithmetic.product.instructions import fields_at, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import (
     STRIPS,
@@ -41,21 +41,18 @@ NEGATIVE_ZERO = {4: 1 << 31, 8: 1 << 63}
 
 
 def counts(most: int) -> list[int]:
-    """Returns the numbers of rows for which there is a kernel (each costs time to compile): with few, sums wait for sums."""
+    """Returns the numbers of rows with a kernel (each takes time to compile): sums of few wait for sums."""
     return [rows for rows in (1, 2, 3, 4, 6, 8, 12) if rows <= most]
 
 
 def tile_kernel(number: Number, most: int, vectors: int) -> Any:
-    """Returns the instruction that computes a tile of one of the `counts(most)` of rows and up to `vectors` vectors of columns.
+    """Returns the instruction for a tile of one of `counts(most)` of rows and some `vectors` of columns.
 
-    Its arguments, addresses and strides in bytes: rows; a, from row to row, from k to k; b, from k to k (columns stand
-    side by side, whole vectors of them, whatever the number of columns); c, from row to row; self, from row to row; the length of the chunk (at least 1); the number of
-    columns; of how many of them c is added to (all or none); to how many self is added (all or none).
+    Its arguments, addresses and strides in bytes: rows; a, from row to row, from k to k; b, from k to k
+    (columns stand side by side, whole vectors of them, whatever the number of columns); c, from row to row;
+    self, from row to row; the length of the chunk (at least 1); the number of columns; of how many of them c
+    is added to (all or none); to how many self is added (all or none).
     """
-
-    @instruction
-    def tile(typing_context: Any, rows: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, c: Any, cm: Any, s: Any, sm: Any, length: Any, columns: Any, old: Any, own: Any) -> Any:  # fmt: skip
-        return tile_of_rows(number, most, f"tile_{vectors}", 14, build)
 
     def build(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
         a, am, ak, b, bk, c, cm, s, sm, length, columns, old, own = arguments
@@ -75,47 +72,7 @@ def tile_kernel(number: Number, most: int, vectors: int) -> Any:
 
         finish_tile(emit, vectors, sums, c, cm, columns, old, own, selves)
 
-    return tile
-
-
-def tile_of_rows(
-    number: Number,
-    most: int,
-    name: str,
-    count: int,
-    build: Callable[[Emitter, int, Sequence[Any]], None],
-) -> tuple[Any, Any]:
-    """Returns the type of an instruction with `count` integers, and what builds it: the first says which tile it calls.
-
-    There is a tile for each of the `counts(most)` of rows, a function of its own, so that no register holds anything
-    else. `build` writes its instructions, from the other arguments.
-    """
-    ir = native.ir
-
-    def function(module: Any, rows: int) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * (count - 1))
-        made = native.cgutils.get_or_insert_function(module, kind, f"samebits_{number.name}_{name}_{rows}")
-        if made.is_declaration:
-            made.linkage = "internal"
-            made.attributes.add("noinline")
-            builder = ir.IRBuilder(made.append_basic_block("entry"))
-            build(Emitter(builder, number), rows, made.args)
-            builder.ret_void()
-        return made
-
-    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        end = builder.append_basic_block("tile_end")
-        choice = builder.switch(arguments[0], end)
-        for rows in counts(most):
-            block = builder.append_basic_block(f"tile_{rows}")
-            choice.add_case(ir.IntType(64)(rows), block)
-            builder.position_at_end(block)
-            builder.call(function(builder.module, rows), arguments[1:])
-            builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
-
-    return native.types.void(*[native.types.int64] * count), call
+    return procedure_of_cases(number, f"tile_{vectors}", counts(most), 14, build)
 
 
 def row_pointers(emit: Emitter, a: Any, am: Any, rows: int) -> list[Any]:
@@ -136,8 +93,8 @@ def chain(
 ) -> list[Any]:
     """Writes the loop over a chunk, and returns the accumulators, row by row.
 
-    `begins`: pointers that go on by `steps` bytes from k to k; of those of one k `factors` returns the `row_pointers` of
-    the first factor, and the place of the second.
+    `begins`: pointers that go on by `steps` bytes from k to k; of those of one k `factors` returns the
+    `row_pointers` of the first factor, and the place of the second.
     """
     builder, width = emit.builder, emit.lanes * emit.number.size
     before, loop, after = (
@@ -184,7 +141,7 @@ def finish_tile(
     own: Any,
     added: Callable[[], list[Any]],
 ) -> None:
-    """Writes c, of `columns` columns: the sums, to which `old` columns of c are added (all or none), and `added()` to that.
+    """Writes `columns` columns of c: the sums, plus `old` columns of c (all or none), plus `added()`.
 
     `added` returns vectors like the sums, of -0 where `own` is 0.
     """
@@ -262,7 +219,7 @@ _NEXT = {
     12: (0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 8, 12, 6, 8, 8, 8, 8, 12, 8, 12, 12, 8, 12),
     6: (0, 1, 2, 3, 4, 3, 6, 4, 4, 6, 6, 4),
 }
-"""The rows of the next tile, by the number that is left, for tiles of at most 12 or 6: little is left to tiles of 1 to 3."""
+"""The rows of the next tile of at most 12 or 6, by the rows that are left: tiles of 1 to 3 get few."""
 
 
 def next_rows(most: int) -> Any:
@@ -276,9 +233,60 @@ def next_rows(most: int) -> Any:
     return rows
 
 
+def rows_of_tiles(rows: int, most: int) -> list[int]:
+    """Returns the rows of each tile of some rows, as `next_rows` computes them."""
+    made = []
+    while rows > 0:
+        made.append(_NEXT[most][rows] if rows < 2 * most else most)
+        rows -= made[-1]
+    return made
+
+
+class ProductFields(NamedTuple):
+    """The numbers of a product, as its kernel reads them: `Layout`, `ProductCut` and `Final` of `plan`."""
+
+    mxcsr: int
+    memory: int
+    """Bytes of each thread's memory."""
+    m: int
+    n: int
+    k: int
+    batch: int
+    am: int
+    ak: int
+    bk: int
+    bn: int
+    cm: int
+    sm: int
+    a_item: int
+    b_item: int
+    c_item: int
+    self_item: int
+    tile_m: int
+    tile_n: int
+    grid_m: int
+    grid_n: int
+    items: int
+    pack_a: int
+    pack_b: int
+    part_k: int
+    parts: int
+    plane: int
+    is_adding: int
+    is_few: int
+    is_final: int
+    out_item: int
+    out_row: int
+    out_column: int
+    added_item: int
+    added_row: int
+    added_column: int
+    adds_self: int
+
+
 @lru_cache(maxsize=4)
 def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
-    """Returns the kernel of products of one kind of number, and a result of a type; its arguments are listed in it."""
+    """Returns the kernel of products of a kind of number, with a result of a type."""
     form = register_tile(number)
     most, wide, size, chunk = form.rows, form.columns, number.size, form.chunk
     lanes, rows_of = number.lanes, next_rows(most)
@@ -287,62 +295,51 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     narrow_strips, finish_row = _rows(number, -(-most // lanes)), row_finisher(dtype)
     pitch = -(-most // lanes) * lanes * size
     panel_bytes, strip_bytes = wide * size * chunk, pitch * chunk
-    copies = copy_strips(number, most)
+    copies, read = copy_strips(number, most), fields_at(ProductFields)
 
     def work(index: int, args: Any) -> None:
-        # args: 1-4 a b c self, 5 the plan: the fields of `Layout`, `ProductCut` and `Final`, in their order, 6 alpha and beta,
-        # 7-8 memory, and the number of its parts (one for each thread)
-        plan = native.carray(int64_at(args[5]), (40,))
-        before = set_mxcsr(plan[0])
-        panels = part_of_thread(args[7], args[8], plan[1])
-        m_all, n_all, k_all, batch = plan[2], plan[3], plan[4], plan[5]
-        am, ak, bk, bn, cm, sm = plan[6], plan[7], plan[8], plan[9], plan[10], plan[11]
-        tile_m, tile_n, grid_m, grid_n, items = plan[16], plan[17], plan[18], plan[19], plan[20]
-        pack_a, pack_b, part_k, parts, plane, is_adding = (
-            plan[21],
-            plan[22],
-            plan[23],
-            plan[24],
-            plan[25],
-            plan[26],
-        )
-        strip = panels + ((tile_n + wide - 1) // wide if pack_b != 0 else 1) * panel_bytes
-        is_final = plan[28] != 0
+        # args: 1-4 a b c self, 5 the fields, 6 alpha and beta, 7-8 memory, the number of its parts
+        f = read(args[5])
+        before = set_mxcsr(f.mxcsr)
+        panels = part_of_thread(args[7], args[8], f.memory)
+        am, ak, bk, bn, cm, sm, plane = f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
+        strip = panels + ((f.tile_n + wide - 1) // wide if f.pack_b != 0 else 1) * panel_bytes
+        is_final = f.is_final != 0
         if is_final:  # the sums become the result as soon as a row's tiles are done
-            cm = (tile_n + wide - 1) // wide * wide * size
-        sums = strip + (0 if pack_a == 0 else STRIPS * 2 * most * chunk * size)
-        part = index % parts
-        rest = index // parts
-        i0 = rest % grid_m * tile_m
-        rest = rest // grid_m
-        j0 = rest % grid_n * tile_n
-        first = rest // grid_n * items
-        m, n = min(tile_m, m_all - i0), min(tile_n, n_all - j0)
-        k_begin, k_end = part * part_k * chunk, min(k_all, (part + 1) * part_k * chunk)
-        for item in range(first, min(first + items, batch)):
-            a0 = args[1] + item * plan[12] + i0 * am
-            b0 = args[2] + item * plan[13] + j0 * bn
-            c0 = args[3] + item * plan[14] + i0 * cm + j0 * size
-            s0 = args[4] + item * plan[15] + i0 * sm + j0 * size
+            cm = (f.tile_n + wide - 1) // wide * wide * size
+        sums = strip + (0 if f.pack_a == 0 else STRIPS * 2 * most * chunk * size)
+        part = index % f.parts
+        rest = index // f.parts
+        i0 = rest % f.grid_m * f.tile_m
+        rest = rest // f.grid_m
+        j0 = rest % f.grid_n * f.tile_n
+        first = rest // f.grid_n * f.items
+        m, n = min(f.tile_m, f.m - i0), min(f.tile_n, f.n - j0)
+        k_begin, k_end = part * f.part_k * chunk, min(f.k, (part + 1) * f.part_k * chunk)
+        for item in range(first, min(first + f.items, f.batch)):
+            a0 = args[1] + item * f.a_item + i0 * am
+            b0 = args[2] + item * f.b_item + j0 * bn
+            c0 = args[3] + item * f.c_item + i0 * cm + j0 * size
+            s0 = args[4] + item * f.self_item + i0 * sm + j0 * size
             if is_final:
                 c0 = sums
             for k0 in range(k_begin, k_end, chunk):
-                length = min(chunk, k_all - k0)
+                length = min(chunk, f.k - k0)
                 c1 = c0 + k0 // chunk * plane
                 is_old = k0 > k_begin and plane == 0
-                is_own = is_adding != 0 and k0 + length == k_all
+                is_own = f.is_adding != 0 and k0 + length == f.k
                 row, packed, packed_from = 0, 0, 0
                 while row < m:
                     rows = rows_of(m - row)
                     a = a0 + row * am + k0 * ak
                     am_here, ak_here = am, ak
-                    if pack_a == 1:
+                    if f.pack_a == 1:
                         for k in range(0, length, wide):
                             strips(
                                 a + k * size, am, strip + k * size, chunk * size, rows, min(wide, length - k)
                             )
                         a, am_here = strip, chunk * size
-                    elif pack_a == 2:
+                    elif f.pack_a == 2:
                         if row >= packed:
                             packed = row
                             if m - row >= (STRIPS + 1) * most:
@@ -357,15 +354,15 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                         columns = min(wide, n - j)
                         b = b0 + k0 * bk + j * bn
                         step = bk
-                        if pack_b != 0 or columns % lanes != 0:  # the kernel loads whole vectors
-                            panel = panels + (j // wide if pack_b != 0 else 0) * panel_bytes
+                        if f.pack_b != 0 or columns % lanes != 0:  # the kernel loads whole vectors
+                            panel = panels + (j // wide if f.pack_b != 0 else 0) * panel_bytes
                             if row == 0:
-                                pack(pack_b, b, bk, bn, panel, length, columns)
+                                pack(f.pack_b, b, bk, bn, panel, length, columns)
                             b, step = panel, wide * size
                         old = columns if is_old else 0
                         own = columns if is_own else 0
                         c, s = c1 + row * cm + j * size, s0 + row * sm + j * size
-                        if is_final and k_all <= chunk:
+                        if is_final and f.k <= chunk:
                             c -= row * cm
                         if columns > lanes:
                             choose(
@@ -375,12 +372,17 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                             choose_narrow(
                                 rows, a, am_here, ak_here, b, step, c, cm, s, sm, length, columns, old, own
                             )
-                    if is_final and k0 + length == k_all:
+                    if is_final and k0 + length == f.k:
                         for i in range(rows):
-                            out = args[3] + item * plan[29] + (i0 + row + i) * plan[30] + j0 * plan[31]
-                            own_row = args[4] + item * plan[32] + (i0 + row + i) * plan[33] + j0 * plan[34]
-                            t = c1 + (i if k_all <= chunk else row + i) * cm
-                            finish_row(t, out, plan[31], own_row, plan[34], plan[35], args[6], n)
+                            out = args[3] + item * f.out_item + (i0 + row + i) * f.out_row + j0 * f.out_column
+                            own_row = (
+                                args[4]
+                                + item * f.added_item
+                                + (i0 + row + i) * f.added_row
+                                + j0 * f.added_column
+                            )
+                            t = c1 + (i if f.k <= chunk else row + i) * cm
+                            finish_row(t, out, f.out_column, own_row, f.added_column, f.adds_self, args[6], n)
                     row += rows
         set_mxcsr(before)
 

@@ -1,6 +1,6 @@
 """The kernels of a reduction: along runs of memory, and across columns, numbers that lie side by side.
 
-Both write S of at most 65,536 elements (runs) or 256 (columns); where there are more, their results are reduced again.
+Both write S of at most 65,536 elements (runs) or 256 (columns); of more, their results are reduced again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def block_of_run(what: str, memory: str) -> Deferred:
 
 @cache
 def gathered(memory: str) -> Deferred:
-    """Returns the part of kernels (base, first, count, run, between, room) for the address of some elements of several runs.
+    """Returns the part of kernels (base, first, count, run, between, room) that finds elements of runs.
 
     Elements of more than one run are copied together into `room`; `between` is the distance of runs in bytes.
     """
@@ -124,10 +124,11 @@ def finished(total: Any, last: Any, divisor: Any) -> Any:
 def runs(what: str, memory: str, result: str) -> OnTeam:
     """Reduces rows of runs of memory; each part of 65,536 elements of a row gives one number.
 
-    args: 1-4 addresses of x, y, centers, results; 5 number of results (rows x parts); 6 parts a row; 7 results a chunk;
-    8 inner rows and the bytes between 9 outer and 10 inner rows; 11 elements of a row; 12 elements of a run; 13 bytes between
-    runs; 14 last operations; 15 bits of the divisor; 16 where there is one row of several parts, at most 256: the address of
-    zeros, 64 bits for the number of parts that are done and for the sum of each. Who does the last part makes the one result.
+    args: 1-4 addresses of x, y, centers, results; 5 number of results (rows x parts); 6 parts a row; 7
+    results a chunk; 8 inner rows and the bytes between 9 outer and 10 inner rows; 11 elements of a row; 12
+    elements of a run; 13 bytes between runs; 14 last operations; 15 bits of the divisor; 16 where there is
+    one row of several parts, at most 256: the address of zeros, 64 bits for the number of parts that are done
+    and for the sum of each. Who does the last part makes the one result.
     """
     lanes_type = accumulator(what, memory)
     step, real, size = STEPS[what], getattr(np, lanes_type), vectors.SIZE[memory]
@@ -188,9 +189,9 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
 def columns(what: str, memory: str, result: str) -> OnTeam:
     """Reduces blocks of 256 rows, each column to one number.
 
-    args: 1-4 addresses of x, y, centers, results (outer x blocks x columns); 5 columns; 6 rows; 7 blocks of an outer index;
-    8 groups of columns; 9 columns of a group; 10 bytes between outer indices; 11 rows of a run; 12 bytes between rows;
-    13 bytes between runs; 14 last operations; 15 bits of the divisor.
+    args: 1-4 addresses of x, y, centers, results (outer x blocks x columns); 5 columns; 6 rows; 7 blocks of
+    an outer index; 8 groups of columns; 9 columns of a group; 10 bytes between outer indices; 11 rows of a
+    run; 12 bytes between rows; 13 bytes between runs; 14 last operations; 15 bits of the divisor.
     """
     lanes_type = accumulator(what, memory)
     read, read_part = reads(memory, lanes_type == "float64")

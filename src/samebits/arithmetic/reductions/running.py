@@ -1,4 +1,4 @@
-"""Sums of runs of memory inside other kernels: the definition of S for any number of elements, block by block."""
+"""Sums of runs of memory inside other kernels: the definition of S for any number of elements, by blocks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def running(lanes_type: str) -> Running:
 
 @cache
 def sum_of_run(what: str, memory: str) -> Deferred:
-    """Returns the part of kernels (x, y, count, center, room) that reduces a run of memory, by addition in the end."""
+    """Returns the part of kernels (x, y, count, center, room) that reduces a run, in the end by addition."""
     lanes_type = accumulator(what, memory)
     block, size = block_of_run(what, memory), vectors.SIZE[memory]
     push, total = running(lanes_type)
@@ -84,7 +84,7 @@ def sum_of_run(what: str, memory: str) -> Deferred:
 
 @cache
 def sum_of_runs(what: str, memory: str) -> Deferred:
-    """Returns the part of kernels (x, y, count, run, between, center, rooms) that reduces runs at equal distances.
+    """Returns the part of kernels (x, y, count, run, between, center, rooms) that reduces several runs.
 
     rooms: of the sums, of a block of x and of a block of y.
     """

@@ -1,4 +1,4 @@
-"""logcumsumexp: along a row in float64, each step log(exp(sum so far) + exp(x)) as in `softmax.exponential`, rounded once."""
+"""logcumsumexp: along a row in float64, each step log(exp(sum so far) + exp(x)); rounded once."""
 
 from __future__ import annotations
 

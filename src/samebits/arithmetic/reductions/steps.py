@@ -93,6 +93,6 @@ STEPS = {
     "deviation dot": LaneStep(
         _add_deviation_product, wide=True, binary=True, centered=True, again="wide sum"
     ),
-    # Factors near 1 lose the same small term in every short chain, and a product in float32 overflows on the way.
+    # Factors near 1 lose the same small term in every short chain, and a product in float32 overflows.
     "prod": LaneStep(_times, _product_of, start=1, total=vectors.multiplied, wide=True, again="prod"),
 }

@@ -71,7 +71,7 @@ def _joined(axes: Axes) -> Axes:
 def plan_of(
     shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], keepdim: bool, size: int
 ) -> ReductionPlan:
-    """Returns the way through a tensor with at least one element. `dims`: none for all; `size`: bytes of an element.
+    """Returns the way through a tensor that is not empty. `dims`: none for all; `size`: bytes of an element.
 
     Raises:
         IndexError: a dimension that the tensor does not have, or twice.
@@ -235,8 +235,8 @@ def _prepared(
     last: int,
     divisor: float | None,
 ) -> tuple[OnTeam, ReductionPlan, bool, tuple[int, ...], torch.dtype, int, bytes]:
-    """Returns the kernel of a reduction, its plan, whether one pass makes the result, strides and type of what it writes,
-    the numbers of 64 bits that it needs for parts, and its arguments between the addresses.
+    """Returns the kernel of a reduction, its plan, whether one pass makes the result, strides and type of
+    what it writes, the numbers of 64 bits that it needs for parts, and its arguments between the addresses.
     """
     memory = MEMORY[memory_type]
     plan = plan_of(shape, strides, dims, keepdim, memory_type.itemsize)

@@ -73,7 +73,7 @@ def _some(memory: str) -> Deferred:
 
 @cache
 def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
-    """args: 1-2 addresses of x and of the results; 3 length; 4 columns; 5 tiles of 64 columns; a chunk is a tile."""
+    """args: 1-2 addresses of x and results; 3 length; 4 columns; 5 tiles of 64 columns; a chunk is a tile."""
     lanes_type = lanes_of(memory)
     in_place = not log and result == lanes_type
     read, size = _some(memory), vectors.SIZE[memory]
@@ -145,7 +145,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
 
 @cache
 def softmax_gradient_columns(memory: str, result: str, *, log: bool) -> OnTeam:
-    """args: 1-3 addresses of g, y and of the results; 4 length; 5 columns; 6 tiles of 64 columns; a chunk is a tile."""
+    """args: 1-3 addresses of g, y, results; 4 length; 5 columns; 6 tiles of 64 columns; a chunk is a tile."""
     lanes_type = lanes_of(memory)
     read, size = _some(memory), vectors.SIZE[memory]
     store_part, step = vectors.STORE_PART[result], vectors.SIZE[result]

@@ -88,7 +88,7 @@ def _maximum(memory: str) -> Deferred:
 
 @cache
 def _exponentials(memory: str, stored: str) -> Deferred:
-    """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if they are `stored`."""
+    """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if `stored`."""
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     lanes_type = lanes_of(memory)
     real, exp = getattr(np, lanes_type), EXP[lanes_type]
@@ -130,8 +130,9 @@ def _exponentials(memory: str, stored: str) -> Deferred:
 
 @cache
 def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
-    """args: 1-2 addresses of x and of the results; 3 rows; 4 their length; 5 rows of a chunk; 6 address of the logarithms of
-    the sums of exp(x), or 0; 7 queries of causal attention, or 0: row i of them is softmax of i + 1 numbers, then zeros.
+    """args: 1-2 addresses of x and of the results; 3 rows; 4 their length; 5 rows of a chunk; 6 address of
+    the logarithms of the sums of exp(x), or 0; 7 queries of causal attention, or 0: row i of them is softmax
+    of i + 1 numbers, then zeros.
     """
     lanes_type = lanes_of(memory)
     in_place = not log and result == lanes_type

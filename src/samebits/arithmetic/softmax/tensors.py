@@ -17,7 +17,7 @@ _LONGEST_COLUMN = 1 << 16
 
 
 def softmax(x: Tensor, dim: int, dtype: torch.dtype, *, log: bool) -> Tensor:
-    """Returns softmax (or log-softmax) of `x` over a dimension that it has, as a contiguous tensor of a type."""
+    """Returns softmax (or log-softmax) of `x` over one of its dimensions, contiguous and of a type."""
     x = x.contiguous()
     outer, length, inner = _sizes(x.shape, dim)
     if inner > 1 and length > _LONGEST_COLUMN:
@@ -38,9 +38,9 @@ def softmax(x: Tensor, dim: int, dtype: torch.dtype, *, log: bool) -> Tensor:
 
 
 def attention_weights(scores: Tensor, causal_queries: int) -> tuple[Tensor, Tensor]:
-    """Replaces contiguous scores (..., queries, keys) by softmax over the keys; returns them and log(sum(exp(scores))).
+    """Replaces contiguous scores (..., queries, keys) by softmax; returns them and log(sum(exp(scores))).
 
-    causal_queries: 0, or the number of queries where query i sees the keys up to i, and those after it get zeros.
+    causal_queries: 0, or the number of queries where query i sees the keys up to i; later ones get zeros.
     """
     length = scores.shape[-1]
     rows, sums = scores.numel() // length, scores.new_empty(scores.shape[:-1])
@@ -55,7 +55,7 @@ def attention_weights(scores: Tensor, causal_queries: int) -> tuple[Tensor, Tens
 def softmax_gradient(
     grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype, *, log: bool, out: Tensor | None = None
 ) -> Tensor:
-    """Returns the gradient of the input, from that of the result and the result, which have one shape and type.
+    """Returns the gradient of the input from the result's and the result, which have one shape and type.
 
     `out`: an empty contiguous tensor of the type that becomes it; it may be `grad`.
     """
