@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from samebits.audit._child.launch_spec import LaunchSpec
-from samebits.audit._first_difference import first_difference_of_segments
+from samebits.audit._first_difference import first_difference
 from samebits.audit._record.record_file import read_record, read_segments
 
 SCRIPT = """
@@ -112,7 +112,7 @@ def test_two_uninterrupted_runs_are_equal(outcome):
     """The twin of every kill: the script itself gives the same record twice."""
     folder, codes = outcome
     assert codes["base"] == codes["again"] == [0]
-    assert first_difference_of_segments(read_record(folder / "base"), [read_record(folder / "again")]) is None
+    assert first_difference(read_record(folder / "base"), read_record(folder / "again")) is None
 
 
 @pytest.mark.parametrize(("at", "step", "commit"), KILLS)
@@ -133,7 +133,7 @@ def test_a_kill_hits_its_place_and_the_resumed_run_is_equal(outcome, at, step, c
     assert max(number for _, number in first.steps) == last
     assert second.resumed_from == (2 if at == "commit" else commit)
     baseline = read_record(folder / "base")
-    found = first_difference_of_segments(baseline, [first, second])
+    found = first_difference(baseline, first, second)
     assert found is None, found.sentence()
     assert second.final == baseline.final
 
@@ -143,7 +143,7 @@ def test_a_local_that_is_lost_in_a_restart_is_the_difference(outcome):
     folder, codes = outcome
     assert codes["killed-broken"] == [-9, 0]
     segments = read_segments(folder / "killed-broken")
-    found = first_difference_of_segments(read_record(folder / "base-broken"), segments)
+    found = first_difference(read_record(folder / "base-broken"), *segments)
     assert (found.component, found.paths) == ("locals", ("best",))
     assert found.sentence().startswith("resumed at step 2: local variable `best` differs")
     merged = read_record(folder / "killed-broken")
@@ -155,6 +155,6 @@ def test_a_missing_process_is_a_difference(outcome):
     folder, _ = outcome
     base = read_record(folder / "base")
     first, second = read_segments(folder / "body-5")
-    assert first_difference_of_segments(base, [first]).component == "end"
+    assert first_difference(base, first).component == "end"
     second.steps.pop(("train", 7))
-    assert first_difference_of_segments(base, [first, second]).component == "steps"
+    assert first_difference(base, first, second).component == "steps"

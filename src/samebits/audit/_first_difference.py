@@ -102,13 +102,8 @@ SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
 
 
-def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
-    """Returns the first difference of `b`, the record of an uninterrupted run, from `a`, or None."""
-    return first_difference_of_segments(a, [b], ignore=ignore)
-
-
-def first_difference_of_segments(
-    baseline: Record, segments: list[Record], *, ignore: frozenset[str] = frozenset()
+def first_difference(
+    baseline: Record, *segments: Record, ignore: frozenset[str] = frozenset()
 ) -> Difference | None:
     """Returns the first difference of a run's processes, killed and resumed, from a whole run, or None.
 
@@ -271,7 +266,7 @@ def _lasting(
     return {name: paths for name, paths in (parts | kept).items() if paths or name not in kept}
 
 
-def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
+def _end_difference(a: Record, segments: Sequence[Record]) -> Difference | None:
     keys = [key for segment in segments for key in segment.steps]
     last = segments[-1]
     if a.end is not None and last.end is None:
@@ -291,7 +286,7 @@ def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
     return None
 
 
-def _starts_later(a: Record, segments: list[Record]) -> bool:
+def _starts_later(a: Record, segments: Sequence[Record]) -> bool:
     """Returns True if the segments begin inside the run, at a commit of a process not among them."""
     first = segments[0].resumed_from
     keys = {key for segment in segments for key in segment.steps}

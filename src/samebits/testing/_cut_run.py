@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from samebits._context import Observer, Position, observed, process
 from samebits._inspect.tree import of_nested
-from samebits.audit._first_difference import Difference, first_difference_of_segments
+from samebits.audit._first_difference import Difference, first_difference
 from samebits.audit._record.record_file import Record, RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.callbacks import Callback
@@ -111,7 +111,7 @@ def _compare(what: str, whole: Record, rest: Record, begin: int) -> None:
         raise AssertionError(
             f"{what}: called again, it began at step {began or 0}. Does it give its run directory to Run?"
         )
-    found = first_difference_of_segments(whole, [rest])
+    found = first_difference(whole, rest)
     if found is not None:
         raise AssertionError(f"{what}: {found.sentence()}{_hashes(found, whole, rest)}")
 

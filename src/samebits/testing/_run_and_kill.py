@@ -20,7 +20,7 @@ from samebits._arguments import require
 from samebits._context import process
 from samebits._inspect.tree import of_nested
 from samebits.audit._child.kill_points import KILL_POINTS, Kill
-from samebits.audit._first_difference import first_difference_of_segments
+from samebits.audit._first_difference import first_difference
 from samebits.audit._verify.baseline import facts_of
 from samebits.audit._verify.check_plan import BaselineFacts, ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
@@ -314,7 +314,7 @@ class _KilledRuns:
         outcomes.append(await self._run_to_end(root))
         expected, got = final_digest(self.scratch / "whole"), final_digest(root)
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
-        found = None if got == expected else first_difference_of_segments(whole.record, records)
+        found = None if got == expected else first_difference(whole.record, *records)
         return KilledRun(
             digest=got,
             expected=expected,

@@ -12,7 +12,7 @@ from samebits.audit._child.variations import OWN_LOADERS
 from samebits.audit._comparison import earliest, replica_difference, unequal_leaves
 from samebits.audit._first_difference import (
     Difference,
-    first_difference_of_segments,
+    first_difference,
     harmless,
     shortened,
     steps_compared,
@@ -87,7 +87,7 @@ class BaselineComparison:
         found = []
         for rank, (baseline, ignore) in enumerate(zip(self.baseline, self.ignore, strict=True)):
             if segments := _segments(runs, rank):
-                one = first_difference_of_segments(baseline, segments, ignore=ignore)
+                one = first_difference(baseline, *segments, ignore=ignore)
                 found.append(one and (replace(one, rank=rank) if len(self.baseline) > 1 else one))
         return earliest(found)
 

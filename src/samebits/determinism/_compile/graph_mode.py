@@ -138,7 +138,12 @@ def _forget_compiled() -> None:
 
 @cache
 def _sources() -> str:
-    """Returns a digest of everything in this package that compiled code may depend on."""
-    folder = Path(__file__).parent.parent
-    files = sorted([*folder.rglob("*.py"), *(folder.parent / "_native").rglob("*.py")])
+    """Returns a digest of the files that compiled code may depend on."""
+    package = Path(__file__).parents[2]
+    found = [
+        *package.glob("determinism/**/*"),
+        *package.glob("arithmetic/**/*"),
+        *package.glob("_native/**/*"),
+    ]
+    files = sorted(file for file in found if file.suffix in {".py", ".json"})
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]
