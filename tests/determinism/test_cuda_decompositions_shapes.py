@@ -152,7 +152,7 @@ def test_grid_samplers(kind, padding, aligned, data, dtype, seed):
     points = data.draw(side)
     grid = draw((batch, *points, dims), dtype, seed + 1) * data.draw(st.sampled_from([0.5, 1.5, 4.0]))
     args = (draw((batch, 2, *points), dtype, seed + 2), x, grid, mode, padding, aligned, [True, True])
-    ours, theirs = (getattr(m, f"grid_sampler_{dims}d_backward") for m in (grids, aten))
+    ours, theirs = grids.grid_sampler_backward, getattr(aten, f"grid_sampler_{dims}d_backward")
     for got, expected in zip(ours(*args), theirs(*args), strict=True):
         assert_close(got, expected)
     assert ours(*args[:-1], [False, True])[0] is None
