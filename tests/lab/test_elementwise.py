@@ -16,10 +16,10 @@ from lab.review.rows import promises_threads
 from samebits import _digest as digest
 from samebits._digest import of_value
 from samebits.determinism import table
-from samebits.determinism._ops import elementwise as ours_elementwise
+from samebits.determinism._ops.replacements import ELEMENTWISE
 
 THREADS = (1, 2, 3, 4, 7)
-OURS = {one.op.removeprefix("aten::") for one in ours_elementwise.REPLACEMENTS}
+OURS = {one.op.removeprefix("aten::") for one in ELEMENTWISE}
 FAST = (torch.float32, torch.bfloat16)
 VECTORS = torch.backends.cpu.get_cpu_capability()
 needs_vectors = pytest.mark.skipif(

@@ -88,7 +88,7 @@ def sources(*names):
 def formulations():
     """A digest of the code of the CUDA formulations, and of the kernels of the CPU that they use."""
     package = "src/samebits/determinism"
-    shared = ("out_argument", "put", "max_unpool")
+    shared = ("out_argument", "indexed_writes")
     files = (ROOT / package / "_cuda_decompositions").glob("*.py")
     return sources(*sorted(files), *(f"{package}/_kernels/{name}.py" for name in shared))
 

@@ -33,7 +33,8 @@ class Lambda(Callback):
         check("Lambda", state=state)
         for name, hook in hooks.items():
             if name not in HOOKS:
-                raise InvalidArgumentError(f"Lambda({name}=...): no such hook. Hooks are {', '.join(HOOKS)}.")
+                known = ", ".join(HOOKS)
+                raise InvalidArgumentError(f"Lambda({name}=...): there is no such hook. Hooks are {known}.")
             if not callable(hook):
                 raise InvalidArgumentError(f"Lambda({name}={hook!r:.60}): give a function.")
         self.state = {} if state is None else state

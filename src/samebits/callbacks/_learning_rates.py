@@ -130,7 +130,9 @@ class LearningRateScheduler(Callback):
 
     def __init__(self, schedule: Callable[..., float]) -> None:
         if not callable(schedule):
-            raise InvalidArgumentError(f"LearningRateScheduler({schedule!r:.60}): no function of the epoch.")
+            raise InvalidArgumentError(
+                f"LearningRateScheduler({schedule!r:.60}): give a function of the epoch."
+            )
         self.schedule = schedule
         self._takes_rate = _takes_two(schedule)
 
@@ -149,7 +151,8 @@ class LearningRateScheduler(Callback):
         new = self.schedule(epoch, rate) if self._takes_rate else self.schedule(epoch)
         if isinstance(new, bool) or not isinstance(new, Real) or not math.isfinite(float(new)):
             raise InvalidArgumentError(
-                f"LearningRateScheduler: schedule(epoch={epoch}) returned {new!r:.60}, no finite number."
+                f"LearningRateScheduler: schedule(epoch={epoch}) returned {new!r:.60}. Return a finite "
+                f"number."
             )
         return float(new)
 

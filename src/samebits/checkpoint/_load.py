@@ -139,7 +139,8 @@ def load_weights(
     check_path(source, "load_weights: source")
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
-            f"load_weights({type(module).__name__}, ...): the first argument is the module to load."
+            f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the "
+            f"weights."
         )
     state = _read_source(source, object, step)
     before = {
@@ -161,7 +162,9 @@ def _read_source(source: str | os.PathLike[str], object: str, step: int | None) 
     if is_url(source) or (path / MARKER).is_file() or not (path.exists() or path.suffix):
         return object_state(read_commit(source, step), object, source)
     if step is not None:
-        raise InvalidArgumentError(f"load_weights(..., {str(source)!r}, step={step}): it is a file, no run.")
+        raise InvalidArgumentError(
+            f"load_weights(..., {str(source)!r}, step={step}): it is a file, not a run."
+        )
     return read_weights(path, object)
 
 
@@ -274,7 +277,8 @@ def _load(file: BinaryIO) -> Any:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise WeightsFileError(
                     f"{getattr(file, 'name', 'a part')} is compressed, as files of torch.jit.save are and "
-                    "those of torch.save never: its size is not trusted. Save the state_dict as safetensors."
+                    "those of torch.save never: its size is not trusted. Save the state_dict with "
+                    "torch.save, or as safetensors."
                 )
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)

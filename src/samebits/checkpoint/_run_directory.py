@@ -160,7 +160,8 @@ def _create(path: Path) -> None:
         if place.is_symlink() and _is_dangling(place):
             raise RunDirectoryError(
                 f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, "
-                "which is not there. Make that folder, or remove the link; nothing was written."
+                "which is not there. Make that folder (is its disk mounted?), or remove the link; nothing "
+                "was written."
             )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)

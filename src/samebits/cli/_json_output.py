@@ -35,7 +35,9 @@ def check_json_file(json_file: str | None) -> None:
         return
     folder = Path(json_file).absolute().parent
     if not json_file or Path(json_file).is_dir():
-        raise InvalidArgumentError(f"--json {json_file!r}: no file. Type --json result.json, or --json -.")
+        raise InvalidArgumentError(
+            f"--json {json_file!r}: it is no file. Type --json result.json, or --json -."
+        )
     if not folder.is_dir():
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {folder}. Make it first.")
     if not os.access(json_file if Path(json_file).exists() else folder, os.W_OK):

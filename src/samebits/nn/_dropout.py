@@ -173,6 +173,7 @@ def _per_channel(layer: torch.nn.Module, input: torch.Tensor, leading: int) -> t
     """Returns the input's shape with all but the leading dimensions 1."""
     if input.dim() < 2:
         raise InvalidArgumentError(
-            f"samebits.nn.{type(layer).__name__}: channels need 2 dimensions, got {tuple(input.shape)}."
+            f"samebits.nn.{type(layer).__name__}: channels need at least 2 dimensions, got "
+            f"{tuple(input.shape)}."
         )
     return (*input.shape[:leading], *(1,) * (input.dim() - leading))

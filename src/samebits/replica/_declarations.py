@@ -77,5 +77,6 @@ def partition_number(declaration: Declaration, partitions: Partitions) -> int:
             return partitions.from_groups(groups)
         case _:
             raise InvalidArgumentError(
-                f"analyze: declare Equal(), PerReplica() or Partition([[0, 1], [2, 3]]), not {declaration!r}."
+                f"analyze: an input is declared Equal(), PerReplica() or Partition([[0, 1], [2, 3]]), not "
+                f"{declaration!r}."
             )

@@ -95,7 +95,8 @@ class Witness(Observer):
         if not names:
             left = f" that ignore={list(ignore)} leaves" if ignore else ""
             raise InvalidArgumentError(
-                f"Witness: nothing to compare: no parameter, buffer or optimizer state{left}. {_GIVE}"
+                f"Witness: there is nothing to compare: no parameter, buffer or optimizer state{left}. "
+                f"{_GIVE}"
             )
         if self._claims is not None and not any(_unwrapped_name(name) in self._claims for name in names):
             raise InvalidArgumentError(

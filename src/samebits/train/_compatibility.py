@@ -45,7 +45,8 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
         if tensor.numel() and _memory(tensor) in trained:
             raise UnsavableStateError(
                 f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and "
-                "would be a copy after a resume. Keep a copy: copy.deepcopy, or tensor.clone()."
+                "would be a copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or "
+                "tensor.clone()."
             )
 
 

@@ -67,7 +67,8 @@ def _fix(model: DistributedDataParallel) -> None:
     if missing := [name for name in _CALLS if not hasattr(reducer, name)]:
         raise UnimplementedError(
             f"Run: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, so that its "
-            "buckets cannot be rebuilt before the first step. Pass find_unused_parameters=True."
+            "buckets cannot be rebuilt before the first step. Pass find_unused_parameters=True, with "
+            "which they never are."
         )
     if reducer._rebuild_buckets():
         return

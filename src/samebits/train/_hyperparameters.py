@@ -71,7 +71,8 @@ class Hyperparameters:
         if lines:
             user_code.warn(
                 f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the "
-                "commit are used. To change them, set them in the loop, by step.number, or begin a new run.",
+                "commit are used. To change them, set them in the loop, by step.number, or begin another "
+                "run from these weights.",
             )
 
     def check_added(self, name: str, obj: Any, where: str, allowed: Collection[str]) -> None:

@@ -45,7 +45,7 @@ class RunState(dict[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(dict, name):
             raise InvalidArgumentError(
-                f"run.state.{name} = ...: a dict has a method so named. Choose another."
+                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
             )
         self[name] = value
 
@@ -182,7 +182,8 @@ def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: s
     except Exception as error:
         raise RunMismatchError(
             f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were "
-            "when the run was entered (parameter groups, lazy layers); else use another run directory."
+            "when the run was entered (parameter groups added, lazy layers built); else use another run "
+            "directory."
         ) from error
     if isinstance(thing, torch.optim.Optimizer):
         _restore_dtypes(thing, own)

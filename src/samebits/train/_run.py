@@ -511,5 +511,6 @@ def _check_thread() -> None:
             raise InvalidArgumentError(
                 f"Run: a run is open in another thread of this process ({thread.name}). The global "
                 "generators of torch, NumPy and Python, which a run sets at each step, belong to the "
-                "process: both would end with other bits. Train in turn, or in processes of their own."
+                "process: both would end with other bits. Train one after the other, or in processes of "
+                "their own."
             )

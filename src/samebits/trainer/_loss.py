@@ -51,7 +51,8 @@ class Loss:
             raise InvalidArgumentError(f"Trainer: the batches have weights: {_weight_error(self._loss_fn)}")
         if batch.weight is not None and self._class_weight is not None:
             raise InvalidArgumentError(
-                "fit(class_weight=...): the batches have weights of their own. Use one of them, as in Keras."
+                "fit(class_weight=...): the batches have weights of their own. Use one of the two "
+                "(Keras's rule)."
             )
         losses = self._without_reduction(output, batch.target)
         weight = batch.weight if self._class_weight is None else self._by_class(output, batch.target, losses)
@@ -83,7 +84,8 @@ def _classes(target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     ):
         raise InvalidArgumentError(
             f"fit(class_weight=...): targets of shape {tuple(target.shape)} and losses of shape "
-            f"{tuple(losses.shape)} do not give one class per loss. Give weights in the batches."
+            f"{tuple(losses.shape)} do not give one class per loss. Give weights in the batches: (inputs, "
+            f"target, weight)."
         )
     return target.round().long()
 

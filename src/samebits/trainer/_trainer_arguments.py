@@ -40,7 +40,8 @@ def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UnimplementedError(
-            "Trainer: LBFGS calls the model many times per step. Write the loop with samebits.Run."
+            "Trainer: LBFGS calls the model many times per step. Write the loop with samebits.Run, which "
+            "saves it as well."
         )
 
 
@@ -51,7 +52,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, type):
             raise InvalidArgumentError(
-                f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance."
+                f"Trainer(callbacks=[{callback.__name__}]): a class. "
+                f"Give an instance, {callback.__name__}(...)."
             )
         if not isinstance(callback, Callback):
             raise InvalidArgumentError(
@@ -90,7 +92,8 @@ def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer)
     if scheduler.optimizer is not optimizer:
         raise InvalidArgumentError(
             f"Trainer(scheduler={type(scheduler).__name__}(...)): it belongs to another optimizer "
-            f"({type(scheduler.optimizer).__name__}), and would change nothing here. Make it with this one."
+            f"({type(scheduler.optimizer).__name__}), so that it would change nothing here. Make it with "
+            f"the trainer's."
         )
     if isinstance(scheduler, ReduceLROnPlateau) and step == "step":
         raise InvalidArgumentError(

@@ -160,7 +160,9 @@ def _import_module(name: str, text: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
-        raise InvalidArgumentError(f"{text}: no module {name!r} in {folder} or on sys.path.") from None
+        raise InvalidArgumentError(
+            f"{text}: there is no module {name!r} in {folder} or on sys.path."
+        ) from None
 
 
 def _load_file(file: Path) -> ModuleType:

@@ -131,7 +131,8 @@ class Interpreter:
                 self._constant(node)
             elif node.op not in {"placeholder", "output"}:
                 raise InvalidArgumentError(
-                    f"analyze: {node.format_node()} is no op of a graph by samebits.replica.capture."
+                    f"analyze: {node.format_node()} is no op of a captured graph; use "
+                    f"samebits.replica.capture."
                 )
             if node.op != "output":
                 self.defined[node] = self.read(node)

@@ -106,7 +106,8 @@ def capture(
         )
     if dist.is_initialized():
         raise ConflictError(
-            "capture: this process has a process group; capture before init_process_group, or elsewhere."
+            "capture: this process has a process group; capture before init_process_group, or in a "
+            "process of its own."
         )
     axes = dict(mesh or {})
     sizes: list[Any] = [world_size] if mesh is None else [*axes.values()]
