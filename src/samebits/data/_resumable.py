@@ -1,34 +1,24 @@
-"""The epochs of a pipeline or a loader, and the state from which one resumes: made, read and checked.
-
-A position holds only for a pipeline with the same stages and seed, which its fingerprint tells.
-"""
+"""The epochs of a pipeline or a loader, and the iterator of one, each of which resumes after any element."""
 
 from __future__ import annotations
 
 import copy
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
-
-import xxhash
 
 from samebits._arguments import require
 from samebits._context import Position, Words, process
 from samebits.data._calls.process_generators import Draws
+from samebits.data._fingerprint import fingerprint
 from samebits.data._options import Options
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch import Batching
 from samebits.data._stages.stage import Stage, State, Streamed
+from samebits.data._state_dict import ReadPosition
 from samebits.data._workers.readers import Inline, draws_of, reader
-from samebits.errors import InvalidArgumentError, PipelineError, PipelineMismatchError, UnimplementedError
+from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
-
-SCHEMA = 1
-"""Of saved states."""
-_DIGITS = 4
-"""Of a fingerprint, for each of its parts."""
 
 
 class Resumable:
@@ -236,123 +226,3 @@ def _last_batching(stage: Stage) -> Batching:
             )
         stage = stage.inputs[0]
     return stage
-
-
-@dataclass
-class ReadPosition:
-    """The number of elements that an iteration has delivered in its epoch, and where the next one is."""
-
-    stage: Stage
-    seed: int
-    options: Options
-    epoch: int
-    length: int | None
-    """Elements of an epoch where each has a number, so that `state` is the next one's; else None."""
-    delivered: int = 0
-    state: State = None
-    rolling_digest: int = 0
-    exhausted: bool = False
-    is_read: bool = False
-    """True once an element was delivered from here."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last element delivered; see `PipelineIterator.state_dict`."""
-        if (
-            self.delivered
-            and not self.exhausted
-            and self.options.num_parallel_calls
-            and not self.options.is_ordered()
-        ):
-            raise UnimplementedError(
-                "PipelineIterator.state_dict: with deterministic=False elements come in order of completion, "
-                "so that no position says which ones are still to come. Leave deterministic=False out where "
-                "the state is saved, or save it between two epochs"
-            )
-        return {
-            "schema": SCHEMA,
-            "epoch": self.epoch,
-            "delivered": self.delivered,
-            "state": self.state,
-            "digest": f"{self.rolling_digest:016x}",
-            "pipeline": self._fingerprint,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Moves to a saved position.
-
-        Raises:
-            PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline.
-        """
-        try:
-            schema, epoch, delivered = int(state["schema"]), int(state["epoch"]), int(state["delivered"])
-            inner, rolling, saved = (
-                _check_state(state["state"]),
-                int(state["digest"], 16),
-                str(state["pipeline"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise PipelineMismatchError(
-                f"load_state_dict: not a state of a samebits.data.Pipeline or DataLoader ({error!r}): "
-                f"{state!r:.200}"
-            ) from None
-        if schema > SCHEMA:
-            raise PipelineMismatchError(
-                f"load_state_dict: the state has schema {schema}, this samebits knows up to {SCHEMA}; use "
-                "the samebits that wrote it, or a newer one"
-            )
-        _check_fingerprint(saved, self.stage, self.seed)
-        if self.length is not None and (isinstance(inner, list) or (inner or 0) > self.length):
-            raise PipelineMismatchError(
-                f"load_state_dict: not a state of this pipeline, which has no element {inner}"
-            )
-        self.epoch, self.delivered, self.state, self.rolling_digest = epoch, delivered, inner, rolling
-        self.exhausted = self.is_read = False
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.stage, self.seed)
-
-
-def _check_state(state: Any) -> State:
-    """Returns `state` if it is None, a count, or a list of such; raises `ValueError` otherwise."""
-    if isinstance(state, list):
-        return [_check_state(one) for one in state]
-    if state is None or (isinstance(state, int) and state >= 0):
-        return state
-    raise ValueError(f"{state!r} is no position")
-
-
-def fingerprint(stage: Stage, seed: int) -> str:
-    """Returns 16 hexadecimal digits for the whole, then 4 for the seed and for each part of the stages."""
-    parts = _parts(stage, seed)
-    return "".join([xxhash.xxh3_64_hexdigest("\n".join(parts).encode()), *map(_short, parts)])
-
-
-def _check_fingerprint(saved: str, stage: Stage, seed: int) -> None:
-    """Raises `PipelineMismatchError` with the difference unless `saved` is this pipeline's fingerprint."""
-    if saved == fingerprint(stage, seed):
-        return
-    theirs = [saved[at : at + _DIGITS] for at in range(16, len(saved), _DIGITS)]
-    mine = _parts(stage, seed)
-    for number, part in enumerate(mine):
-        if number >= len(theirs):
-            raise PipelineMismatchError(_message(f"{part} has been added since", len(theirs), len(mine)))
-        if theirs[number] != _short(part):
-            raise PipelineMismatchError(_message(f"{part} was different", len(theirs), len(mine)))
-    raise PipelineMismatchError(_message(f"it had more stages after {mine[-1]}", len(theirs), len(mine)))
-
-
-def _message(difference: str, theirs: int, mine: int) -> str:
-    counts = "" if theirs == mine else f" (it had {theirs - 1} parts, this one has {mine - 1})"
-    return (
-        f"the position belongs to another pipeline: {difference}{counts}. Build it as it was, or start anew "
-        "without the state"
-    )
-
-
-def _parts(stage: Stage, seed: int) -> list[str]:
-    return [f"seed {seed}", *(part for one in stage.chain() for part in one.parts())]
-
-
-def _short(part: str) -> str:
-    return xxhash.xxh3_64_hexdigest(part.encode())[:_DIGITS]
