@@ -21,7 +21,7 @@ from samebits._inspect import rng_states
 from samebits.data import Pipeline
 from samebits.data import _purity as purity
 from samebits.data._calls.user_function import Function, key_words
-from samebits.data._workers import readers
+from samebits.data._workers import inline_or_parallel
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random import _int_keys as int_keys
 
@@ -363,7 +363,7 @@ def test_auto_stays_inline_for_cheap_maps_and_starts_workers_for_slow_ones():
             Pipeline.range(40).map(function).batch(4).with_options(seed=1, num_parallel_calls="auto")
         )
         made = []
-        original = readers.reader
+        original = inline_or_parallel.reader
         choice_made = lambda *arguments: made.append(original(*arguments)) or made[-1]
         from samebits.data import _resumable as module
 

@@ -16,7 +16,7 @@ from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch import Batching
 from samebits.data._stages.stage import Stage, State, Streamed
 from samebits.data._state_dict import ReadPosition
-from samebits.data._workers.readers import Inline, draws_of, reader
+from samebits.data._workers.inline_or_parallel import Inline, draws_of, reader
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
 

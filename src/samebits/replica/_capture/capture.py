@@ -42,7 +42,7 @@ from samebits.replica._capture.per_rank import (
 )
 from samebits.replica._capture.rank_differences import RankTrace, compare_ranks, groups_of, trace_of
 from samebits.replica._capture.restored_objects import restore_generators, restore_objects
-from samebits.replica._capture.tracing import (
+from samebits.replica._capture.trace_patches import (
     disable_constant_folding,
     forbid_data_assignment,
     forbid_seeding,

@@ -20,7 +20,7 @@ from samebits.replica._capture.lifting import LiftedArguments
 from samebits.rounding._transform.lowering import Lowering
 from samebits.rounding._transform.lowering_rules import Rule, check_rules
 from samebits.rounding._transform.process_groups import rank_of
-from samebits.rounding._transform.rounding_methods import assignment_of, verify_methods
+from samebits.rounding._transform.seed_methods import assignment_of, verify_methods
 
 _STREAM = int_keys.as_uint64("samebits.rounding.lower")
 

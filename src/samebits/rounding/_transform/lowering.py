@@ -21,7 +21,7 @@ from samebits.replica._capture.captured_step import CapturedStep
 from samebits.rounding._transform.lowering_rules import FLOAT32, Rule, is_narrow, rule_of, written_tensors
 from samebits.rounding._transform.process_groups import arguments_of, group_of, group_position
 from samebits.rounding._transform.rounded_ops import Place, Rounded, Waited
-from samebits.rounding._transform.rounding_methods import bodies_of
+from samebits.rounding._transform.seed_methods import bodies_of
 
 
 class Lowering:

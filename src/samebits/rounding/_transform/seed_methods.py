@@ -1,4 +1,4 @@
-"""The choice of random numbers for each op of a captured step: the same on all ranks, or not.
+"""The method of each op of a captured step: its random numbers from the same seed on all ranks, or not.
 
 An op whose results are replica-equal must round alike everywhere, or the replicas diverge; one whose results
 vary must not, or the errors of the shards add up. The report of the analysis decides, call site by call site.

@@ -1,4 +1,4 @@
-"""The readers of a pipeline: in this process, by threads or by worker processes. The elements are the same.
+"""The readers of a pipeline: inline or parallel, by threads or by processes. The elements are the same.
 
 Workers compute the stages that come in pieces, ahead of the reader; this process does the rest.
 """
