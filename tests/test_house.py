@@ -28,7 +28,7 @@ BUDGET = {
     "checkpoint": 4330,
     "cli": 2180,
     "data": 8390,
-    "determinism": 9860,
+    "determinism": 9850,
     "nn": 1630,
     "random": 5230,
     "replica": 4690,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Iterator
@@ -72,25 +71,6 @@ def _kinds(kind: type) -> Iterator[type]:
         yield from _kinds(narrower)
 
 
-# Triton's autotuning of a user's kernels: timings choose between configurations, and configurations may
-# round differently.
-
-
-def pin_first_configuration(autotuner: Any, patches: Patches) -> None:
-    """Makes a user's `triton.autotune` take its first configuration: the fastest varies from run to run."""
-    run = autotuner.Autotuner.run
-
-    @functools.wraps(run)
-    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        every, self.configs = self.configs, self.configs[:1]
-        try:
-            return run(self, *args, **kwargs)
-        finally:
-            self.configs = every
-
-    patches.put(autotuner.Autotuner, "run", with_first)
-
-
 _patches = Patches()
 _profiled: list[bool] = []
 
@@ -112,7 +92,7 @@ def enter(across: Across) -> None:
         lambda module: inductor.patch(module, _patches, mode, across),
     )
     _patches.when_imported(
-        "triton.runtime.autotuner", lambda module: pin_first_configuration(module, _patches)
+        "triton.runtime.autotuner", lambda module: inductor.pin_first_configuration(module, _patches)
     )
     unseeded_draws.watch(_patches)
     if across == "machines":

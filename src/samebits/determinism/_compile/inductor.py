@@ -1,6 +1,6 @@
-"""Inductor under the switch: patches, refusals, and a check that no older code is called.
+"""Inductor under the switch: patches, refusals, a check that no older code is called; Triton's autotuning.
 
-It is private to torch: applied for tested versions only, when Inductor is imported, and undone.
+Inductor is private to torch: patched for tested versions only, when it is imported, and restored.
 """
 
 from __future__ import annotations
@@ -224,3 +224,22 @@ def dynamo_error(kind: type[SamebitsError]) -> Any:
     """Returns the error class as Dynamo lets it through: it wraps other errors in BackendCompilerFailed."""
     pass_through = import_module("torch._dynamo.exc").ShortenTraceback
     return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})
+
+
+# Triton's autotuning of a user's kernels: timings choose between configurations, and configurations may
+# round differently.
+
+
+def pin_first_configuration(autotuner: Any, patches: Patches) -> None:
+    """Makes a user's `triton.autotune` take its first configuration: the fastest varies from run to run."""
+    run = autotuner.Autotuner.run
+
+    @functools.wraps(run)
+    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        every, self.configs = self.configs, self.configs[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = every
+
+    patches.put(autotuner.Autotuner, "run", with_first)
