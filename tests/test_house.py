@@ -14,6 +14,7 @@ FRAGMENT = 80
 KEPT = {
     "determinism/_guards/numpy_constructors.py": "a frame of this file is that of a constructor, and no draw",
     "determinism/_ops/grid_sample.py": "an op's own room, which a reader finds by the op's name",
+    "trainer/_history.py": "the class that `fit` returns, which a reader finds by its name",
 }
 """Fragments that stay files, and why."""
 OVERRIDING = 2

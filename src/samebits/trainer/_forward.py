@@ -20,9 +20,8 @@ from samebits.trainer._batch import (
     move_to,
     split_batch,
 )
-from samebits.trainer._history import Means, SumOverRanks, mean_over_ranks
 from samebits.trainer._loss import Loss
-from samebits.trainer._metrics import Metrics
+from samebits.trainer._metrics import Means, Metrics, SumOverRanks, mean_over_ranks
 
 ForwardHook = Callable[[torch.nn.Module, Any], Any]
 """`forward(model, batch)` returns the loss, or the loss and a dict of metrics."""

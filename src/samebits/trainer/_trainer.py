@@ -28,9 +28,9 @@ from samebits.trainer import _other_trainers as other_trainers
 from samebits.trainer import _trainer_arguments as trainer_arguments
 from samebits.trainer._batch import device_of
 from samebits.trainer._forward import Evaluation, Forward, ForwardHook, evaluating
-from samebits.trainer._history import History, Logbook, mean_over_ranks
+from samebits.trainer._history import History, Logbook
 from samebits.trainer._loss import Loss, LossFunction
-from samebits.trainer._metrics import Metric, Metrics
+from samebits.trainer._metrics import Metric, Metrics, mean_over_ranks
 from samebits.trainer._optimizer_step import OptimizerStep, SchedulerSteps, accumulation_group, averaged_model
 
 
