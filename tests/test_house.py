@@ -25,7 +25,7 @@ BUDGET = {
     "_native": 1560,
     "arithmetic": 9140,
     "audit": 5180,
-    "callbacks": 1240,
+    "callbacks": 1270,
     "checkpoint": 4330,
     "cli": 2180,
     "data": 8390,
@@ -37,7 +37,7 @@ BUDGET = {
     "state": 900,
     "testing": 870,
     "train": 6350,
-    "trainer": 1520,
+    "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
 INVENTED = {

@@ -1,4 +1,4 @@
-"""The metrics of a trainer: functions, averaged over the samples (`Means`), and objects that count themselves."""
+"""The metrics of a trainer: functions, averaged over samples (`Means`), and objects that count themselves."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from samebits._context import Observer, Position, observed
+from samebits._context import observed
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
-from samebits.callbacks._base import TrainerView
+from samebits.callbacks._commit_notifier import CommitNotifier
 from samebits.callbacks._progress_bar import progress_bars
 from samebits.errors import InvalidArgumentError
 from samebits.train._boundary_commits import BestCommits
@@ -32,19 +32,6 @@ from samebits.trainer._history import History, Logbook
 from samebits.trainer._loss import Loss, LossFunction
 from samebits.trainer._metrics import Metric, Metrics, mean_over_ranks
 from samebits.trainer._optimizer_step import OptimizerStep, SchedulerSteps, accumulation_group, averaged_model
-
-
-class CommitNotifier(Observer):
-    """Calls `on_commit` of the callbacks when a commit of this run is durable."""
-
-    def __init__(self, trainer: TrainerView, run: Run, callbacks: Sequence[Callback]) -> None:
-        self._trainer, self._run, self._callbacks = trainer, run, callbacks
-
-    def committed(self, run: Run, step: Position) -> None:
-        """Passes on a commit of this run, not of another one in the process."""
-        if run is self._run:
-            for callback in self._callbacks:
-                callback.on_commit(self._trainer, step.step)
 
 
 class Trainer:
