@@ -17,6 +17,7 @@ from samebits.data._options import Executor, OnConflict, Options, Remainder, Sta
 from samebits.data._resumable import Resumable
 from samebits.data._stages import combine, order
 from samebits.data._stages.batch import Batch, Bucket, Pack, StreamBatch
+from samebits.data._stages.enumerate import Enumerate, StreamEnumerate
 from samebits.data._stages.map_filter import (
     Filter,
     FlatMap,
@@ -224,7 +225,7 @@ class Pipeline(Resumable):
 
     def enumerate(self, start: int = 0) -> Pipeline:
         """Returns (number, element), with numbers counted from `start` in every epoch."""
-        return self._append(order.Enumerate, order.StreamEnumerate, start)
+        return self._append(Enumerate, StreamEnumerate, start)
 
     # Combinations of pipelines
 

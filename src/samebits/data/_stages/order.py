@@ -1,6 +1,6 @@
-"""Stages that change the order or the number of elements, by index and by stream; and `enumerate`.
+"""Stages that change the order or the number of elements, by index and by stream.
 
-The others are `shuffle`, `repeat`, `take`, `skip` and `shard`.
+They are `shuffle`, `repeat`, `take`, `skip` and `shard`.
 """
 
 from __future__ import annotations
@@ -286,36 +286,3 @@ class StreamSlice(_Slicing, Streamed):
                 yield element, [after, number + 1]
             if number + 1 >= self.part.stop:
                 return
-
-
-class _Enumerating(Stage):
-    """(number within the repetition, element)."""
-
-    kind = "enumerate"
-
-    def __init__(self, stage: Stage, start: int) -> None:
-        super().__init__(stage, parameters={"start": start})
-        self.start = start
-
-
-class Enumerate(_Enumerating, Following, SameLength):
-    """The elements of an addressed stage with their indices."""
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
-
-    @override
-    def fetch(self, ordinals: Ordinals) -> list[tuple[int, Any]]:
-        numbers = self.start + ordinals % self.length
-        return list(zip(numbers.tolist(), self.inputs[0].fetch(ordinals), strict=True))
-
-
-class StreamEnumerate(_Enumerating, Streamed):
-    """The elements of a stream, counted. State: [the input's, number of the next]."""
-
-    @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        before, first = state or (None, 0)
-        for number, (element, after) in enumerate(reader.read(self.inputs[0], repetition, before), first):
-            yield (self.start + number, element), [after, number + 1]
