@@ -26,7 +26,7 @@ BUDGET = {
     "arithmetic": 9140,
     "audit": 5180,
     "callbacks": 1270,
-    "checkpoint": 4330,
+    "checkpoint": 4340,
     "cli": 2180,
     "data": 8390,
     "determinism": 9850,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import stat
 import sys
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from samebits._context import process
+from samebits.checkpoint._disk_errors import CURES
 from samebits.checkpoint._manifest import marker_text
-from samebits.checkpoint._writer.commit_folder import Commit, sync_folder
-from samebits.errors import CommitError, RunDirectoryError
+from samebits.checkpoint._writer.commit_folder import sync_folder
+from samebits.errors import RunDirectoryError
 
 MARKER = "samebits-run.json"
 LOCK = "lock"
@@ -26,21 +26,6 @@ COMMITS = "commits"
 PROBE = ".samebits-probe"
 OURS = {MARKER, LOCK, WRITER_LOCK, COMMITS, PROBE, "lost+found"}
 """A volume's root folder is born with lost+found."""
-
-CURES = {
-    errno.ENOSPC: "Free some space",
-    errno.EDQUOT: "Free some of your quota",
-    errno.EFBIG: "Raise the limit on file sizes (ulimit -f)",
-    errno.EROFS: "Mount the file system writable again",
-    errno.EIO: "The disk is failing: copy the run directory to another one",
-    errno.ESTALE: "The run directory was renamed, and another folder has its name now: put it back",
-    errno.EACCES: "Give this user write permission",
-    errno.EPERM: "Give this user write permission",
-    errno.ENOTDIR: "Something in the path is a file: remove it",
-    errno.EEXIST: "Something in the path is a file: remove it",
-    errno.ELOOP: "It is a symbolic link, or links lead in a circle: remove it",
-}
-"""The cure for each error of the disk."""
 
 _WRITER_TIMEOUT = 60.0
 """Seconds that the writer of a killed run may take to finish its last snapshot."""
@@ -224,30 +209,3 @@ def lock_for_writer(path: Path) -> int | None:
             return None
         raise
     return descriptor
-
-
-def commit_error(error: OSError, run_dir: Path, step: int, nbytes: int, last: Commit | None) -> CommitError:
-    """Returns the error in one line: which commit, why, bytes wanted and free, what is safe, the cure."""
-    if not run_dir.exists():
-        return CommitError(
-            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. "
-            "Put it back and run again: it resumes from the newest commit in it, if there is one."
-        )
-    safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
-    cure = CURES.get(error.errno or 0, "Remove the cause")
-    after = f"resumes from step {last.step}" if last else "starts at the first step"
-    return CommitError(
-        f"commit of step {step} to {run_dir} failed: {error.strerror or error} "
-        f"({_size(nbytes)} wanted, {_free(run_dir)} free). {safe}. {cure} and run again: it {after}."
-    )
-
-
-def _free(run_dir: Path) -> str:
-    try:
-        return _size(shutil.disk_usage(run_dir).free)
-    except OSError as error:
-        return os.strerror(error.errno or 0)
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e6:.3f} MB"

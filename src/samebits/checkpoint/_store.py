@@ -18,6 +18,7 @@ from typing import Any, Self
 from samebits._arguments import require
 from samebits._context import is_url, resolve_run_dir
 from samebits._inspect import user_code
+from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitPreparer, PreparedCommit
 from samebits.checkpoint._reading import (
@@ -31,7 +32,7 @@ from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, 
 from samebits.checkpoint._remote.remote_commits import RemoteCommits, staging_folder
 from samebits.checkpoint._remote.writer_claim import WriterClaim
 from samebits.checkpoint._retention import Retention
-from samebits.checkpoint._run_directory import COMMITS, MARKER, RunDirectory, commit_error
+from samebits.checkpoint._run_directory import COMMITS, MARKER, RunDirectory
 from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, commit_names, folder_identity
 from samebits.checkpoint._writer.writer_client import WriterClient
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
