@@ -14,7 +14,7 @@ import samebits
 import samebits.random as sr
 from random_draws import DRAWS, KEYS, key_of
 from samebits.random import _device_kernels as device_kernels
-from samebits.random._triton import elementary, kernels, launchers
+from samebits.random._triton import elementary, kernels, launchers, philox
 from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
 
@@ -86,7 +86,7 @@ def test_what_is_launched_computes_as_ieee_754_says(launch, capability):
 
 def test_no_kernel_is_left_out():
     """Each kernel of the package is among what was compiled, for both capabilities; one that nobody calls would be missed."""
-    modules = (elementary, kernels)
+    modules = (elementary, kernels, philox)
     for capability in (80, 90):
         tried = {one[0].__name__ for one, at in CASES["argvalues"] if at == capability}
         assert tried == kernels_of(*modules)
@@ -99,7 +99,7 @@ def test_every_file_with_kernels_is_compiled_by_a_test():
         path for path in source.rglob("*.py") if re.search(r"^@triton\.jit", path.read_text(), re.MULTILINE)
     }
     folder = Path(kernels.__file__).parent
-    assert len(files) == 3
+    assert len(files) == 4
     assert {file for file in files if file.parent != folder} == {
         source / "rounding" / "_triton.py",
     }

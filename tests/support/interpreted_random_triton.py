@@ -19,7 +19,8 @@ from samebits._native import kernel
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._cpu import elementary as cpu
 from samebits.random._triton import launchers
-from samebits.random._triton.elementary import block, cos_sin, fma, lanes, log, rounded
+from samebits.random._triton.elementary import cos_sin, fma, log, rounded
+from samebits.random._triton.philox import block, lanes
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.random._triton.elementary import in_order_2, in_order_4, lanes, main_block
 from samebits.random._triton.launch import _rows
+from samebits.random._triton.philox import in_order_2, in_order_4, lanes, main_block
 from samebits.rounding._cpu.number_formats import FORMATS
 
 

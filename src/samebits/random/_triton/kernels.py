@@ -26,24 +26,18 @@ import triton.language as tl
 
 from samebits.random._cpu import transformed_kernels as cpu
 from samebits.random._triton.elementary import (
-    above,
-    block,
     box_muller,
     constants,
     divided,
     fma,
-    in_order_2,
-    in_order_4,
-    lanes,
     log,
-    main_block,
     negated,
     polynomial,
-    repeated,
     rounded,
     sqrt,
     widened,
 )
+from samebits.random._triton.philox import above, block, in_order_2, in_order_4, lanes, main_block, repeated
 
 # Kernels that fill rows from keys: the Triton counterparts of `_cpu.philox.fill_words` and of
 # `_cpu.uniform_normal_kernels`.
