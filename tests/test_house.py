@@ -23,7 +23,7 @@ BUDGET = {
     ".": 1110,
     "_inspect": 4500,
     "_native": 1560,
-    "arithmetic": 9140,
+    "arithmetic": 9160,
     "audit": 5180,
     "callbacks": 1270,
     "checkpoint": 4340,

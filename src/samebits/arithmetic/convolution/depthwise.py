@@ -13,9 +13,9 @@ from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
 from samebits.arithmetic.convolution.borders import bordered
 from samebits.arithmetic.convolution.geometry import Window
+from samebits.arithmetic.product.definition import CHUNK
 from samebits.arithmetic.product.instructions import cases, fields_at, procedure
 from samebits.arithmetic.product.mxcsr import KEPT, set_mxcsr
-from samebits.arithmetic.product.tiles import CHUNK
 from samebits.arithmetic.product.vectors import FLOAT64, Emitter, Number
 
 COUNTS = (9, 4, 2, 1)

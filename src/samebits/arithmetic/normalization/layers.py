@@ -12,7 +12,8 @@ from torch import Tensor
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team
-from samebits.arithmetic.reductions.kernels import BLOCK, finished
+from samebits.arithmetic.reductions.definition import BLOCK
+from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
 from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 

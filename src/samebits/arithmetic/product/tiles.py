@@ -15,6 +15,7 @@ import torch
 
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, on_team
+from samebits.arithmetic.product.definition import CHUNK
 from samebits.arithmetic.product.finish import row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
@@ -167,8 +168,6 @@ def finish_tile(
             store([builder.fadd(one, total) for one, total in zip(added(), totals, strict=True)])
 
 
-CHUNK = 256
-"""Elements of the inner dimension whose chain is one chunk of the sum."""
 DIRECT, ROWS, COLUMNS = 0, 1, 2
 """The second factor is read where it stands, or packed: with contiguous rows, or with contiguous columns."""
 

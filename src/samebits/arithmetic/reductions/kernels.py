@@ -13,9 +13,9 @@ import numpy as np
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team
 from samebits._native.lazy_kernel import Deferred
+from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.steps import STEPS
 
-BLOCK = 256
 PART = BLOCK * BLOCK
 """Elements that one call reduces to one number along a run of memory."""
 TILE = 256

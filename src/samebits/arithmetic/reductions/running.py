@@ -9,7 +9,8 @@ import numpy as np
 
 from samebits._native import called, inlined, vectors
 from samebits._native.lazy_kernel import Deferred
-from samebits.arithmetic.reductions.kernels import BLOCK, accumulator, block_of_run, gathered
+from samebits.arithmetic.reductions.definition import BLOCK
+from samebits.arithmetic.reductions.kernels import accumulator, block_of_run, gathered
 from samebits.arithmetic.reductions.steps import STEPS
 
 room_of_sums, room_of_block = vectors.stack(5 * 128), vectors.stack(8 * BLOCK)

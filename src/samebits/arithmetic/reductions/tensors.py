@@ -15,8 +15,8 @@ from torch import Tensor
 
 from samebits._native.kernel_threads import OnTeam
 from samebits._strides import contiguous_strides
+from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.kernels import (
-    BLOCK,
     PART,
     PLAIN,
     QUOTIENT,

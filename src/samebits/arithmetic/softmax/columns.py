@@ -11,7 +11,7 @@ from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team
 from samebits._native.lazy_kernel import Deferred
 from samebits.arithmetic.functions.logarithm import log_by_series
-from samebits.arithmetic.reductions.kernels import BLOCK
+from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.softmax.rows import EXP, lanes_of, softmax_value
 
 _lanes_room, _sums_room, _centers_room = (

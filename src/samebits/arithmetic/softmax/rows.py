@@ -12,7 +12,7 @@ from samebits._native.kernel_threads import OnTeam, on_team
 from samebits._native.lazy_kernel import Deferred
 from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.arithmetic.functions.logarithm import log_by_series
-from samebits.arithmetic.reductions.kernels import BLOCK
+from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
 
 # exp and log as softmax and its like use them, and the log of a sum of two exponentials, in kernels.

@@ -1,4 +1,4 @@
-"""Batch normalization in training and evaluation, and its gradients (see `arithmetic.normalization`)."""
+"""Batch normalization in training, in evaluation, its gradients: `arithmetic.normalization.definition`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones, and their gradients, by the definition of `arithmetic.convolution`."""
+"""Convolutions, transposed ones, and their gradients, by `arithmetic.convolution.definition`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.convolution import (
-    ConvolutionSteps,
-    Three,
     channels_first,
     channels_last,
     gathered,
@@ -19,6 +17,7 @@ from samebits.arithmetic.convolution import (
     spread,
     weight_gradient,
 )
+from samebits.arithmetic.convolution.definition import ConvolutionSteps, Three
 from samebits.determinism._replacement import NotCoveredError, always, replacements
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd

@@ -1,4 +1,4 @@
-"""Products of matrices, vectors, batches, and of sparse with dense ones (see `arithmetic.product`)."""
+"""Products of matrices, vectors, batches, and of sparse with dense ones: `arithmetic.product.definition`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""softmax, log-softmax and masked softmax over any dimension, with gradients (see `arithmetic.softmax`)."""
+"""softmax, log-softmax, masked softmax over any dimension, gradients: `arithmetic.softmax.definition`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sum, mean, nansum, prod, dot, vdot, of any layout and dimensions (defined in `arithmetic.reductions`)."""
+"""sum, mean, nansum, prod, dot, vdot, of any layout and dimensions: `arithmetic.reductions.definition`."""
 
 from __future__ import annotations
 
