@@ -19,7 +19,7 @@ from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._overload_facts import OverloadRow, reviewed
 from samebits.errors import ConflictError
 
-FILE = Path(__file__).with_name("covered.toml")
+COVERED, REFUSED = (Path(__file__).with_name(name) for name in ("covered.toml", "refused.toml"))
 
 EXACT, OURS, COMPOSED, DENIED = "exact", "ours", "composed", "refused"
 """torch's kernel, whose results no machine could change | a kernel of ours | made of other ops | raises."""
@@ -46,18 +46,18 @@ _COMPOSITE = Coverage(COMPOSED, "calls other ops through the dispatcher, which a
 
 
 @cache
-def _file() -> Mapping[str, Any]:
-    return tomllib.loads(FILE.read_text(encoding="ascii"))
+def _read(file: Path) -> Mapping[str, Any]:
+    return tomllib.loads(file.read_text(encoding="ascii"))
 
 
 def groups() -> list[Mapping[str, Any]]:
     """Returns the groups of the list of covered ops."""
-    return _file()["group"]
+    return _read(COVERED)["group"]
 
 
 def refusal_groups() -> list[Mapping[str, Any]]:
     """Returns the families of refused ops: `family`, `ops`, and `reason` with what to use instead."""
-    return _file()["refused"]
+    return _read(REFUSED)["refused"]
 
 
 def refusal_group(full: str) -> Mapping[str, Any]:
@@ -146,7 +146,8 @@ def _find_refusals() -> Iterator[tuple[str, str, Coverage]]:
 
 def _stays(row: OverloadRow, functional: OverloadRow, layout: str) -> bool:
     """Returns True if torch's kernel for a layout that is not dense stays."""
-    sparse = layout.startswith("Sparse") and functional.name.partition(".")[0] in _file()["sparse"]["ops"]
+    name = functional.name.partition(".")[0]
+    sparse = layout.startswith("Sparse") and name in _read(COVERED)["sparse"]["ops"]
     return sparse or rule_of(row, functional).name in _by_class()
 
 
