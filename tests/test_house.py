@@ -1,6 +1,7 @@
 """The rules of the house: where things are, and what they are called (CONTRIBUTING.md, docs/names.md)."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from itertools import pairwise
@@ -69,8 +70,12 @@ INVENTED = {
 """Names that were made up here for things that have a name in PyTorch, JAX or Python's library."""
 
 
+tree_of = functools.cache(ast.parse)
+"""Parses a source text once for all rules."""
+
+
 def modules(package):
-    return {file: ast.parse(file.read_text()) for file in sorted(package.rglob("*.py"))}
+    return {file: tree_of(file.read_text()) for file in sorted(package.rglob("*.py"))}
 
 
 def definitions(tree):

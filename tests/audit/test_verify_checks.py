@@ -112,6 +112,7 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
     assert os.listdir(temporary) == []
 
 
+@pytest.mark.slow
 def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     """Exit status 1; the plain repeat is equal, and the verdict names the optimizer and the cure."""
     status, _, _, report = verify(

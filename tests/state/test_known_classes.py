@@ -105,7 +105,8 @@ main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "save")
 """
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_killed_at_random_steps_ends_with_equal_weights(python, tmp_path, seed):
     """`Run(env=env)` saves the environment: five kills, equal weights; without it (control) other weights."""
     pytest.importorskip("gymnasium")
@@ -275,6 +276,7 @@ main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "save")
 """
 
 
+@pytest.mark.slow
 def test_an_accumulation_of_accelerate_is_cut_nowhere_else(python, tmp_path):
     """`Run(accelerator=accelerator)` saves its counters: equal weights after kills; without them (control)
     others.

@@ -155,6 +155,7 @@ def test_an_overload_that_varies_over_threads_is_replayed_and_noted():
     assert not any(name.startswith("aten::empty") for name in replay.found)
 
 
+@pytest.mark.slow
 def test_arguments_are_drawn_for_an_overload_that_no_opinfo_calls():
     """A composite's calls, a kernel's repeat, and a private op that reads metadata alone are found; `_backward` has no call."""
     found = schema_samples.evidence(

@@ -295,11 +295,21 @@ with samebits.enable_op_determinism("machines" in sys.argv, across="machines"):
     ("variables", "words", "told"),
     [
         ({"MKL_CBWR": "COMPATIBLE"}, "", r"libraries.MKL_CBWR: \w+ then, COMPATIBLE now ('libraries')"),
-        ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "", "ONEDNN_MAX_CPU_ISA: None then, SSE41 now"),
-        ({"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "", "MKL_ENABLE_INSTRUCTIONS: None then, AVX2 now"),
-        ({"OMP_DYNAMIC": "TRUE"}, "", "OMP_DYNAMIC: None then, TRUE now"),
+        pytest.param(
+            {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+            "",
+            "ONEDNN_MAX_CPU_ISA: None then, SSE41 now",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+            "",
+            "MKL_ENABLE_INSTRUCTIONS: None then, AVX2 now",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"OMP_DYNAMIC": "TRUE"}, "", "OMP_DYNAMIC: None then, TRUE now", marks=pytest.mark.slow),
         ({}, "flush", "flags.flush_denormal: None then, True now"),
-        ({"MKL_CBWR": "COMPATIBLE"}, "machines", None),
+        pytest.param({"MKL_CBWR": "COMPATIBLE"}, "machines", None, marks=pytest.mark.slow),
         ({"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2"}, "", None),
     ],
 )

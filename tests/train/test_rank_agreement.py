@@ -213,6 +213,7 @@ def test_every_kind_of_ddp(ranks, tmp_path, kinds, name):
     assert all(one["resumed"] for one in resumed) and bits(resumed) == bits(wholes)
 
 
+@pytest.mark.slow
 def test_buckets_that_are_rebuilt_after_a_resume_give_other_bits(ranks, tmp_path, kinds):
     """Negative control: with DDP's buckets left alone, three ranks resume to other weights."""
     kinds = kinds or kinds.update(results=ranks(3, every_kind, tmp_path)[0]) or kinds
