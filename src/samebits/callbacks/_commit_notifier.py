@@ -16,7 +16,7 @@ class CommitNotifier(Observer):
         self._trainer, self._run, self._callbacks = trainer, run, callbacks
 
     def committed(self, run: Any, step: Position) -> None:
-        """Passes on a commit of this run, not of another one in the process."""
+        """Passes on a commit of this run, not of another run in the process."""
         if run is self._run:
             for callback in self._callbacks:
                 callback.on_commit(self._trainer, step.step)

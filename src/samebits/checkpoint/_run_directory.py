@@ -117,7 +117,7 @@ def _write_new(path: Path, text: str) -> Path:
 
 
 def open_own_file(path: Path) -> int:
-    """Opens or creates a file for writing. OSError; RunDirectoryError if writing may change another one."""
+    """Opens or creates a file for writing. OSError; RunDirectoryError if writing may change another file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:

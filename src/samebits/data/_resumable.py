@@ -1,4 +1,4 @@
-"""The epochs of a pipeline or a loader, and the iterator of one, each of which resumes after any element."""
+"""The epochs of a pipeline or a loader, and the iterator of one: they resume after any element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs: unevaluated sums of two numbers, the first of which is the sum rounded to float64."""
+"""Pairs: unevaluated sums of two numbers; the first is the sum rounded to float64."""
 
 from __future__ import annotations
 

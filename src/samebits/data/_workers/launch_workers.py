@@ -200,7 +200,7 @@ class Server:
             )
 
     def is_running(self) -> bool:
-        """Returns True if the server runs for this process; a process forked off it starts another one."""
+        """Returns True if the server runs for this process; a process forked off it starts its own."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def request(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> int:

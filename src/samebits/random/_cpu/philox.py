@@ -57,7 +57,7 @@ def words_of(seed: int, offset: int) -> tuple[int, int, int, int]:
 
 
 def folded(seed: int, offset: int, data: int) -> tuple[int, int]:
-    """Returns `fold` for Python integers, by the kernel if Numba has been imported for another one."""
+    """Returns `fold` for Python integers, by the kernel if Numba has been imported for another kernel."""
     if _NUMBAS_PART in sys.modules:
         return (fold.made or fold)(seed, offset, data)
     w0, w1, w2, w3 = words_of(seed, (offset + data) & 0xFFFFFFFFFFFFFFFF)

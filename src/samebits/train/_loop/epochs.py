@@ -184,7 +184,7 @@ class Epochs(Iterator[Epoch]):
     def _source(
         self, loader: Iterable[Any], steps_per_epoch: int | None
     ) -> tuple[BatchSource | FixedLengthEpochs, bool]:
-        """Returns the source of an epoch, and True if it is another one than that of the epoch before."""
+        """Returns the source of an epoch, and True if the epoch before had another."""
         before = self.loop.source
         length = before.steps if isinstance(before, FixedLengthEpochs) else None
         if before is not None and loader is self._loader and length == steps_per_epoch:
