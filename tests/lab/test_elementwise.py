@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def _quiet():
         yield
 
 
-@pytest.fixture
+@contextmanager
 def switched_on():
     samebits.set_random_seed(1)
     with samebits.enable_op_determinism(across="threads"):
@@ -48,9 +49,9 @@ def chosen(name, dtypes, every):
     return [s for i, s in enumerate(found) if s in dense or i % every == 0]
 
 
-def varies(sample):
+def varies(sample, operands):
     """Whether the sample has other bits, that of no NaN, at some thread count."""
-    operands, results = sample.large(), []
+    results = []
     for threads in THREADS:
         torch.set_num_threads(threads)
         results.append(sample.call(operands))
@@ -61,16 +62,15 @@ def varies(sample):
     )
 
 
-def hunt(dtypes, every, places=elementwise.PLACES, only=None):
-    """The samples that could have differed, and of these the ones that did."""
+def hunt(dtypes, every, places=elementwise.PLACES, only=None, mode=switched_on):
+    """The samples that could differ with torch's kernels, and of these the ones that differ in a mode."""
     telling, found = [], []
     for name in only or names():
-        for sample in chosen(name, dtypes, every):
-            torch.set_num_threads(1)
-            if sample.telling(places)[1].any():
-                telling.append(sample)
-                if varies(sample):
-                    found.append(sample)
+        torch.set_num_threads(1)
+        could = [(s, s.large()) for s in chosen(name, dtypes, every) if s.telling(places)[1].any()]
+        telling += [sample for sample, _ in could]
+        with mode():
+            found += [sample for sample, operands in could if varies(sample, operands)]
     return telling, found
 
 
@@ -79,12 +79,10 @@ def promised(found):
 
 
 @pytest.mark.slow
-def test_no_elementwise_op_differs_over_threads_that_the_table_promises(switched_on):
+def test_no_elementwise_op_differs_over_threads_that_the_table_promises():
     """Of every elementwise overload, on elements that could differ: one result at 1 to 7 threads, or the table says so."""
     telling, found = hunt(FAST, every=9)
-    assert (
-        len(names()) > 200 and telling
-    )  # few: an element of a kernel of ours has the same bits at each place
+    assert len(names()) > 200 and len(telling) > (120 if VECTORS.startswith("AVX") else 20)
     assert promised(found) == []
 
 
@@ -92,7 +90,7 @@ def test_no_elementwise_op_differs_over_threads_that_the_table_promises(switched
 def test_without_ours_the_hunt_finds_each_gap():
     """Negative control: with torch's kernels the same samples differ, for every op that tells and is on the list."""
     ours = {*OURS, "smooth_l1_loss_backward", "huber_loss_backward", "addr"}
-    with_nothing = {s.name for s in hunt(FAST, every=9, only=sorted(ours & {*names()}))[1]}
+    with_nothing = {s.name for s in hunt(FAST, every=9, only=sorted(ours & {*names()}), mode=nullcontext)[1]}
     known = {
         "smooth_l1_loss_backward",
         "huber_loss_backward",
@@ -165,15 +163,10 @@ def test_gaps_that_were_found(name):
     assert len(results) == 1
 
 
-CONTIGUOUS = {"log_sigmoid_forward", "pow.Scalar"}
-"""Torch makes their results contiguous; ours keep the operand's layout."""
-
-
 @pytest.mark.slow
 def test_layouts_and_types_are_torchs():
-    """With every kernel of ours but two, at one thread and at three, the result has torch's type, shape and strides."""
-    names_here = [name for name in names() if name in OURS - CONTIGUOUS]
-    kept = {(s.name, s.layout): s for name in names_here for s in samples(name, FAST[:1])}
+    """With every kernel of ours, at one thread and at three, the result has torch's type, shape and strides."""
+    kept = {(s.name, s.layout): s for name in names() if name in OURS for s in samples(name, FAST[:1])}
     torch.set_num_threads(1)
     large = {key: sample.large() for key, sample in kept.items()}
 
@@ -192,7 +185,7 @@ def test_layouts_and_types_are_torchs():
 @pytest.mark.soak
 @pytest.mark.timeout(7200)  # some 7 minutes of one core each
 @pytest.mark.parametrize("dtype", elementwise.DTYPES, ids=str)
-def test_every_length_and_offset(switched_on, dtype):
+def test_every_length_and_offset(dtype):
     """All samples, on pieces of 1 to 100 elements that begin at 0 to 16: as the first test."""
     places = tuple((length % 17, length) for length in range(1, 101))
     telling, found = hunt((dtype,), every=1, places=places)

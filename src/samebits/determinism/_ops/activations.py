@@ -104,7 +104,8 @@ def _of_two(function: ElementwiseFunction) -> Plan:
 
 
 def _log_sigmoid_forward(self: Tensor, **_out: Tensor) -> tuple[Tensor, Tensor]:
-    result, exponential = evaluate_all((FUNCTIONS["log_sigmoid"], (self,), ()))
+    contiguous = self.contiguous()  # as torch's results are
+    result, exponential = evaluate_all((FUNCTIONS["log_sigmoid"], (contiguous,), ()))
     return result, exponential
 
 

@@ -113,6 +113,11 @@ def _pow(self: Any, exponent: Any) -> Call | None:
     return (FUNCTIONS["pow"], (self, exponent), ())
 
 
+def _number_pow(self: complex, exponent: Tensor) -> Call | None:
+    """Plans the powers of a number: torch's result is contiguous, whatever the layout of the exponents."""
+    return _pow(self, exponent.contiguous())
+
+
 def _of_two(op: str) -> Plan:
     function = FUNCTIONS[op]
 
@@ -141,7 +146,7 @@ def _replacements() -> Iterator[Replacement]:
     yield from forms(_lerp, _CONTRACTED, "lerp.Tensor", "lerp_.Tensor", "lerp.Tensor_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Tensor", "pow_.Tensor", "pow.Tensor_Tensor_out")
-    yield from forms(_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
+    yield from forms(_number_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
     yield from forms(_of_two("atan2"), _FUNCTION, "atan2", "atan2_", "atan2.out")
     yield from forms(_of_two("xlogy"), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor")
     yield from forms(_of_two("special_xlog1py"), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out")

@@ -158,14 +158,7 @@ def _mm(a: Tensor, b: Tensor, *, out: Tensor | None = None, op: str) -> Tensor:
 
 
 def _addmm(
-    self: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-    out: Tensor | None = None,
-    op: str,
+    self: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, op: str, **_out: Any
 ) -> Tensor:
     result = _product(op, a, b)
     result = result if alpha == 1 else result.mul_(alpha)
