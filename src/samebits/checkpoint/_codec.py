@@ -126,7 +126,9 @@ class Encoder:
         """Returns the tree of the value at `key` of the current one."""
         self.path.append(key)
         if len(self.path) > MAX_DEPTH:
-            raise unsavable(self.path[:5], value, f"nested over {MAX_DEPTH} levels, or contains itself")
+            raise unsavable(
+                self.path[:5], value, f"nested deeper than {MAX_DEPTH} levels, or contains itself"
+            )
         node = self.node(value)
         if self._replace is not None:
             node = self._replace(tuple(self.path), value, node)

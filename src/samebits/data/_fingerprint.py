@@ -8,7 +8,7 @@ from samebits.data._stages.stage import Stage
 from samebits.errors import PipelineMismatchError
 
 _DIGITS = 4
-"""Of a fingerprint, for each of its parts."""
+"""Hexadecimal digits of each part in a fingerprint."""
 
 
 def fingerprint(stage: Stage, seed: int) -> str:

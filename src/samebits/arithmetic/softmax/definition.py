@@ -5,5 +5,5 @@
 - log-softmax: y[i] = (x[i] - m) - log(S(e)); the gradient is g[i] - exp(y[i]) S(g), by an fma.
 
 All in float32, in float64 for float64; bfloat16 and float16 are read as float32, and each result is rounded
-once. The functions are those of `exponential`.
+once. The functions are those of `exponential`. `rows` and `columns` have the kernels.
 """
