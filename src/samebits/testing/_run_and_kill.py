@@ -280,7 +280,9 @@ def run_and_kill(
 def _command(program: Program, args: Sequence[str], scratch: Path) -> tuple[str, tuple[str, ...]]:
     if callable(program):
         if args:
-            raise InvalidArgumentError("run_and_kill(args=...): a function takes none; wrap it in another.")
+            raise InvalidArgumentError(
+                "run_and_kill(args=...): a function takes none; wrap it in a function without arguments."
+            )
         return os.path.abspath(__file__), (str(save(program, scratch)),)
     path = Path(program).absolute()
     if not path.is_file():
