@@ -99,14 +99,19 @@ class Draw:
 
     def __init__(self, seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.random, self.shape, self.dtype = random.Random(f"{seed} {shape} {dtype}"), shape, dtype
-        self._generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.complex128 if dtype.is_complex else torch.float64
+        three = [torch.randn(shape, generator=generator, dtype=drawn) * 2 for _ in range(3)]
+        self._dense = itertools.cycle([x.to(dtype) for x in three])  # drawing is most of what a case costs
+        self._laid_out: dict[tuple[int, str], Tensor] = {}
 
     def tensor(self, layout: str = "dense") -> Tensor:
-        """Standard normal numbers, times two."""
-        x = torch.randn(self.shape, generator=self._generator, dtype=torch.float64) * 2
-        if self.dtype.is_complex:
-            x = torch.complex(x, torch.randn(self.shape, generator=self._generator, dtype=torch.float64))
-        return LAYOUTS[layout](x.to(self.dtype))
+        """Standard normal numbers, times two: one of three tensors, in turn. A case does not write to them."""
+        x = next(self._dense)
+        key = (id(x), layout)
+        if key not in self._laid_out:
+            self._laid_out[key] = LAYOUTS[layout](x)
+        return self._laid_out[key]
 
     def scalar(self) -> float:
         """Between 0.05 and 2, never a power of two."""

@@ -19,13 +19,9 @@ BROKEN = Path(__file__).parent.parent / "broken"
 NAMES = sorted(path.stem for path in BROKEN.glob("*.py"))
 QUICK = {
     "best_local": "kill-mid-epoch",
-    "cached_augmentation": "kill-mid-epoch",
     "callback_patience": "kill-epoch-end",
-    "ema_updates": "kill-mid-epoch",
-    "optimizer_missing": "kill-mid-epoch",
     "served_counter": "workers",
     "listdir_shards": "run-again",
-    "no_seed": "run-again",
     "time_budget": "run-again",
 }
 """One of each kind, with the one check that must find it; the rest, with all checks, is `make soak`."""

@@ -242,7 +242,7 @@ SWITCHED = PLAIN.replace(
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [False, True])
 def test_the_environment_is_that_of_the_script(tmp_path, block):
-    """Its switch and its threads are in the JSON, in a `with` block too; a script that sets neither has neither (control)."""
+    """Its switch and its threads are in the JSON, in a `with` block too."""
     source = SWITCHED
     if block:
         head, loop = source.split("for step")
@@ -253,6 +253,11 @@ def test_the_environment_is_that_of_the_script(tmp_path, block):
     found = report["environment"]
     assert found["op_determinism"] == {"enabled": True, "across": "threads", "on_unimplemented": "raise"}
     assert found["threads"] == 3 and found["flags"]["cudnn_deterministic"] is True
+
+
+@pytest.mark.slow
+def test_a_script_without_a_switch_has_none_in_the_json(tmp_path):
+    """Negative control: neither the switch nor threads of its own."""
     _, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again", "--steps", "3")
     assert report["environment"]["op_determinism"] == {"enabled": False}
     assert report["environment"]["threads"] == torch.get_num_threads()
@@ -376,7 +381,7 @@ def test_meters_that_are_only_printed_are_no_difference(tmp_path):
     """What Run warns of as printed only is not compared, with a note; the same meter in the loss (control) is named."""
     for name, source, code in (("printed", METERS, 0), ("decides", DECIDES, 1)):
         (folder := tmp_path / name).mkdir()
-        ended, out, _, report = verify(folder, source, "--checks", "kill")
+        ended, out, _, report = verify(folder, source, "--checks", "kill-mid-epoch")
         assert ended == code, out
         noted = "not compared, as they are only printed: losses.count, losses.sum" in " ".join(out.split())
         assert noted == (code == 0), out

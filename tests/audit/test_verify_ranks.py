@@ -162,9 +162,9 @@ def members(folder):
     "source, ranks, options",
     [
         (PLAIN, 2, ()),
-        (PLAIN, 3, ("--checks", "replicas,kill")),
-        (ACCUMULATED, 2, ("--checks", "replicas,kill")),
         (ACCUMULATED, 3, ("--checks", "replicas,kill")),
+        pytest.param(PLAIN, 3, ("--checks", "replicas,kill"), marks=pytest.mark.soak),
+        pytest.param(ACCUMULATED, 2, ("--checks", "replicas,kill"), marks=pytest.mark.soak),
     ],
 )
 def test_ddp_is_verified(tmp_path, source, ranks, options):
@@ -187,7 +187,7 @@ def test_ddp_is_verified(tmp_path, source, ranks, options):
     "source, component, path",
     [
         (KEYED_BUFFER, "buffers", "module.temperature"),
-        (DRIFTING, "buffers", "module.temperature"),
+        pytest.param(DRIFTING, "buffers", "module.temperature", marks=pytest.mark.soak),
         (UNSYNCHRONISED_DRAW, "model", "module.0.weight"),
     ],
 )

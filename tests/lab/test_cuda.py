@@ -20,7 +20,7 @@ from triton_ahead import compiled, kernels_of, launches
 INTERPRETED = Path(__file__).parents[1] / "support" / "interpreted_cuda.py"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
     """Every kernel has the bits of the CPU in Triton's interpreter."""
     interpreted(INTERPRETED)

@@ -102,7 +102,14 @@ def percent(total):
     )
 
 
-@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, BATCHES))])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        0,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6)),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, BATCHES)),
+    ],
+)
 def test_what_is_claimed_is_so(batch):
     """Random programs: no pair of ranks claimed equal differs in any of 5 draws, and 95% of the pairs that are equal are claimed."""
     total = tried(batch)

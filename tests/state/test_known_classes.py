@@ -106,14 +106,14 @@ main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "save")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_cartpole_killed_at_random_steps_ends_with_equal_weights(python, tmp_path, seed):
     """`Run(env=env)` saves the environment: five kills, equal weights; without it (control) other weights."""
     pytest.importorskip("gymnasium")
     whole = python(ROLLOUT, tmp_path / "whole", -1, "save").stdout
     kills = sorted(random.Random(seed).sample(range(4, 90), 5))
-    for kind in ("save", "without"):
-        for kill in kills:
+    for kind, times in (("save", kills), ("without", kills[:1])):
+        for kill in times:
             python(ROLLOUT, tmp_path / kind, kill, kind, code=-9)
         assert (python(ROLLOUT, tmp_path / kind, -1, kind).stdout == whole) == (kind == "save")
 

@@ -408,7 +408,10 @@ def test_verify(tmp_path):
     import subprocess
     import sys
 
-    for more, code in ((", schedule=schedule", 0), (", check_complete=False", 1)):
+    for more, kills, code in (
+        (", schedule=schedule", "kill", 0),
+        (", check_complete=False", "kill-epoch-end", 1),
+    ):
         (tmp_path / "train.py").write_text(VERIFIED.replace("{more}", more))
         command = [
             sys.executable,
@@ -418,7 +421,7 @@ def test_verify(tmp_path):
             "--seed",
             "1",
             "--checks",
-            "run-again,kill",
+            f"run-again,{kills}",
             "train.py",
         ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -1,7 +1,9 @@
 """What `Run` does between two bodies of a loop is counted, not timed: calls of functions, in Python and in C."""
 
+import gc
 import sys
 
+import pytest
 import torch
 
 import samebits
@@ -12,6 +14,14 @@ MOST = 245
 
 22 of them compare the generators around the loader's task (`rng_states.of_process`).
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_collection():
+    """What other tests have left is not collected between two bodies: its finalizers would be counted."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def calls_between_bodies(layers, folder, **options):
