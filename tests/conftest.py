@@ -1,5 +1,6 @@
 """Shared by all tests: real child processes, and one Hypothesis profile that draws the same examples every time."""
 
+import gc
 import itertools
 import os
 import pickle
@@ -29,6 +30,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Loader workers of torch open sockets below TMPDIR, whose paths have 107 characters at most: else they wait for ever.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the collector, and the switch that looks for script modules, need not walk it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

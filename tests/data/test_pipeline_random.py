@@ -32,6 +32,10 @@ def kept(x):
     return int(total(x)) % 4 != 1
 
 
+def nonzero(x):
+    return total(x) != 0
+
+
 def repeated(x):
     return [total(x)] * (int(total(x)) % 3)
 
@@ -71,8 +75,8 @@ def stages(pipeline):
                 lambda n, p: p.batch(n, collate=rows),
                 lambda n, p: p.batch(n, collate=rows, drop_remainder=True),
                 lambda n, p: p.repeat(n % 3 + 1),
-                lambda n, p: p.filter(bool).skip(n),
-                lambda n, p: p.filter(bool).shard(n, n // 2),
+                lambda n, p: p.filter(nonzero).skip(n),
+                lambda n, p: p.filter(nonzero).shard(n, n // 2),
             ]
         ),
     ).map(lambda pair: lambda p: pair[1](pair[0], p))

@@ -91,8 +91,7 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
     Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as
     the number, which its own kernel then refuses.
     """
-    schema = overload(name)._schema
-    places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
+    places = _tensor_places(name)
     if len(places) < 2:
         return kernel
 
@@ -106,6 +105,12 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
         return kernel(*args, **kwargs)
 
     return with_tensors
+
+
+@functools.cache
+def _tensor_places(name: str) -> list[int]:
+    arguments = enumerate(overload(name)._schema.arguments)
+    return [i for i, a in arguments if str(a.type) == "Tensor" and not a.kwarg_only]
 
 
 def _as_tensor(number: complex, like: Tensor) -> Tensor:

@@ -163,24 +163,19 @@ class OpTable:
         kernels that torch hands out to nobody.
         """
         for full, key, covered in coverage.refusals(frozenset()):
-            if (key == "CPU" and full.removeprefix("aten::") in self._serial) or key not in {
-                "CPU",
-                "MkldnnCPU",
-            }:
+            dense = key == "CPU" and full.removeprefix("aten::") in self._serial
+            if dense or key not in {"CPU", "MkldnnCPU"}:
                 yield full, key, covered.types
 
     @cached_property
     def _serial(self) -> dict[str, str]:
         """The dense ones among `serial_kernels`, without `aten::`, with their types."""
         rows = self.snapshot.rows
-        found = (
-            (full.removeprefix("aten::"), key, covered)
-            for full, key, covered in coverage.refusals(frozenset())
-        )
         return {
             name: covered.types
-            for name, key, covered in found
-            if key == "CPU" and name in rows and self._torchs(rows[name], "cpu").verdict != OVER_THREADS
+            for full, key, covered in coverage.refusals(frozenset())
+            if key == "CPU" and (name := full.removeprefix("aten::")) in rows
+            if self._torchs(rows[name], "cpu").verdict != OVER_THREADS
         }
 
     def _machine(self, row: OverloadRow, entry: Entry) -> str:
@@ -324,6 +319,7 @@ def op_table() -> OpTable:
     return _table(catalogue.all_replacements(), gpu_evidence())
 
 
+@cache
 def cpu_table() -> OpTable:
     """Returns the table for the CPU alone, which loads no formulation for CUDA: for the switch."""
     return _table(catalogue.REPLACEMENTS, ())
