@@ -12,10 +12,10 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
-test: $(READY)  ## every test that is not slow: a quarter of an hour on two cores
+test: $(READY)  ## every test that is not slow: ten minutes on two cores
 	$(PYTEST) -m "not slow and not chaos and not soak" $(ARGS)
 
-test-all: $(READY)  ## the slow tests, too: what CI runs (an hour)
+test-all: $(READY)  ## the slow tests, too: what CI runs (forty minutes)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
 lint: $(READY)  ## style, types, layers
