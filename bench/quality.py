@@ -11,6 +11,7 @@ words, a quarter of an hour for the words of one key.
 
 import ctypes
 import ctypes.util
+import importlib.util
 import itertools
 import json
 import os
@@ -19,10 +20,8 @@ import sys
 import time
 import traceback
 
-import numba
 import numpy as np
 import torch
-from numba import types
 
 import samebits.random as sr
 from samebits.random import _int_keys as int_keys
@@ -207,6 +206,9 @@ class Generator(ctypes.Structure):
 
 def run(name, battery):
     """[statistics' names, p-values, words drawn, seconds] of a battery over a stream, in this process."""
+    import numba
+    from numba import types
+
     testu01 = ctypes.CDLL(ctypes.util.find_library("testu01"))
     ctypes.c_int.in_dll(testu01, "swrite_Basic").value = 0
     chunks = (OURS | BROKEN)[name]()
@@ -280,9 +282,9 @@ def main(arguments):
     if arguments[:1] == ["--child"]:
         print("\n" + json.dumps(run(*arguments[1:])), file=sys.stderr)
         return 0
-    if ctypes.util.find_library("testu01") is None:
+    if ctypes.util.find_library("testu01") is None or importlib.util.find_spec("numba") is None:
         print(
-            "bench/quality.py needs TestU01: apt-get install libtestu01-0 (section non-free, or universe)",
+            "bench/quality.py needs TestU01 (apt-get install libtestu01-0; section non-free, or universe) and Numba (pip install numba)",
             file=sys.stderr,
         )
         return 2

@@ -1,5 +1,7 @@
 """Kernels compile at first use, and their cache never gets in the way."""
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -7,7 +9,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -15,16 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samebits
-from samebits._native import compilation, kernel
+from samebits._native import compilation, instruction, kernel, llvm
 from samebits._native.kernel_threads import OnTeam
-from samebits._native.lazy_kernel import with_compiled_globals
+from samebits._native.lazy_kernel import Part, compilation_lock
 from samebits.random._cpu import bernoulli_masks, philox, uniform_normal_kernels
 from samebits.random._draws import feistel
 
 # Prints the result, and whether the code came from the cache.
 FOLD = """
 from samebits.random._cpu import philox as _philox
-print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
+from samebits._native import compilation
+print(_philox.fold(1, 2, 3), 1 - len(compilation.compiled_here))
 """
 FOLDED = "(5452440581865733702, 4803372148756078498)"
 
@@ -70,12 +72,12 @@ def test_no_writable_folder_is_no_error(tmp_path, named):
 
 @pytest.mark.slow
 def test_processes_may_compile_at_once(tmp_path):
-    """Processes that compile into one empty folder at once all succeed and leave one whole file."""
+    """Processes that compile into one empty folder at once all succeed: one compiles, the others wait and take its file."""
     with ThreadPoolExecutor(3) as pool:
         printed = list(pool.map(lambda _: run(SAMEBITS_CACHE_DIR=str(tmp_path)), range(3)))
     assert all(line.startswith(FOLDED) for line in printed)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == kernels(tmp_path)
     assert len(kernels(tmp_path)) == 1
+    assert sorted(line.rsplit(" ", 1)[1] for line in printed) == ["0", "1", "1"]
 
 
 EDITED = """
@@ -84,22 +86,24 @@ sys.path.insert(0, sys.argv[1])
 import samebits
 assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
 from samebits.random._cpu import philox as _philox
-print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
+from samebits._native import compilation
+print(_philox.fold(1, 2, 3), 1 - len(compilation.compiled_here))
 """
 
 
-def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled():
-    """The second of two threads whose first calls meet finds the kernel compiled; it used to raise "compilation disabled"."""
+def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monkeypatch, tmp_path):
+    """Of two threads whose first calls meet, one compiles the kernel."""
+    monkeypatch.setattr(compilation, "cache_folder", lambda: None)
 
     @kernel("uint64(uint64)")
     def twice(x):
         return x * np.uint64(2)
 
-    assert twice(3) == 6
-    late = twice.made._compile_for_args(
-        3
-    )  # what the other thread is about to do once the compile lock is free
-    assert late is next(iter(twice.made.overloads.values())).entry_point and twice(4) == 8
+    with ThreadPoolExecutor(2) as pool:
+        with compilation_lock():
+            found = [pool.submit(twice, 3) for _ in range(2)]
+        assert [one.result() for one in found] == [6, 6]
+    assert sum("twice" in name for name in compilation.compiled_here) == 1
 
 
 @pytest.mark.slow
@@ -165,24 +169,18 @@ thread.join()
 
 @pytest.mark.slow
 def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
-    """Children forked while another thread imports Numba and compiles can compile themselves (without the lock they would hang)."""
+    """Children forked while another thread imports LLVM and compiles can compile themselves (without the lock they would hang)."""
     assert run(FORKED, SAMEBITS_CACHE_DIR=str(tmp_path)) == "[0, 0, 0, 0, 0]"
 
 
 def calls(kernel):
-    """The mathematical functions that the machine code of a kernel calls."""
+    """The mathematical functions that the machine code of a kernel calls: symbols that its object file does not define."""
     if isinstance(kernel, OnTeam):
-        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(
-            with_compiled_globals(kernel._part)
-        )
+        module = compilation.team_module(Part(kernel._part), "checked")
     else:
-        kernel = kernel.get()
-        if not kernel.signatures:
-            kernel._compile_for_args()
-        fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
-    (assembly,) = fresh.inspect_asm().values()
-    named = set(re.findall(r"(?:callq?\s+\*?|movabsq\s+\$)([A-Za-z_][\w.@]*)", assembly))
-    return {name for name in named if re.search(r"svml|sin|cos|log|exp|pow|sqrt|fma", name)}
+        module = compilation.kernel_module(kernel, "checked")
+    names = re.findall(rb"[A-Za-z_][\w.@]*(?=\0)", llvm.compiled(module))
+    return {name for name in names if re.fullmatch(rb"\w*svml\w*|(sin|cos|log|exp|pow|sqrt|fma)\w?", name)}
 
 
 @pytest.mark.parametrize(
@@ -197,15 +195,21 @@ def test_kernels_call_no_math_library(kernel):
 
 def test_the_check_sees_a_math_library():
     """A kernel that takes a logarithm does call a library."""
-    import math  # noqa: PLC0415
 
-    from samebits._native import kernel  # noqa: PLC0415
+    @instruction
+    def logarithm(kind):
+        def write(builder, x):
+            form = llvm.ir.FunctionType(kind.llvm, [kind.llvm])
+            return builder.call(llvm.function(builder.module, form, "log"), [x])
+
+        return kind(kind), write
 
     @kernel("float64(float64)")
-    def logarithm(x):
-        return math.log(x)
+    def of(x):
+        return logarithm(x)
 
-    assert calls(logarithm)
+    assert calls(of) == {b"log"}
+    assert of(1.0) == 0.0
 
 
 @pytest.mark.slow
@@ -232,33 +236,82 @@ print("ok")
     assert len(list(tmp_path.rglob("*.kernel"))) == 2
 
 
+@kernel("int64(uint32[::1], int64[:], int64)")
+def last(words, numbers, at):
+    return np.int64(words[at]) + numbers[at]
+
+
+WORDS, NUMBERS = np.arange(4, dtype=np.uint32), np.arange(8)[::2]
+
+
+def test_a_kernel_refuses_what_is_not_of_its_signature():
+    """Other types, dimensions or orders, other numbers of arguments, objects that are no arrays or numbers: TypeError, or what
+    NumPy raises; the numbers of what it takes are right, and an argument is released after an error too.
+    """
+    words = np.ctypeslib.as_array(
+        (ctypes.c_uint32 * 4)(0, 1, 2, 3)
+    )  # says that they are in the order of this CPU
+    assert (
+        last(words, NUMBERS, 3) == last(WORDS, NUMBERS, 3) == 9
+        and last(WORDS, np.arange(4), np.uint64(3)) == 6
+    )
+    for arguments, kind, text in [
+        ((WORDS, NUMBERS), TypeError, "it takes 3 arguments"),
+        ((WORDS.astype(np.int64), NUMBERS, 3), TypeError, "an array of uint32 with 1 dimensions is needed"),
+        ((WORDS, NUMBERS.reshape(2, 2), 3), TypeError, "an array of int64 with 1 dimensions is needed"),
+        ((WORDS[::2], NUMBERS, 1), ValueError, "not C-contiguous"),
+        ((WORDS.astype(">u4"), NUMBERS, 1), TypeError, "an array of uint32"),
+        (([1, 2], NUMBERS, 1), TypeError, "bytes-like"),
+        ((WORDS, NUMBERS, 1.5), TypeError, "float"),
+        ((WORDS, NUMBERS, None), TypeError, "NoneType"),
+    ]:
+        with pytest.raises(kind, match=text):
+            last(*arguments)
+    owned = np.arange(4, dtype=np.uint32)
+    before = sys.getrefcount(owned)
+    for third in (1, None):
+        with contextlib.suppress(TypeError):
+            last(owned, NUMBERS, third)
+    assert sys.getrefcount(owned) == before
+
+
+def test_integers_are_taken_modulo_2_to_the_64th():
+    """A negative number and one above 2**63 are the same 64 bits, signed or unsigned by the signature."""
+
+    @kernel("int64(uint64)")
+    def signed(x):
+        return np.int64(x)
+
+    assert signed(2**64 - 1) == signed(-1) == -1 and signed(2**63) == -(2**63)
+
+
 DEFERRED = """
 import sys, torch, samebits
 samebits.set_random_seed(3)
 samebits.enable_op_determinism()
 torch.nn.functional.cross_entropy(torch.rand(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])).backward()
 samebits.Run, samebits.nn.Dropout, samebits.rounding.stochastic_round, samebits.data.DataLoader
-print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+print("llvmlite" in sys.modules)
 samebits.random.uniform(samebits.random.key(1), 2)
-print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+print("llvmlite" in sys.modules)
 """
 
 
 @pytest.mark.slow
-def test_numba_is_imported_by_the_first_call_of_a_kernel(tmp_path):
+def test_llvm_is_imported_by_the_first_call_of_a_kernel(tmp_path):
     """Not by the package, by seeding, by the switch or by a step in which no kernel of ours runs."""
-    assert run(DEFERRED).splitlines() == ["[]", "['llvmlite', 'numba']"]
+    assert run(DEFERRED).splitlines() == ["False", "True"]
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_keys_are_folded_without_numba_to_the_same_bits(seed, offset, data):
+def test_keys_are_folded_without_llvm_to_the_same_bits(seed, offset, data):
     """The cipher in Python's integers gives what the kernel gives: keys do not depend on what was imported."""
     w0, w1, w2, w3 = philox.words_of(seed, (offset + data) % 2**64)
     assert (w0 | w1 << 32, w2 | w3 << 32) == philox.fold(seed, offset, data)
 
 
 @pytest.mark.slow
-def test_a_key_is_the_same_before_and_after_numba_came():
+def test_a_key_is_the_same_before_and_after_llvm_came():
     """`words.fold` and `set_random_seed` in a process before and after its first kernel."""
     code = """
 import sys, numpy, random, torch, samebits
@@ -267,8 +320,8 @@ def made():
     samebits.set_random_seed(2**62 + 5)
     return words.fold((2**63, 2**64 - 1), "name", -1, 7), numpy.random.rand(), random.random(), torch.rand(()).item()
 before = made()
-print("numba" in sys.modules)
+print("llvmlite" in sys.modules)
 samebits.random.uniform(samebits.random.key(1), 2)
-print("numba" in sys.modules, made() == before)
+print("llvmlite" in sys.modules, made() == before)
 """
     assert run(code).split() == ["False", "True", "True"]

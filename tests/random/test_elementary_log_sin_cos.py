@@ -9,6 +9,14 @@ import pytest
 from samebits._native import kernel
 from samebits.random._cpu import elementary, uniform_normal_kernels
 
+log_32 = kernel("float32(float32)")(elementary.log_32.function)
+log_64 = kernel("float64(float64)")(elementary.log_64.function)
+cos_sin_32 = kernel("UniTuple(float32, 2)(float32)")(elementary.cos_sin_32.function)
+cos_sin_64 = kernel("UniTuple(float64, 2)(float64)")(elementary.cos_sin_64.function)
+box_muller_32 = kernel("UniTuple(float32, 2)(float32, float32)")(elementary.box_muller_32.function)
+box_muller_64 = kernel("UniTuple(float64, 2)(float64, float64)")(elementary.box_muller_64.function)
+float32_in_0_1 = kernel("float32(uint64)")(uniform_normal_kernels._float32_in_0_1.function)
+
 
 @kernel("void(float32[::1], float32[::1], float32[:, ::1])")
 def evaluate(u, v, out):
@@ -65,21 +73,21 @@ def test_float32_forms_are_accurate():
 
 def test_exact_places():
     """log 1 is 0, cosine and sine are exact at quarters of a turn, and no word gives a normal number beyond 6.8."""
-    assert elementary.log_32(np.float32(1)) == 0 == elementary.log_64(1.0)
-    assert elementary.log_64(0.5) == math.log(0.5)
+    assert log_32(1.0) == 0 == log_64(1.0)
+    assert log_64(0.5) == math.log(0.5)
     turns, results = (0.0, 0.25, 0.5, 0.75, 1.0), [(1, 0), (0, 1), (-1, 0), (0, -1), (1, 0)]
-    assert [elementary.cos_sin_64(v) for v in turns] == results
-    assert [elementary.cos_sin_32(np.float32(v)) for v in turns] == results
-    for box_muller in (elementary.box_muller_32, elementary.box_muller_64):
-        kind = np.float32 if box_muller is elementary.box_muller_32 else np.float64
+    assert [cos_sin_64(v) for v in turns] == results
+    assert [cos_sin_32(v) for v in turns] == results
+    for box_muller in (box_muller_32, box_muller_64):
+        kind = np.float32 if box_muller is box_muller_32 else np.float64
         for u in (2.0**-33, 1.0):
             assert all(abs(z) < 6.8 for v in turns for z in box_muller(kind(u), kind(v)))
 
 
 def test_signs_of_zeros():
     """A flipped sign is a flipped bit, so that the zero of a sine at half a turn is negative on every device."""
-    assert math.copysign(1, elementary.cos_sin_32(np.float32(0.5))[1]) == -1
-    assert math.copysign(1, elementary.cos_sin_32(np.float32(1.0))[1]) == 1
+    assert math.copysign(1, cos_sin_32(0.5)[1]) == -1
+    assert math.copysign(1, cos_sin_32(1.0)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,4 +95,4 @@ def test_signs_of_zeros():
 )
 def test_uniforms_of_the_transform(word, uniform):
     """The uniforms of Box and Muller are in (0, 1]; the least is 2**-33."""
-    assert uniform_normal_kernels._float32_in_0_1(np.uint64(word)) == uniform
+    assert float32_in_0_1(word) == uniform

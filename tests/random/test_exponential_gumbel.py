@@ -4,7 +4,6 @@ import itertools
 import math
 from decimal import Decimal
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ from scipy import special, stats
 
 import samebits.random as sr
 from op_testing import over_threads
+from samebits._native import kernel
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import transformed_kernels as kernels
 from samebits.random._draws import exponential_gumbel
@@ -50,7 +50,7 @@ def test_exponential_is_accurate(dtype):
     assert max(ulps(x, minus_log(w, digits), dtype) for x, w in zip(drawn, words, strict=True)) < 3
 
 
-@numba.njit
+@kernel("void(uint32[::1], float32[:, ::1], float64[:, ::1])")
 def of_words(words, singles, doubles):
     """Exponential numbers, Gumbel numbers and plain -log of the rounded u, of words, and of pairs of them."""
     p = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -217,7 +217,7 @@ def test_tail_probabilities(x, q):
         assert abs(below - at - density * step) < Decimal("1e-48")
 
 
-quantile = numba.njit(lambda below, above: kernels.normal_quantile(below, above))
+quantile = kernel("float64(float64, float64)")(kernels.normal_quantile.function)
 
 
 def test_quantiles():

@@ -9,6 +9,7 @@ from scipy import stats
 
 import samebits.random as sr
 from op_testing import over_threads
+from samebits._native import kernel
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu import bounded_integers
@@ -25,6 +26,9 @@ def accepted(word, span, digits):
     return product >> digits if product % 2**digits >= 2**digits % span else None
 
 
+cipher = kernel("UniTuple(uint64, 4)(uint64, uint64, uint64, uint64, uint64, uint64)")(philox4x32.function)
+
+
 def reference(pair, number, low, span):
     """The first integers of a key, from the definition of the streams."""
     seed, offset = pair
@@ -33,7 +37,7 @@ def reference(pair, number, low, span):
     def block(at, attempt, place):
         at %= 2**64
         counter = (at % 2**32, at >> 32, attempt, place, seed % 2**32, seed >> 32)
-        w = [int(word) for word in philox4x32(*map(np.uint64, counter))]
+        w = [int(word) for word in cipher(*counter)]
         return w if digits == 32 else [w[0] << 32 | w[1], w[2] << 32 | w[3]]
 
     out = []
@@ -53,7 +57,7 @@ def test_every_result_has_equally_many_words(span):
     all_words = np.arange(2**16, dtype=np.uint64)
     upper, lower = (
         part.astype(np.int64)
-        for part in bounded_integers.times_span(all_words, np.uint64(span - 1), np.uint64(16))
+        for part in bounded_integers.times_span.function(all_words, np.uint64(span - 1), np.uint64(16))
     )
     kept = upper[lower >= 2**16 % span]
     assert set(np.bincount(kept, minlength=span).tolist()) == {2**16 // span}

@@ -30,7 +30,7 @@ def test_number_i_of_the_stream_decides_element_i(dtype):
     assert not np.array_equal(codes(stochastic_round(x, dtype, KEY)), expected(x.numpy(), dtype, others))
 
 
-@kernel
+@kernel("void(uint16[::1], int64[:, ::1])")
 def counted(uppers, counts):
     """counts[u, low]: for how many of the 2**16 random halves the bfloat16 is the upper neighbour."""
     for u in range(uppers.size):
@@ -42,7 +42,7 @@ def counted(uppers, counts):
             counts[u, low] = up
 
 
-@kernel
+@kernel("void(int64, int64[::1])")
 def counted_to_nearest(upper, counts):
     for low in range(65536):
         x = from_bits_32(np.int32((np.int64(upper) << 16) | low))
@@ -71,7 +71,7 @@ def evaluate(dtype):
             out[i] = by(x[i], words[i])
 
     each.__qualname__ = f"each_{form.name}"
-    compiled = kernel(each)
+    compiled = kernel(f"void(float32[::1], uint32[::1], uint{8 * form.size}[::1])")(each)
 
     def run(x, words):
         out = np.zeros(x.size, {1: np.uint8, 2: np.uint16}[form.size])

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import gpu_report
 
 _QUERY = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,ecc.mode.current,mig.mode.current"
-_NEEDED = ("cloudpickle", "numba", "numpy", "pytest", "rich", "safetensors", "typer", "xxhash")
+_NEEDED = ("cloudpickle", "llvmlite", "numpy", "pytest", "rich", "safetensors", "typer", "xxhash")
 _USED = ("triton", "torchao", "sklearn", "pytest_timeout", "hypothesis")
 
 

@@ -77,8 +77,9 @@ def _forms(log_, cos_sin_):
             logarithm[i] = log_(x[i])
             cosine[i], sine[i] = cos_sin_(x[i])
 
-    evaluate.__qualname__ = f"evaluate_{log_.get().__name__}"
-    return kernel(evaluate)
+    evaluate.__qualname__ = f"evaluate_{log_.function.__name__}"
+    real = "float32" if log_ is cpu.log_32 else "float64"
+    return kernel(f"void({real}[::1], {real}[::1], {real}[::1], {real}[::1])")(evaluate)
 
 
 _FORMS = {np.float32: _forms(cpu.log_32, cpu.cos_sin_32), np.float64: _forms(cpu.log_64, cpu.cos_sin_64)}

@@ -12,36 +12,34 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native.formula import Bits, FormulaNumber, where
-from samebits._native.lazy_kernel import Deferred, instruction
+from samebits._native.lazy_kernel import Part, instruction
 from samebits._native.vector_writer import element_of, features, like
 
 
 def _bitcast(result: Any) -> Any:
-    return lambda lowering, builder, _signature, arguments: builder.bitcast(
-        arguments[0], lowering.get_value_type(result)
-    )
+    return lambda builder, number: builder.bitcast(number, result.llvm)
 
 
 @instruction
-def bits_64(_context: Any, number: Any) -> Any:
+def bits_64(number: Any) -> Any:
     """Returns the bits of a float64, as uint64."""
     return native.types.uint64(number), _bitcast(native.types.uint64)
 
 
 @instruction
-def from_bits_64(_context: Any, bits: Any) -> Any:
+def from_bits_64(bits: Any) -> Any:
     """Returns the float64 of these bits."""
     return native.types.float64(bits), _bitcast(native.types.float64)
 
 
 @instruction
-def bits_32(_context: Any, number: Any) -> Any:
+def bits_32(number: Any) -> Any:
     """Returns the bits of a float32, as int32."""
     return native.types.int32(number), _bitcast(native.types.int32)
 
 
 @instruction
-def from_bits_32(_context: Any, bits: Any) -> Any:
+def from_bits_32(bits: Any) -> Any:
     """Returns the float32 of these bits, an int32."""
     return native.types.float32(bits), _bitcast(native.types.float32)
 
@@ -125,12 +123,12 @@ def in_bfloat16(x: FormulaNumber) -> FormulaNumber:
     return number_of_bfloat16(bfloat16_bits(x.as_float32())).as_float64()
 
 
-def _rounding(rule: Callable[[FormulaNumber], Bits]) -> Deferred:
+def _rounding(rule: Callable[[FormulaNumber], Bits]) -> Part:
     """Returns the instruction for the 16 bits, as uint16, of a float32."""
 
     @instruction
-    def rounded(_context: Any, _number: Any) -> Any:
-        def build(_lowering: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def rounded(_number: Any) -> Any:
+        def build(builder: Any, *arguments: Any) -> Any:
             bits = rule(FormulaNumber(builder, arguments[0])).value
             return builder.trunc(bits, native.ir.IntType(16))
 
@@ -139,12 +137,12 @@ def _rounding(rule: Callable[[FormulaNumber], Bits]) -> Deferred:
     return rounded
 
 
-def _widening(rule: Callable[[Bits], FormulaNumber]) -> Deferred:
+def _widening(rule: Callable[[Bits], FormulaNumber]) -> Part:
     """Returns the instruction for the float32 of 16 bits, a uint16."""
 
     @instruction
-    def number(_context: Any, _word: Any) -> Any:
-        def build(_lowering: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def number(_word: Any) -> Any:
+        def build(builder: Any, *arguments: Any) -> Any:
             return rule(Bits(builder, builder.zext(arguments[0], native.ir.IntType(32)))).value
 
         return native.types.float32(native.types.uint16), build

@@ -5,7 +5,7 @@ that it is compiled for one number or for a vector of any width with the same bi
 and offset agrees. Operations are + - * /, square roots and fused multiply-adds (`fma`), each rounded once;
 nothing else is contracted or reordered.
 
-A formula can be used in three ways: in another formula (a call), in a Numba kernel (a call with numbers,
+A formula can be used in three ways: in another formula (a call), in a kernel (a call with numbers,
 which LLVM vectorises, or with vectors), and with any class of the same operations, as the tests' exact
 numbers.
 """
@@ -13,11 +13,10 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import signature
 from typing import Any
 
 from samebits import _native as native
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Instruction
 from samebits._native.vector_writer import call, constant, element_of, like, suffix_of
 
 
@@ -256,11 +255,11 @@ class Bits:
         return FormulaNumber(self.builder, self.builder.bitcast(self.value, kind))
 
 
-class Formula(Deferred):
-    """A formula: called with numbers it computes, and in a Numba kernel it is compiled in place."""
+class Formula(Instruction):
+    """A formula: called with numbers it computes, and in a kernel it is compiled in place."""
 
     def __init__(self, define: Callable[..., Any]) -> None:
-        super().__init__(self._intrinsic)
+        super().__init__(self._build)
         self.define = define
         self.__doc__ = define.__doc__
 
@@ -268,25 +267,11 @@ class Formula(Deferred):
         """Returns the result for numbers of any class with the operations of `FormulaNumber`."""
         return self.define(*arguments)
 
-    def _intrinsic(self) -> Any:
-        count = len(signature(self.define).parameters)
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def _build(self, kind: Any, *others: Any) -> Any:
+        def write(builder: Any, *values: Any) -> Any:
             return self.define(*(FormulaNumber(builder, value) for value in values)).value
 
-        # Numba compiles no call of an instruction with *arguments.
-        def of_one(typing_context: Any, x: Any) -> Any:
-            return x(x), generate
-
-        def of_two(typing_context: Any, x: Any, y: Any) -> Any:
-            return x(x, x), generate
-
-        def of_three(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
-            return x(x, x, x), generate
-
-        build = (of_one, of_two, of_three)[count - 1]
-        build.__name__ = self.define.__name__
-        return native.compilation.intrinsic(build)
+        return kind(kind, *[kind] * len(others)), write
 
 
 def formula(define: Callable[..., Any]) -> Formula:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from samebits import _native as native
 
 
-@lru_cache(maxsize=1)
 def target() -> tuple[str, frozenset[str]]:
-    """Returns the name and the features of the CPU for which Numba compiles, as LLVM names them."""
-    from numba.core.registry import cpu_target  # noqa: PLC0415 (when a kernel is first called)
-
-    _, cpu, names = cast("Any", cpu_target.target_context).codegen().magic_tuple()
-    return cpu, frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
+    """Returns the name and the features of the CPU for which kernels are compiled, as LLVM names them."""
+    return native.llvm.target()[0], native.llvm.features()
 
 
 def features() -> frozenset[str]:
-    """Returns the features of the CPU for which Numba compiles, as LLVM names them."""
-    return target()[1]
+    """Returns the features of the CPU for which kernels are compiled, as LLVM names them."""
+    return native.llvm.features()
 
 
 class VectorWriter:
@@ -102,7 +97,7 @@ class VectorWriter:
 def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     """Calls an intrinsic of LLVM by its full name (llvmlite's `declare_intrinsic` refuses vectors)."""
     kind = native.ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(native.cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+    return builder.call(native.llvm.function(builder.module, kind, name), arguments)
 
 
 def constant(kind: Any, number: float) -> Any:

@@ -13,13 +13,13 @@ from samebits import _native as native
 from samebits._native import formula as formulas
 from samebits._native.float_bits import COMPUTED, SIZE, from_bits_64, narrowed, stored, widened
 from samebits._native.formula import formula, where
-from samebits._native.lazy_kernel import Deferred, instruction
+from samebits._native.lazy_kernel import Part, instruction
 from samebits._native.vector_writer import VectorWriter
 
 LANES = 16
 
 
-def named(name: str, build: Callable[..., Any]) -> Deferred:
+def named(name: str, build: Callable[..., Any]) -> Part:
     """Returns the instruction that `build` makes, under a name of its own."""
     build.__name__ = build.__qualname__ = name
     return instruction(build)
@@ -27,84 +27,83 @@ def named(name: str, build: Callable[..., Any]) -> Deferred:
 
 def vector_of(element: str) -> Any:
     """Returns the type of a vector of 16 lanes."""
-    return native.compilation.vector(element, LANES)
+    return native.llvm.vector_of(element, LANES)
 
 
 def written(write: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the code of an instruction: `write` takes a writer of 16 lanes and the arguments."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        result = write(VectorWriter(builder, LANES), *arguments)
-        return context.get_dummy_value() if result is None else result
+    def code(builder: Any, *arguments: Any) -> Any:
+        return write(VectorWriter(builder, LANES), *arguments)
 
     return code
 
 
-def _load(memory: str) -> Deferred:
+def _load(memory: str) -> Part:
     def write(writer: VectorWriter, address: Any) -> Any:
         return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1))
 
-    def build(typing_context: Any, address: Any) -> Any:
+    def build(address: Any) -> Any:
         return vector_of(COMPUTED[memory])(native.types.int64), written(write)
 
     return named(f"load_{memory}", build)
 
 
-def _load_part(memory: str) -> Deferred:
+def _load_part(memory: str) -> Part:
     def write(writer: VectorWriter, address: Any, count: Any) -> Any:
         mask = writer.first_lanes(count)
         return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1, mask))
 
-    def build(typing_context: Any, address: Any, count: Any) -> Any:
+    def build(address: Any, count: Any) -> Any:
         types = native.types
         return vector_of(COMPUTED[memory])(types.int64, types.int64), written(write)
 
     return named(f"load_part_{memory}", build)
 
 
-def _store(memory: str) -> Deferred:
+def _store(memory: str) -> Part:
     def write(writer: VectorWriter, address: Any, value: Any) -> None:
         writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1)
 
-    def build(typing_context: Any, address: Any, value: Any) -> Any:
+    def build(address: Any, value: Any) -> Any:
         return native.types.void(native.types.int64, vector_of(COMPUTED[memory])), written(write)
 
     return named(f"store_{memory}", build)
 
 
-def _store_part(memory: str) -> Deferred:
+def _store_part(memory: str) -> Part:
     def write(writer: VectorWriter, address: Any, value: Any, count: Any) -> None:
         mask = writer.first_lanes(count)
         writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1, mask)
 
-    def build(typing_context: Any, address: Any, value: Any, count: Any) -> Any:
+    def build(address: Any, value: Any, count: Any) -> Any:
         types = native.types
         return types.void(types.int64, vector_of(COMPUTED[memory]), types.int64), written(write)
 
     return named(f"store_part_{memory}", build)
 
 
-def _load_one(memory: str) -> Deferred:
+def _load_one(memory: str) -> Part:
     """The number at an address: as float32, if it is not float64."""
 
     def write(writer: VectorWriter, address: Any) -> Any:
         place = writer.builder.inttoptr(address, stored(memory).as_pointer())
         return widened(writer.builder, memory, writer.builder.load(place, align=1))
 
-    def build(typing_context: Any, address: Any) -> Any:
+    def build(address: Any) -> Any:
         return getattr(native.types, COMPUTED[memory])(native.types.int64), written(write)
 
     return named(f"load_one_{memory}", build)
 
 
-def _store_one(memory: str) -> Deferred:
+def _store_one(memory: str) -> Part:
     """Writes a number to an address, rounded to the type of memory as `narrowed` does."""
 
     def write(writer: VectorWriter, address: Any, number: Any) -> None:
         place = writer.builder.inttoptr(address, stored(memory).as_pointer())
         writer.builder.store(narrowed(writer.builder, memory, number), place, align=1)
 
-    def build(typing_context: Any, address: Any, value: Any) -> Any:
+    def build(address: Any, value: Any) -> Any:
         return native.types.void(native.types.int64, value), written(write)
 
     return named(f"store_one_{memory}", build)
@@ -118,7 +117,7 @@ STORE_PART = {memory: _store_part(memory) for memory in SIZE}
 STORE_ONE = {memory: _store_one(memory) for memory in SIZE}
 
 
-def stack(size: int) -> Deferred:
+def stack(size: int) -> Part:
     """Returns the expression for the address of `size` bytes, which live as long as the kernel's call."""
 
     def write(writer: VectorWriter) -> Any:
@@ -127,14 +126,14 @@ def stack(size: int) -> Deferred:
             space.align = 64
         return writer.builder.ptrtoint(space, writer.i64)
 
-    def build(typing_context: Any) -> Any:
+    def build() -> Any:
         return native.types.int64(), written(write)
 
     return named(f"stack_{size}", build)
 
 
 @instruction
-def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+def copy_bytes(target: Any, source: Any, count: Any) -> Any:
     """Copies memory from one address to another; both pieces must be apart."""
 
     def write(writer: VectorWriter, target: Any, source: Any, count: Any) -> None:
@@ -147,7 +146,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 
 @instruction
-def splat(typing_context: Any, number: Any) -> Any:
+def splat(number: Any) -> Any:
     """Returns a vector with a number in every lane."""
     return vector_of(str(number))(number), written(lambda writer, number: writer.splat(number))
 
@@ -186,7 +185,7 @@ def not_zero(x: Any) -> Any:
 
 
 @instruction
-def as_float64(typing_context: Any, x: Any) -> Any:
+def as_float64(x: Any) -> Any:
     """Returns the lanes in float64: exact."""
 
     def write(writer: VectorWriter, x: Any) -> Any:
@@ -196,7 +195,7 @@ def as_float64(typing_context: Any, x: Any) -> Any:
 
 
 @instruction
-def as_float32(typing_context: Any, x: Any) -> Any:
+def as_float32(x: Any) -> Any:
     """Returns the lanes of a vector of float64 rounded to float32."""
 
     def write(writer: VectorWriter, x: Any) -> Any:
@@ -206,7 +205,7 @@ def as_float32(typing_context: Any, x: Any) -> Any:
 
 
 @instruction
-def first_of(typing_context: Any, count: Any, x: Any, y: Any) -> Any:
+def first_of(count: Any, x: Any, y: Any) -> Any:
     """Returns the lanes of `x` below `count`, and those of `y` from there on."""
 
     def write(writer: VectorWriter, count: Any, x: Any, y: Any) -> Any:
@@ -216,7 +215,7 @@ def first_of(typing_context: Any, count: Any, x: Any, y: Any) -> Any:
 
 
 @instruction
-def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+def where_less(a: Any, b: Any, x: Any, y: Any) -> Any:
     """Returns `x` in the lanes where a < b (false for a NaN), else `y`."""
 
     def write(writer: VectorWriter, a: Any, b: Any, x: Any, y: Any) -> Any:
@@ -225,7 +224,7 @@ def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
     return x(a, b, x, y), written(write)
 
 
-def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Deferred:
+def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Part:
     def write(writer: VectorWriter, value: Any) -> Any:
         lanes = LANES
         while lanes > 1:
@@ -236,7 +235,7 @@ def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Deferred:
             value = combine(writer.builder, low, high)
         return writer.builder.extract_element(value, writer.i32(0))
 
-    def build(typing_context: Any, x: Any) -> Any:
+    def build(x: Any) -> Any:
         return x.element(x), written(write)
 
     return named(name, build)

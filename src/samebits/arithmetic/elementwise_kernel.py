@@ -80,16 +80,15 @@ def _loop_of(
     wide: bool,
     registers: int,
 ) -> Callable[..., Any]:
-    def loop(typing_context: Any, chunk: Any, args: Any) -> Any:
+    def loop(chunk: Any, args: Any) -> Any:
         types = native.types
 
-        def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            pointer = context.make_array(signature.args[1])(context, builder, values[1]).data
+        def build(builder: Any, *arguments: Any) -> Any:
             lanes = registers * (8 if "avx512f" in features() else 4)  # of float64
             writer = _LoopWriter(VectorWriter(builder, lanes), element, wide=wide)
-            writer.arguments(pointer, inputs, outputs, numbers)
-            writer.write(define, values[0])
-            return context.get_dummy_value()
+            writer.arguments(arguments[1], inputs, outputs, numbers)
+            writer.write(define, arguments[0])
+            return None
 
         return types.void(types.int64, args), build
 
@@ -114,7 +113,7 @@ class _LoopWriter:
         self.outputs = read[_FIRST + 2 * inputs :][:outputs]
         self.numbers = [self._number(bits) for bits in read[_FIRST + 2 * inputs + outputs :]]
         tail = native.ir.ArrayType(writer.i8, writer.lanes * self.size)
-        self.buffers = [native.cgutils.alloca_once(writer.builder, tail) for _ in range(inputs + outputs)]
+        self.buffers = [native.llvm.local(writer.builder, tail) for _ in range(inputs + outputs)]
 
     def _number(self, bits: Any) -> FormulaNumber:
         """Returns a float64 of the caller in all lanes, in the type of the formula."""
@@ -129,7 +128,7 @@ class _LoopWriter:
         start = builder.mul(chunk, self.per_chunk)
         stop = builder.add(start, self.per_chunk)
         stop = builder.select(builder.icmp_signed("<", stop, self.elements), stop, self.elements)
-        with native.cgutils.for_range_slice(builder, start, stop, lanes, intp=self.writer.i64) as (place, _):
+        with native.llvm.for_range(builder, stop, start=start, step=lanes) as place:
             left = builder.sub(stop, place)
             whole = builder.icmp_signed(">=", left, lanes)
             with builder.if_then(builder.not_(whole), likely=False):
@@ -165,9 +164,9 @@ class _LoopWriter:
         builder = self.builder
         pointer = native.ir.PointerType(self.storage)
         target, source = builder.inttoptr(target, pointer), builder.inttoptr(source, pointer)
-        with native.cgutils.for_range(builder, elements, intp=self.writer.i64) as loop:
-            value = builder.load(builder.gep(source, [loop.index]))
-            builder.store(value, builder.gep(target, [loop.index]))
+        with native.llvm.for_range(builder, elements) as index:
+            value = builder.load(builder.gep(source, [index]))
+            builder.store(value, builder.gep(target, [index]))
 
     def _load(self, address: Any) -> FormulaNumber:
         builder = self.builder

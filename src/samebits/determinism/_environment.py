@@ -23,12 +23,12 @@ TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
 LIBRARY_VARIABLES = (
     "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC",
     "OMP_THREAD_LIMIT", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
-    "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_CPU_NAME",
-    "NUMBA_CPU_FEATURES",
+    "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "SAMEBITS_CPU_NAME",
+    "SAMEBITS_CPU_FEATURES",
 )  # fmt: skip
 """Variables by which libraries choose their kernels; none of thread counts: the count itself is recorded."""
 
-_PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
+_PACKAGES = ("samebits", "torch", "numpy", "llvmlite")
 
 
 class UntestedVersionWarning(UserWarning):
@@ -57,7 +57,7 @@ def environment_fingerprint() -> dict[str, Any]:
         >>> here["op_determinism"]
         {'enabled': True, 'across': 'threads', 'on_unimplemented': 'raise'}
         >>> sorted(here["packages"])
-        ['llvmlite', 'numba', 'numpy', 'samebits', 'torch']
+        ['llvmlite', 'numpy', 'samebits', 'torch']
     """
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {

@@ -136,11 +136,11 @@ def test_every_float16_and_bfloat16_is_read_and_rounded_as_torch_does():
 
 @kernel("float64(float64)")
 def exp_and_log_in_a_kernel(x):
-    """A kernel of Numba that calls formulas as functions of one number."""
+    """A kernel that calls formulas as functions of one number."""
     return exp_wide(x) + log_wide(x)
 
 
-def test_formulas_are_functions_in_kernels_of_numba():
+def test_formulas_are_functions_in_kernels():
     """Called with a number in a kernel, formulas have the bits that they have for exact numbers."""
     for x in (0.5, 1.0, 3.7, 1e-30):
         expected = exp_wide(ExactNumber(x)) + log_wide(ExactNumber(x))

@@ -361,7 +361,7 @@ def test_pairs_have_the_same_bits_with_one_instruction_and_with_two():
     own = llvmlite.binding.get_host_cpu_features().flatten()
     seen = {}
     for cpu in ("znver4", "sapphirerapids"):
-        played = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": own}
+        played = {"SAMEBITS_CPU_NAME": cpu, "SAMEBITS_CPU_FEATURES": own}
         seen[printed_elsewhere("-c", ask, **played).strip()] = sweep(**played)
     assert set(seen) == {"True", "False"}
     assert seen["True"] == seen["False"]

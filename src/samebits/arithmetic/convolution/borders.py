@@ -27,8 +27,8 @@ def clear_run(number: Number) -> Any:
     def clear(emit: Emitter, target: Any, count: Any) -> None:
         builder = emit.builder
         rounded = builder.add(count, emit.i64(emit.lanes - 1))
-        with native.cgutils.for_range(builder, builder.sdiv(rounded, emit.i64(emit.lanes))) as loop:
-            first = builder.mul(loop.index, emit.i64(emit.lanes))
+        with native.llvm.for_range(builder, builder.sdiv(rounded, emit.i64(emit.lanes))) as index:
+            first = builder.mul(index, emit.i64(emit.lanes))
             place = builder.add(target, builder.mul(first, emit.i64(number.size)))
             emit.store(emit.zero(), emit.pointer(place), 0, emit.mask(builder.sub(count, first)))
 
@@ -45,8 +45,8 @@ def copy_shifted(number: Number) -> Any:
     def copy(emit: Emitter, source: Any, target: Any, low: Any, high: Any, length: Any) -> None:
         builder = emit.builder
         rounded = builder.add(length, emit.i64(emit.lanes - 1))
-        with native.cgutils.for_range(builder, builder.sdiv(rounded, emit.i64(emit.lanes))) as loop:
-            first = builder.mul(loop.index, emit.i64(emit.lanes))
+        with native.llvm.for_range(builder, builder.sdiv(rounded, emit.i64(emit.lanes))) as index:
+            first = builder.mul(index, emit.i64(emit.lanes))
             there = builder.mul(first, emit.i64(number.size))
             below, above = emit.mask(builder.sub(high, first)), emit.mask(builder.sub(low, first))
             mask = builder.and_(below, builder.not_(above))
@@ -85,9 +85,9 @@ def copy_shifted_rows(number: Number, most: int) -> Any:
         ]
 
         def write(count: int) -> None:
-            with native.cgutils.for_range(builder, rows) as loop:
-                here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-                place = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
+            with native.llvm.for_range(builder, rows) as index:
+                here = emit.pointer(builder.add(source, builder.mul(index, step)))
+                place = emit.pointer(builder.add(target, builder.mul(index, pitch)))
                 for j in range(count):
                     is_last = j == count - 1
                     value = emit.load(here, j * width, inside[j])

@@ -29,11 +29,11 @@ def gather_rows(number: Number, vectors: int) -> Any:
         masks = [emit.mask(count, j * emit.lanes) for j in range(vectors)]
 
         def rows(used: int) -> None:
-            with native.cgutils.for_range(builder, length) as loop:
-                entry = emit.pointer(builder.add(table, builder.mul(loop.index, emit.i64(8))))
+            with native.llvm.for_range(builder, length) as index:
+                entry = emit.pointer(builder.add(table, builder.mul(index, emit.i64(8))))
                 offset = builder.load(emit.at(entry, 0, emit.i64), align=8)
                 here = emit.pointer(builder.add(source, offset))
-                there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
+                there = emit.pointer(builder.add(target, builder.mul(index, pitch)))
                 for j in range(used):
                     emit.store(emit.load(here, j * width, masks[j]), there, j * width, masks[j])
 
@@ -67,8 +67,8 @@ def _transpose_rows(number: Number) -> Any:
         block, mask = Transposition(emit, step, rows), emit.mask(rows)
         lanes, size = emit.i64(emit.lanes), emit.i64(number.size)
         whole = builder.sdiv(columns, lanes)
-        with native.cgutils.for_range(builder, whole) as loop:
-            k = builder.mul(loop.index, lanes)
+        with native.llvm.for_range(builder, whole) as index:
+            k = builder.mul(index, lanes)
             here = emit.pointer(builder.add(source, builder.mul(k, size)))
             for group in block.parts(here):
                 for vector in group:
@@ -76,8 +76,8 @@ def _transpose_rows(number: Number) -> Any:
                     emit.store(vector, place, 0, mask)
                     k = builder.add(k, emit.i64(1))
         done = builder.mul(whole, lanes)
-        with native.cgutils.for_range(builder, builder.sub(columns, done)) as loop:
-            k = builder.add(done, loop.index)
+        with native.llvm.for_range(builder, builder.sub(columns, done)) as index:
+            k = builder.add(done, index)
             here = emit.pointer(builder.add(source, builder.mul(k, size)))
             place = emit.pointer(builder.add(target, builder.mul(k, pitch)))
             emit.store(block.column(here), place, 0, mask)

@@ -124,7 +124,7 @@ def _walker(number: Number) -> OnTeam:
             while tap < f.taps:
                 left = f.taps - tap
                 count = 9 if left >= 9 else 4 if left >= 4 else 2 if left >= 2 else 1
-                target = sums.ctypes.data + tap * lanes * size
+                target = native.address_of(sums) + tap * lanes * size
                 add(count, grad, f.pixel, place, f.pixel, f.taps_at + tap * 8, target, length, here)
                 tap += count
             done += length

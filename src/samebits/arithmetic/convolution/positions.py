@@ -24,7 +24,7 @@ from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.convolution.tile import tapped_kernel
 from samebits.arithmetic.convolution.windows import WindowPlan
 from samebits.arithmetic.product.finish import finish
-from samebits.arithmetic.product.instructions import fields_at, keep_alive
+from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.packing import copy_element, copy_rows, transpose_panel
 from samebits.arithmetic.product.tiles import register_tile, rows_of_tiles
@@ -121,7 +121,7 @@ def _walker(number: Number, last: bool) -> OnTeam:
         panels = (f.n + wide - 1) // wide
         memory = np.empty(panels * pitch * chunk + strip_bytes + 128, np.uint8)
         offsets, pieces = np.empty(chunk, np.int64), np.empty((chunk, 3), np.int64)
-        packed = (memory.ctypes.data + 63) // 64 * 64
+        packed = (native.address_of(memory) + 63) // 64 * 64
         strip = packed + panels * pitch * chunk
         first = index % f.blocks * f.block
         rest = index // f.blocks
@@ -149,7 +149,7 @@ def _walker(number: Number, last: bool) -> OnTeam:
             for number_of in range(first, min(f.strips, first + f.block)):
                 row, place, rows = strips[3 * number_of], strips[3 * number_of + 1], strips[3 * number_of + 2]
                 if last:
-                    a, table = source + place, offsets.ctypes.data
+                    a, table = source + place, native.address_of(offsets)
                 else:
                     a, table = strip, f.ramp
                     for p in range(count):
@@ -163,8 +163,6 @@ def _walker(number: Number, last: bool) -> OnTeam:
                         broad(rows, a, am, b, pitch, table, c, cm, c, length, columns, old, 0)
                     else:
                         narrow(rows, a, am, b, pitch, table, c, cm, c, length, columns, old, 0)
-        keep_alive(memory)
-        keep_alive(offsets)
         set_mxcsr(before)
 
     return on_team(work, name=f"positions_{number.name}_{last}")

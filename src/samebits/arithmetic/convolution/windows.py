@@ -21,7 +21,7 @@ from samebits.arithmetic.convolution.borders import border_numbers, bordered, pl
 from samebits.arithmetic.convolution.copies import gather_rows
 from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.convolution.tile import tapped_kernel
-from samebits.arithmetic.product.instructions import fields_at, keep_alive
+from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.tiles import next_rows, register_tile
 from samebits.arithmetic.product.vectors import Number
@@ -85,7 +85,7 @@ def _walker(number: Number, fused: bool) -> OnTeam:
         memory = np.empty(f.is_packed * (pitch * chunk + 64) + scratch * size + 128, np.uint8)
         if f.is_packed != 0:
             memory[:] = 0  # the kernel reads whole vectors
-        packed = (memory.ctypes.data + 63) // 64 * 64
+        packed = (native.address_of(memory) + 63) // 64 * 64
         m0 = index % f.m_blocks * f.m_block
         m = min(f.m_block, f.m - m0)
         at = index // f.m_blocks * f.block
@@ -135,7 +135,6 @@ def _walker(number: Number, fused: bool) -> OnTeam:
                         else:
                             narrow(rows, a, f.am, b, 0, table, c, f.cm, s, length, columns, old, own)
                         row += rows
-        keep_alive(memory)
         set_mxcsr(before)
 
     return on_team(work, name=f"windows_{number.name}_{fused}")

@@ -10,7 +10,7 @@ import numpy as np
 from samebits import _native as native
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.normalization.layers import lanes_of
 
 _splat, _one_nan, _fma, _root = vectors.splat, vectors.one_nan, vectors.fma, vectors.root
@@ -103,7 +103,7 @@ def made_gradient(x: Any, g: Any, mean: Any, a: Any, b: Any, c: Any) -> Any:
     return _one_nan(_fma(x - mean, a, g - b) * c)
 
 
-_MADE: dict[bool, Deferred] = {False: made_normalized, True: made_gradient}
+_MADE: dict[bool, Part] = {False: made_normalized, True: made_gradient}
 
 
 @cache

@@ -89,8 +89,8 @@ def _add_rows(
             emit.store(totals[row], sums[row], offset, mask)
 
     whole = builder.sdiv(columns, emit.i64(emit.lanes))
-    with native.cgutils.for_range(builder, whole) as loop:
-        step(builder.mul(loop.index, emit.i64(width)), None)
+    with native.llvm.for_range(builder, whole) as index:
+        step(builder.mul(index, emit.i64(width)), None)
     done = builder.mul(whole, emit.i64(emit.lanes))
     with builder.if_then(builder.icmp_signed("<", done, columns)):
         step(builder.mul(whole, emit.i64(width)), emit.mask(builder.sub(columns, done)))
@@ -131,7 +131,9 @@ def _columns(
     blocks = [Transposition(emit, bn, count), Transposition(emit, bn, rest)]
     begins = [emit.pointer(b), emit.pointer(b_second)]
     places = [emit.pointer(builder.add(t, builder.mul(tm, emit.i64(row)))) for row in range(rows)]
-    accumulators = [native.cgutils.alloca_once_value(builder, emit.zero()) for _ in range(2 * rows)]
+    accumulators = [native.llvm.local(builder, emit.vector) for _ in range(2 * rows)]
+    for accumulator in accumulators:
+        builder.store(emit.zero(), accumulator)
 
     def link(j: int, vector: Any, k: Any) -> None:
         for row in range(rows):
@@ -140,16 +142,16 @@ def _columns(
             builder.store(emit.chained(element, vector, builder.load(place)), place)
 
     whole = builder.sdiv(length, emit.i64(lanes))
-    with native.cgutils.for_range(builder, whole) as loop:
-        begin = builder.mul(loop.index, emit.i64(lanes))
+    with native.llvm.for_range(builder, whole) as index:
+        begin = builder.mul(index, emit.i64(lanes))
         offset = builder.mul(begin, emit.i64(size))
         for j in range(2):
             vectors = itertools.chain(*blocks[j].parts(builder.gep(begins[j], [offset])))
             for step, vector in enumerate(vectors):
                 link(j, vector, builder.add(begin, emit.i64(step)))
     done = builder.mul(whole, emit.i64(lanes))
-    with native.cgutils.for_range(builder, builder.sub(length, done)) as loop:
-        k = builder.add(done, loop.index)
+    with native.llvm.for_range(builder, builder.sub(length, done)) as index:
+        k = builder.add(done, index)
         for j in range(2):
             link(j, blocks[j].column(builder.gep(begins[j], [builder.mul(k, emit.i64(size))])), k)
     for row, place in enumerate(places):
@@ -169,9 +171,9 @@ def add_sums_kernel(number: Number) -> Any:
         sums, place, added = emit.pointer(t), emit.pointer(c), emit.pointer(s)
         step = emit.i64(emit.lanes)
         vectors = builder.sdiv(builder.add(columns, emit.i64(emit.lanes - 1)), step)
-        with native.cgutils.for_range(builder, vectors) as loop:
-            left = builder.sub(columns, builder.mul(loop.index, step))
-            offset = builder.mul(loop.index, emit.i64(emit.lanes * number.size))
+        with native.llvm.for_range(builder, vectors) as index:
+            left = builder.sub(columns, builder.mul(index, step))
+            offset = builder.mul(index, emit.i64(emit.lanes * number.size))
             value = emit.load(sums, offset)
             for where, is_added in ((place, old), (added, own)):
                 mask = emit.mask(builder.mul(left, is_added))

@@ -14,7 +14,7 @@ from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, uint16_at
-from samebits.arithmetic.product.instructions import fields_at, keep_alive
+from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 
 
@@ -151,9 +151,8 @@ def finisher(dtype: torch.dtype) -> OnTeam:
                 out = args[2] + item * f.out_item + row_of_item * f.out_row + j0 * f.out_column
                 s = args[3] + item * f.self_item + row_of_item * f.self_row + j0 * f.self_column
                 finish_row(
-                    total.ctypes.data, out, f.out_column, s, f.self_column, f.adds_self, args[5], count
+                    native.address_of(total), out, f.out_column, s, f.self_column, f.adds_self, args[5], count
                 )
-        keep_alive(total)
         set_mxcsr(before)
 
     return on_team(work, name=f"finish_product_{dtype}")

@@ -7,55 +7,44 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from samebits import _native as native
-from samebits._native import inlined, instruction
-from samebits._native.lazy_kernel import Deferred
+from samebits._native import instruction
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 
-def fields_at(kind: type[Any]) -> Deferred:
+def fields_at(kind: type[Any]) -> Part:
     """Returns the part of kernels that reads a named tuple of integers, side by side at an address.
 
     So the writer of a kernel's numbers and the kernel call them by the same names.
     """
 
     @instruction
-    def read(typing_context: Any, address: Any) -> Any:
+    def read(address: Any) -> Any:
         types, count = native.types, len(kind._fields)
 
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def build(builder: Any, *arguments: Any) -> Any:
             integer = native.ir.IntType(64)
             place = builder.inttoptr(arguments[0], integer.as_pointer())
-            fields = [builder.load(builder.gep(place, [integer(number)])) for number in range(count)]
-            return context.make_tuple(builder, signature.return_type, fields)
+            return [builder.load(builder.gep(place, [integer(number)])) for number in range(count)]
 
-        return types.NamedUniTuple(types.int64, count, kind)(types.int64), build
+        return types.TupleType(count, kind)(types.int64), build
 
     return read
 
 
-@inlined
-def keep_alive(memory: Any) -> None:
-    """Keeps an array whose address is in use: Numba frees an array after the last line that names it."""
-    memory[0] = 0
-
-
-def procedure(number: Number, write: Callable[..., None], count: int = 0) -> Deferred:
+def procedure(number: Number, write: Callable[..., None], count: int = 0) -> Part:
     """Returns the instruction that `write(emit, *integers)` writes.
 
     `count`: of the integers, where `write` takes any number of them.
     """
-    names = [f"integer_{i}" for i in range(count)] or [*inspect.signature(write).parameters][1:]
+    count = count or len(inspect.signature(write).parameters) - 1
 
-    def define(typing_context: Any, *integers: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def define(*_kinds: Any) -> Any:
+        def build(builder: Any, *arguments: Any) -> Any:
             write(Emitter(builder, number), *arguments)
-            return context.get_dummy_value()
 
-        return native.types.void(*[native.types.int64] * len(names)), build
+        return native.types.void(*[native.types.int64] * count), build
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in ("typing_context", *names)]
-    vars(define)["__signature__"] = inspect.Signature(parameters)
     return instruction(define)
 
 
@@ -79,7 +68,7 @@ def procedure_of_cases(
     options: Sequence[int],
     count: int,
     write: Callable[[Emitter, int, Sequence[Any]], None],
-) -> Deferred:
+) -> Part:
     """Returns the instruction with `count` integers that calls a function, by the first one: an option.
 
     `write(emit, option, arguments)` writes the function of an option, whose arguments are the other integers.
@@ -89,7 +78,7 @@ def procedure_of_cases(
 
     def function(module: Any, option: int) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * (count - 1))
-        made = native.cgutils.get_or_insert_function(module, kind, f"samebits_{number.name}_{name}_{option}")
+        made = native.llvm.function(module, kind, f"samebits_{number.name}_{name}_{option}")
         if made.is_declaration:
             made.linkage = "internal"
             made.attributes.add("noinline")

@@ -18,16 +18,16 @@ def mxcsr_of(number: Number) -> int:
 
 
 @instruction
-def set_mxcsr(typing_context: Any, value: Any) -> Any:
+def set_mxcsr(value: Any) -> Any:
     """Sets the register for this thread; returns the value before."""
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         ir = native.ir
         word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        place = native.cgutils.alloca_once(builder, word)
+        place = native.llvm.local(builder, word)
         kind = ir.FunctionType(ir.VoidType(), [pointer])
-        store = native.cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.stmxcsr")
-        load = native.cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.ldmxcsr")
+        store = native.llvm.function(builder.module, kind, "llvm.x86.sse.stmxcsr")
+        load = native.llvm.function(builder.module, kind, "llvm.x86.sse.ldmxcsr")
         builder.call(store, [builder.bitcast(place, pointer)])
         before = builder.zext(builder.load(place), ir.IntType(64))
         builder.store(builder.trunc(arguments[0], word), place)

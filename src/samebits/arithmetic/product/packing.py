@@ -23,9 +23,9 @@ def copy_rows(number: Number, vectors: int) -> Any:
         builder = emit.builder
         width = emit.lanes * number.size
         masks = [emit.mask(columns, j * emit.lanes) for j in range(vectors)]
-        with native.cgutils.for_range(builder, length) as loop:
-            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-            there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
+        with native.llvm.for_range(builder, length) as index:
+            here = emit.pointer(builder.add(source, builder.mul(index, step)))
+            there = emit.pointer(builder.add(target, builder.mul(index, pitch)))
             for j in range(vectors):
                 emit.store(emit.load(here, j * width, masks[j]), there, j * width)
 
@@ -47,9 +47,9 @@ def copy_strips(number: Number, rows: int) -> Any:
         builder = emit.builder
         width = emit.lanes * number.size
         half = builder.sdiv(step, emit.i64(2))
-        with native.cgutils.for_range(builder, length) as loop:
-            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-            there = builder.add(target, builder.mul(loop.index, pitch))
+        with native.llvm.for_range(builder, length) as index:
+            here = emit.pointer(builder.add(source, builder.mul(index, step)))
+            there = builder.add(target, builder.mul(index, pitch))
             for one in range(STRIPS):
                 place = emit.pointer(builder.add(there, builder.mul(strip, emit.i64(one))))
                 for j in range(-(-rows // emit.lanes)):
@@ -77,11 +77,11 @@ def interleave_rows(number: Number, vectors: int) -> Any:
         whole = builder.sdiv(columns, emit.i64(emit.lanes))
         done = builder.mul(whole, emit.i64(emit.lanes))
         is_rest, mask = builder.icmp_signed("<", done, columns), emit.mask(builder.sub(columns, done))
-        with native.cgutils.for_range(builder, length) as loop:
-            here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
-            there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
-            with native.cgutils.for_range(builder, whole) as inner:
-                first = builder.mul(inner.index, emit.i64(emit.lanes))
+        with native.llvm.for_range(builder, length) as index:
+            here = emit.pointer(builder.add(source, builder.mul(index, step)))
+            there = emit.pointer(builder.add(target, builder.mul(index, pitch)))
+            with native.llvm.for_range(builder, whole) as inner:
+                first = builder.mul(inner, emit.i64(emit.lanes))
                 pairs = _interleaved(emit, _short(emit), here, half, first)
                 emit.store(pairs, there, builder.mul(first, emit.i64(4)))
             if "avx512bw" in features():  # a load of some elements of 16 bits
@@ -89,7 +89,7 @@ def interleave_rows(number: Number, vectors: int) -> Any:
                     pairs = _interleaved(emit, _short(emit), here, half, done, mask)
                     emit.store(pairs, there, builder.mul(done, emit.i64(4)), mask)
             else:
-                with native.cgutils.for_range_slice(builder, done, columns, emit.i64(1)) as (one, _):
+                with native.llvm.for_range(builder, columns, start=done) as one:
                     pair = _interleaved(emit, native.ir.IntType(16), here, half, one)
                     builder.store(pair, emit.at(there, builder.mul(one, emit.i64(4)), emit.word), align=4)
 
@@ -208,9 +208,9 @@ def transpose_panel(number: Number) -> Any:
         builder = emit.builder
         block = Transposition(emit, step, columns)
         size = emit.i64(emit.lanes * number.size)
-        with native.cgutils.for_range(builder, builder.sdiv(length, emit.i64(emit.lanes))) as loop:
-            here = emit.pointer(builder.add(source, builder.mul(loop.index, size)))
-            k = builder.mul(loop.index, emit.i64(emit.lanes))
+        with native.llvm.for_range(builder, builder.sdiv(length, emit.i64(emit.lanes))) as index:
+            here = emit.pointer(builder.add(source, builder.mul(index, size)))
+            k = builder.mul(index, emit.i64(emit.lanes))
             for group in block.parts(here):
                 for vector in group:
                     place = emit.pointer(builder.add(target, builder.mul(k, pitch)))

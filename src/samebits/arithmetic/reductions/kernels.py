@@ -12,7 +12,7 @@ import numpy as np
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.steps import STEPS
 
@@ -38,7 +38,7 @@ def accumulator(what: str, memory: str) -> str:
 
 
 @cache
-def reads(memory: str, wide: bool) -> tuple[Deferred, Deferred]:
+def reads(memory: str, wide: bool) -> tuple[Part, Part]:
     """Returns the parts of kernels that read 16 numbers, or the first of them: as float64, if `wide`."""
     load, load_part, as_float64 = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.as_float64
     if not wide or memory == "float64":
@@ -56,7 +56,7 @@ def reads(memory: str, wide: bool) -> tuple[Deferred, Deferred]:
 
 
 @cache
-def block_of_run(what: str, memory: str) -> Deferred:
+def block_of_run(what: str, memory: str) -> Part:
     """Returns the part of kernels that reduces at most 256 elements of a run of memory."""
     lanes_type = accumulator(what, memory)
     read, read_part = reads(memory, lanes_type == "float64")
@@ -80,7 +80,7 @@ def block_of_run(what: str, memory: str) -> Deferred:
 
 
 @cache
-def gathered(memory: str) -> Deferred:
+def gathered(memory: str) -> Part:
     """Returns the part of kernels (base, first, count, run, between, room) that finds elements of runs.
 
     Elements of more than one run are copied together into `room`; `between` is the distance of runs in bytes.

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samebits._native import called, inlined, vectors
-from samebits._native.lazy_kernel import Deferred
+from samebits._native import inlined, vectors
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.kernels import accumulator, block_of_run, gathered
 from samebits.arithmetic.reductions.steps import STEPS
@@ -21,9 +21,9 @@ _splat, _added = vectors.splat, vectors.added
 class Running(NamedTuple):
     """Parts of kernels that add up the sums of blocks."""
 
-    push: Deferred
+    push: Part
     """(room, number, sum): takes the sum of the block of that number, from 0 on, in order."""
-    total: Deferred
+    total: Part
     """(room, count): S of that many blocks, at least one."""
 
 
@@ -34,7 +34,7 @@ def running(lanes_type: str) -> Running:
     load, store = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
 
-    @called
+    @inlined
     def push(room: Any, number: Any, value: Any) -> Any:
         at, more = room, True
         while more:
@@ -48,7 +48,7 @@ def running(lanes_type: str) -> Running:
             store_one(place, load_one(place) + value)
             value, number, at = full, (number >> 8) - 1, at + 128
 
-    @called
+    @inlined
     def total(room: Any, count: Any) -> Any:
         at = room
         value = _added(load(at))
@@ -62,13 +62,13 @@ def running(lanes_type: str) -> Running:
 
 
 @cache
-def sum_of_run(what: str, memory: str) -> Deferred:
+def sum_of_run(what: str, memory: str) -> Part:
     """Returns the part of kernels (x, y, count, center, room) that reduces a run, in the end by addition."""
     lanes_type = accumulator(what, memory)
     block, size = block_of_run(what, memory), vectors.SIZE[memory]
     push, total = running(lanes_type)
 
-    @called
+    @inlined
     def reduced(x: Any, y: Any, count: Any, center: Any, room: Any) -> Any:
         result = block(x, y, min(count, BLOCK), center)
         if count > BLOCK:
@@ -84,7 +84,7 @@ def sum_of_run(what: str, memory: str) -> Deferred:
 
 
 @cache
-def sum_of_runs(what: str, memory: str) -> Deferred:
+def sum_of_runs(what: str, memory: str) -> Part:
     """Returns the part of kernels (x, y, count, run, between, center, rooms) that reduces several runs.
 
     rooms: of the sums, of a block of x and of a block of y.

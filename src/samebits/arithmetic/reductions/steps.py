@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from samebits._native import inlined, vectors
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Part
 
 _fma, _magnitude, _number_or_zero = vectors.fma, vectors.magnitude, vectors.number_or_zero
 _not_zero = vectors.not_zero
@@ -64,11 +64,11 @@ def _product_of(x: Any, y: Any) -> Any:
 class LaneStep(NamedTuple):
     """A kind of reduction."""
 
-    take: Deferred
-    combine: Deferred = _sum_of
+    take: Part
+    combine: Part = _sum_of
     """Joins two lanes, or two results of blocks."""
     start: int = 0
-    total: Deferred = vectors.added
+    total: Part = vectors.added
     wide: bool = False
     """Lanes are float64 for every type of input."""
     binary: bool = False

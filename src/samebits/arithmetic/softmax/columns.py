@@ -9,7 +9,7 @@ import numpy as np
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.softmax.rows import EXP, lanes_of, softmax_value
@@ -26,9 +26,9 @@ _where_less, _fma = vectors.where_less, vectors.fma
 class _Lanes(NamedTuple):
     """Parts of kernels that add up rows of 16 columns: 16 lanes of vectors, each lane in 128 bytes."""
 
-    clear: Deferred
-    add: Deferred
-    tree: Deferred
+    clear: Part
+    add: Part
+    tree: Part
 
 
 @cache
@@ -60,7 +60,7 @@ def _lanes(lanes_type: str) -> _Lanes:
 
 
 @cache
-def _some(memory: str) -> Deferred:
+def _some(memory: str) -> Part:
     """Returns the part of kernels that reads 16 numbers or fewer."""
     load, load_part = vectors.LOAD[memory], vectors.LOAD_PART[memory]
 

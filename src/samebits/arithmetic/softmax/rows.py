@@ -9,7 +9,7 @@ import numpy as np
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team
-from samebits._native.lazy_kernel import Deferred
+from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
@@ -23,7 +23,7 @@ EXP = {"float32": exp_narrow, "float64": exp_bounded_double}
 
 
 @cache
-def softmax_value(lanes_type: str, *, log: bool, is_exp: bool) -> Deferred:
+def softmax_value(lanes_type: str, *, log: bool, is_exp: bool) -> Part:
     """Returns the part of kernels (x, center, divisor) for a vector of softmax, or of its logarithm.
 
     `is_exp`: x is exp(x - center) already. For the logarithm, `divisor` is that of the sum.
@@ -66,7 +66,7 @@ def lanes_of(memory: str) -> str:
 
 
 @cache
-def _maximum(memory: str) -> Deferred:
+def _maximum(memory: str) -> Part:
     """Returns the part of kernels for the largest number of a run that is no NaN."""
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     real = getattr(np, lanes_of(memory))
@@ -87,7 +87,7 @@ def _maximum(memory: str) -> Deferred:
 
 
 @cache
-def _exponentials(memory: str, stored: str) -> Deferred:
+def _exponentials(memory: str, stored: str) -> Part:
     """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if `stored`."""
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     lanes_type = lanes_of(memory)

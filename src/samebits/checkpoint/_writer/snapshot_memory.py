@@ -23,28 +23,28 @@ _LINE = 64
 
 
 @instruction
-def _copy_line(_context: Any, _to: Any, _source: Any) -> Any:
+def _copy_line(_to: Any, _source: Any) -> Any:
     """Copies a line from the address `_source` to `_to`, a multiple of `_LINE`."""
 
-    def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         line = native.ir.VectorType(native.ir.IntType(64), _LINE // 8).as_pointer()
         to, source = (builder.inttoptr(address, line) for address in arguments)
         store = builder.store(builder.load(source, align=1), to, align=_LINE)
         store.set_metadata(
             "nontemporal", builder.module.add_metadata([native.ir.Constant(native.ir.IntType(32), 1)])
         )
-        return context.get_dummy_value()
+        return None
 
     return native.types.void(native.types.int64, native.types.int64), build
 
 
 @instruction
-def _fence(_context: Any) -> Any:
+def _fence() -> Any:
     """Orders the stores so far before those that follow: non-temporal stores may overtake each other."""
 
-    def build(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         builder.fence("seq_cst")
-        return context.get_dummy_value()
+        return None
 
     return native.types.void(), build
 

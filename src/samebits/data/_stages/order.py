@@ -122,7 +122,8 @@ class BufferShuffle(_ShuffledOrdinals):
             first, count = int(index[run[0]]), run.size
             is_filling = max(0, min(count, steady - first))
             slots = self._slots_at(repetition, key, min(first, steady), size)
-            emptied = _emit(*key, min(first, steady), slots, is_filling)
+            emptied = np.empty(is_filling, np.int64)
+            _emit(*key, min(first, steady), slots, emptied)
             self._now = (repetition, min(first, steady) + is_filling, slots)
             last = (
                 feistel.permute_indices(
@@ -139,22 +140,20 @@ class BufferShuffle(_ShuffledOrdinals):
         if self._now is not None:
             known, then, slots = self._now
             if known == repetition and 0 <= t - then <= 16 * size:
-                _emit(*key, then, slots, t - then)
+                _emit(*key, then, slots, np.empty(t - then, np.int64))
                 return slots
         slots = np.full(size, -1, np.int64)
         _rebuild(*key, t, slots)
         return slots
 
 
-@kernel("int64[::1](uint64, uint64, int64, int64[::1], int64)")
-def _emit(seed: Any, offset: Any, t: Any, slots: Any, count: Any) -> Any:
-    """Returns the elements t, t + 1, ...; moves `slots` on to t + count."""
-    result = np.empty(count, np.int64)
-    for number in range(count):
+@kernel("void(uint64, uint64, int64, int64[::1], int64[::1])")
+def _emit(seed: Any, offset: Any, t: Any, slots: Any, emptied: Any) -> None:
+    """Writes the elements t, t + 1, ...; moves `slots` on behind them."""
+    for number in range(emptied.size):
         slot = slot_at(seed, offset, t + number, slots.size)
-        result[number] = slots[slot]
+        emptied[number] = slots[slot]
         slots[slot] = slots.size + t + number
-    return result
 
 
 @kernel("void(uint64, uint64, int64, int64[::1])")

@@ -28,15 +28,15 @@ _BLOCK_BYTES = 16
 
 
 @instruction
-def _tile(_context: Any) -> Any:
+def _tile() -> Any:
     """Allocates a tile's words on the stack."""
 
-    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = native.cgutils.alloca_once(builder, native.ir.ArrayType(native.ir.IntType(32), _TILE_WORDS))
+    def build(builder: Any, *arguments: Any) -> Any:
+        place = native.llvm.local(builder, native.ir.ArrayType(native.ir.IntType(32), _TILE_WORDS))
         place.align = 64
         return builder.bitcast(place, native.ir.IntType(32).as_pointer())
 
-    return native.types.CPointer(native.types.uint32)(), build
+    return native.types.pointer_to(native.types.uint32)(), build
 
 
 def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:

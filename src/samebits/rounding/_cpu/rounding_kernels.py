@@ -95,10 +95,10 @@ def _interleave_words(builder: Any, *quarters: Any) -> Any:
 
 
 @instruction
-def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> Any:
+def _round(_seed: Any, _offset: Any, _given: Any, _out: Any) -> Any:
     """Rounds the floats at the address `_given` as `bfloat16_by`, by blocks from (seed, offset) on."""
 
-    def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         seed, offset, given, out = arguments
         halves = _random_halves(builder, seed, offset)
         floats = native.ir.VectorType(native.ir.FloatType(), _TOGETHER).as_pointer()
@@ -109,7 +109,7 @@ def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> A
         twice = builder.bitcast(rounded, _vector(16, 2 * _TOGETHER))
         upper = builder.shuffle_vector(twice, twice, _constant(32, range(1, 2 * _TOGETHER, 2)))
         builder.store(upper, builder.inttoptr(out, _vector(16, _TOGETHER).as_pointer()), align=2)
-        return context.get_dummy_value()
+        return None
 
     return native.types.void(
         native.types.uint64, native.types.uint64, native.types.int64, native.types.int64

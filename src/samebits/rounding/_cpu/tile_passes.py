@@ -30,40 +30,38 @@ LINE_BYTES = 64
 
 
 @instruction
-def _tile(_context: Any) -> Any:
+def _tile() -> Any:
     """Returns the words of a tile on the stack, for the most streams (32 bits an element) of a kernel."""
 
-    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = native.cgutils.alloca_once(
-            builder, native.ir.ArrayType(native.ir.IntType(32), _STREAMS * _TILE)
-        )
+    def build(builder: Any, *arguments: Any) -> Any:
+        place = native.llvm.local(builder, native.ir.ArrayType(native.ir.IntType(32), _STREAMS * _TILE))
         place.align = 64
         return builder.bitcast(place, native.ir.IntType(32).as_pointer())
 
-    return native.types.CPointer(native.types.uint32)(), build
+    return native.types.pointer_to(native.types.uint32)(), build
 
 
 @instruction
-def _as_halves(_context: Any, words: Any) -> Any:
+def _as_halves(words: Any) -> Any:
     """Returns words on the stack as pairs of 16 bits, lower half first (on a little-endian CPU)."""
 
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
 
-    return native.types.CPointer(native.types.uint16)(words), build
+    return native.types.pointer_to(native.types.uint16)(words), build
 
 
 @instruction
-def prefetch(_context: Any, place: Any) -> Any:
+def prefetch(place: Any) -> Any:
     """Prefetches the cache line at an address, without waiting for it; any address is allowed."""
 
-    def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def build(builder: Any, *arguments: Any) -> Any:
         pointer, number = native.ir.IntType(8).as_pointer(), native.ir.IntType(32)
         form = native.ir.FunctionType(native.ir.VoidType(), [pointer, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=form)
         read, second_level, data = number(0), number(2), number(1)
         builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
-        return context.get_dummy_value()
+        return None
 
     return native.types.void(place), build
 
