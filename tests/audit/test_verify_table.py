@@ -1,7 +1,10 @@
 """The table of `samebits verify`: rows, what does not apply, notes, and the verdict as the last line."""
 
+import dataclasses
+
 import pytest
 
+from samebits.arithmetic import BITS
 from samebits.audit._first_difference import Difference
 from samebits.audit._verify.baseline import _without_folders
 from samebits.audit._verify.check_plan import KILL_ROWS, MID_EPOCH, Check, ProcessVariation
@@ -69,6 +72,14 @@ def test_the_verdict_is_the_last_line(capsys):
     for row in (CheckRow(AGAIN, 8), CheckRow(AGAIN, 8, Difference(3, "loss", ()))):
         report, lines = printed(capsys, row, *map(CheckRow, IDLE))
         assert lines[-1] == report.verdict() and lines[-2] == "final model digest: xxh3-128:0"
+
+
+def test_the_digest_has_the_version_of_the_bits_across_threads_and_machines(capsys):
+    """There the bits are those of `samebits.arithmetic`; in a run with torch's own kernels nothing is said of it."""
+    for across, words in (("machines", f" (samebits.arithmetic.BITS = {BITS})"), ("runs", "")):
+        report, _ = printed(capsys, CheckRow(AGAIN, 8))
+        show(dataclasses.replace(report, environment={"op_determinism": {"enabled": True, "across": across}}))
+        assert f"final model digest: {report.final}{words}\n" in capsys.readouterr().out
 
 
 def test_not_proven_keeps_the_order_of_the_table(capsys):

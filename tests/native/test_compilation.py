@@ -46,7 +46,7 @@ def run(code=FOLD, **environment):
 
 
 def kernels(folder):
-    return sorted(folder.rglob("fold-*.kernel"))
+    return sorted(folder.rglob("fold__*.kernel"))
 
 
 @pytest.mark.slow

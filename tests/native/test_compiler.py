@@ -168,6 +168,24 @@ def test_arrays_have_rows_slices_and_room_of_their_own():
     assert out[::2].tolist() == [3 + 1 + 4, 7 + 6 + 4, 11 + 15 + 4] and np.isnan(out[1::2]).all()
 
 
+@kernel("UniTuple(int64, 3)(int64, int64)")
+def given_in_a_branch(x, y):
+    kept = 7
+    if x > 0:
+        y = 5
+        kept = 9
+    pair = x, y
+    if y == 5:
+        pair = y, x
+    return y, kept, pair[0] * 10 + pair[1]
+
+
+def test_a_branch_that_is_not_taken_changes_no_variable():
+    """A parameter, a constant and a tuple that only one branch gives another value."""
+    for x, y in ((1, 2), (-1, 2), (0, 5)):
+        assert given_in_a_branch(x, y) == given_in_a_branch.function(x, y)
+
+
 def test_what_is_not_of_the_language_is_refused_with_its_place():
     """Unknown statements, names, types that meet, a variable read behind a block that gave it another type."""
 
@@ -203,9 +221,33 @@ def test_what_is_not_of_the_language_is_refused_with_its_place():
     def called(x):
         return math.log(x)
 
+    @kernel("int64(int64)")
+    def named(x):
+        return first_even(numbers=x, most=x)
+
+    @kernel("int64(int64)")
+    def otherwise(x):
+        for _ in range(x):
+            break
+        else:
+            x = 0
+        return x
+
+    @kernel("int64(int64)")
+    def found(x):
+        return x in (1, 2)
+
+    @kernel("int64(int64)")
+    def other_array(x):
+        room = np.zeros(2, np.int64)
+        if x > 0:
+            room = np.zeros(3, np.int64)
+        return room[0]
+
     for wrong, text in (
         (statement, "with x:"), (name, "nothing has no value"), (meet, "uint64 and int64 meet"), (ended, "another one before"),
         (carried, "y is of int64 and is given float64"), (called, "a call of <built-in function log>"),
+        (named, "arguments by name"), (otherwise, "for _ in range"), (found, "x in"), (other_array, "another one before"),
     ):  # fmt: skip
         with pytest.raises(LanguageError, match=text) as raised:
             wrong(1)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
+import samebits.arithmetic
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 QUICK = ("layers", "rounding", "steps", "commits", "recurrent")
@@ -60,6 +61,22 @@ def test_what_depends_on_the_cpu_is_that_of_this_cpus_text(golden):
     now = golden.tree_text(golden.ROOT, QUICK)
     assert golden.compare(lines_of(golden, name, QUICK), now) == []
     assert len(now) > 100
+
+
+def test_a_fact_that_moved_is_written_only_with_a_new_version(golden, tmp_path, monkeypatch):
+    """anywhere.txt is of this version; facts that moved are refused with it and written with the next, new facts always."""
+    text = (golden.TEXTS / "anywhere.txt").read_text()
+    assert text.startswith(f"# samebits.arithmetic.BITS = {samebits.arithmetic.BITS}\n")
+    monkeypatch.setattr(golden, "TEXTS", tmp_path)
+    (tmp_path / "anywhere.txt").write_text(text)
+    facts = text.splitlines()[1:]
+    golden.write([*facts, "machine_products new 1"])
+    moved = [line[:-1] + "x" if line.startswith("machine_products") else line for line in facts]
+    with pytest.raises(SystemExit, match="raise samebits.arithmetic.BITS first"):
+        golden.write(moved)
+    monkeypatch.setattr(golden, "BITS", samebits.arithmetic.BITS + 1)
+    golden.write(moved)
+    assert (tmp_path / "anywhere.txt").read_text() != text
 
 
 def test_each_difference_is_told_by_name(golden):

@@ -69,6 +69,7 @@ CHANGES = {
     "samebits": ("packages", "samebits"),
     "llvmlite": ("packages", "llvmlite"),
     "python": ("python",),
+    "arithmetic_bits": ("arithmetic_bits",),
     "cpu": ("cpu",),
     "gpu": ("gpus",),
     "flags": ("flags", "float32_matmul_precision"),

@@ -30,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from samebits.arithmetic import BITS
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
@@ -169,12 +170,33 @@ def first_line() -> str:
     return f"# torch {version('torch')}, CPU family {_cpu('cpu family')} model {_cpu('model')} stepping {_cpu('stepping')}"
 
 
+def version_line() -> str:
+    """The first line of the text that holds anywhere: the version of the bits of which it is."""
+    return f"# samebits.arithmetic.BITS = {BITS}"
+
+
 def write(lines: Sequence[str]) -> list[Path]:
-    """Writes what holds anywhere, and what holds on this CPU with this torch."""
+    """Writes what holds anywhere, and what holds on this CPU with this torch.
+
+    A fact of `MACHINES` that moved is written only with a new version of the bits.
+    """
+    before = dict(line.rsplit(" ", 1) for line in held(MACHINES))
+    moved = [
+        line
+        for line in lines
+        if before.get(line.rsplit(" ", 1)[0], line.rsplit(" ", 1)[-1]) != line.rsplit(" ", 1)[-1]
+    ]
+    if moved and version_line() == (TEXTS / "anywhere.txt").read_text().splitlines()[0]:
+        sys.exit(
+            f"golden: {len(moved)} facts moved, the first is {moved[0]}: raise samebits.arithmetic.BITS first"
+        )
     sure = [line for line in lines if line.split(" ", 1)[0] in ANYWHERE]
     rest = [line for line in lines if line not in sure]
     TEXTS.mkdir(exist_ok=True)
-    files = {TEXTS / "anywhere.txt": sure, TEXTS / f"{cpu_name()}.txt": [first_line(), *rest]}
+    files = {
+        TEXTS / "anywhere.txt": [version_line(), *sure],
+        TEXTS / f"{cpu_name()}.txt": [first_line(), *rest],
+    }
     for file, text in files.items():
         file.write_text("".join(f"{line}\n" for line in text))
     return list(files)

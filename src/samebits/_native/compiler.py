@@ -39,6 +39,15 @@ class _Slot:
         self.type, self.place, self.region = kind, place, region
 
 
+class _Held:
+    """A variable that is no number, and the block of the source in which it was given."""
+
+    __slots__ = ("region", "value")
+
+    def __init__(self, value: Any, region: object) -> None:
+        self.value, self.region = value, region
+
+
 class _Block:
     """A block of the source: which names were read in it, and which ones it has given another type."""
 
@@ -50,6 +59,13 @@ class _Block:
 
 class _Ended:
     """The binding of a name behind a block that gave it another type."""
+
+
+def _region_of(binding: Any) -> object:
+    """Returns the block in which a binding was made; None for a constant, and behind the end of one."""
+    while type(binding) is tuple and binding:
+        binding = binding[0]
+    return getattr(binding, "region", None)
 
 
 class _Scope:
@@ -121,6 +137,9 @@ class Compiler(Operations):
 
     def call(self, function: Any, arguments: Sequence[Any], named: dict[str, Any] | None = None) -> Any:
         """Writes a call in place, and returns its result."""
+        known = _KNOWN.get(function) if isinstance(function, type) or callable(function) else None
+        if named and known is None:
+            self.fail(f"a call of {function!r} with arguments by name")
         if isinstance(function, Instruction):
             return self._instruction(function, arguments)
         if isinstance(function, Kernel):
@@ -134,7 +153,6 @@ class Compiler(Operations):
             return self._inline(function.function, arguments)
         if isinstance(function, type) and issubclass(function, np.generic):
             return self.cast(arguments[0], NUMBERS[np.dtype(function).name])
-        known = _KNOWN.get(function) if isinstance(function, type) or callable(function) else None
         if known is not None:
             return known(self, *arguments, **(named or {}))
         if isinstance(function, FunctionType):
@@ -172,7 +190,7 @@ class Compiler(Operations):
         self._scope = scope = _Scope(function, {})
         for name, argument in zip(parameters, arguments, strict=True):
             if scope.assigned.get(name):
-                self._assign_name(name, argument, fresh=True)
+                scope.names[name] = self._bound(None, argument, name)
             else:
                 scope.names[name] = argument
         body = scope.node.body
@@ -198,6 +216,8 @@ class Compiler(Operations):
     def _read(self, binding: Any) -> Any:
         if isinstance(binding, _Slot):
             return Computed(binding.type, self.builder.load(binding.place))
+        if isinstance(binding, _Held):
+            return binding.value
         if type(binding) is tuple:
             return tuple(self._read(one) for one in binding)
         return binding
@@ -205,8 +225,8 @@ class Compiler(Operations):
     def _name(self, name: str) -> Any:
         scope = self._scope
         if name in scope.names:
-            region = scope.region
-            while region is not None:
+            region, given = scope.region, _region_of(scope.names[name])
+            while region is not None and region is not given:
                 region.read.add(name)
                 region = region.outer
             if isinstance(scope.names[name], _Ended):
@@ -222,9 +242,9 @@ class Compiler(Operations):
             return getattr(builtins, name)
         return self.fail(f"the name {name} has no value here")
 
-    def _assign_name(self, name: str, x: Any, *, fresh: bool = False) -> None:
+    def _assign_name(self, name: str, x: Any) -> None:
         scope = self._scope
-        if scope.assigned.get(name, 0) == 1 and not fresh and not isinstance(x, Computed):
+        if scope.assigned.get(name, 0) == 1 and name not in scope.names and isinstance(x, PLAIN):
             scope.names[name] = x
         else:
             scope.names[name] = self._bound(scope.names.get(name), x, name)
@@ -232,15 +252,23 @@ class Compiler(Operations):
     def _bound(self, before: Any, x: Any, name: str = "") -> Any:
         """Returns the binding of a variable that is given a value."""
         if type(x) is tuple:
-            earlier = before if type(before) is tuple and len(before) == len(x) else [None] * len(x)
-            return tuple(self._bound(one, item, name) for one, item in zip(earlier, x, strict=True))
+            if type(before) is not tuple or len(before) != len(x):
+                if before is not None:
+                    self._retype(name, before, x)
+                before = [None] * len(x)
+            return tuple(self._bound(one, item, name) for one, item in zip(before, x, strict=True))
+        region = self._scope.region
         if not isinstance(x, Computed | np.generic | int | float):
-            return x
-        x, region = self.value(x), self._scope.region
-        if isinstance(before, _Slot):
-            if before.type is x.type or (before.region is not region and self._holds(before.type, x.type)):
-                self.builder.store(self.cast(x, before.type).llvm, before.place)
-                return before
+            if before is not None:
+                self._retype(name, before, x)
+            return _Held(x, region)
+        x = self.value(x)
+        if isinstance(before, _Slot) and (
+            before.type is x.type or (before.region is not region and self._holds(before.type, x.type))
+        ):
+            self.builder.store(self.cast(x, before.type).llvm, before.place)
+            return before
+        if before is not None:
             self._retype(name, before, x.type)
         slot = _Slot(x.type, llvm.local(self.builder, x.type.llvm), region)
         self.builder.store(x.llvm, slot.place)
@@ -252,12 +280,12 @@ class Compiler(Operations):
         except LanguageError:
             return False
 
-    def _retype(self, name: str, before: _Slot, kind: Type) -> None:
+    def _retype(self, name: str, before: Any, kind: Any) -> None:
         """Notes that a block gives a variable another type, which ends with the block."""
-        region = self._scope.region
-        while region is not None and region is not before.region:
+        region, given = self._scope.region, _region_of(before)
+        while region is not None and region is not given:
             if region.repeats and name in region.read:
-                self.fail(f"{name} is of {before.type} and is given {kind}")
+                self.fail(f"{name} is of {getattr(before, 'type', 'another kind')} and is given {kind}")
             region.changed.add(name)
             region = region.outer
 
@@ -280,7 +308,7 @@ class Compiler(Operations):
                 return
             getattr(self, f"_do_{type(one).__name__.lower()}", self._do_other)(one)
 
-    def _do_other(self, node: ast.stmt) -> None:
+    def _do_other(self, node: ast.stmt) -> NoReturn:
         self.fail(f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}")
 
     def _do_pass(self, node: ast.Pass) -> None: ...
@@ -295,7 +323,7 @@ class Compiler(Operations):
             self._assign(target, x)
 
     def _do_augassign(self, node: ast.AugAssign) -> None:
-        name, plain = _BINARY[type(node.op)]
+        name, plain = _BINARY.get(type(node.op)) or self._do_other(node)
         if isinstance(node.target, ast.Name):
             self._assign_name(
                 node.target.id,
@@ -352,6 +380,8 @@ class Compiler(Operations):
             scope.names[name] = _Ended()
 
     def _do_while(self, node: ast.While) -> None:
+        if node.orelse:
+            self._do_other(node)
         builder = self.builder
         head, body, end = (builder.append_basic_block(name) for name in ("while", "do", "done"))
         builder.branch(head)
@@ -367,6 +397,8 @@ class Compiler(Operations):
         builder.position_at_end(end)
 
     def _do_for(self, node: ast.For) -> None:
+        if node.orelse:
+            self._do_other(node)
         over = node.iter
         if isinstance(over, ast.Call):
             function = self._expression(over.func)
@@ -380,7 +412,14 @@ class Compiler(Operations):
         items = self._expression(over)
         if not isinstance(items, tuple):
             self.fail(f"line {node.lineno}: a loop over {items!r}")
+        stored = (
+            one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        )
+        names, given = self._scope.names, {one.id for one in stored}
         for item in items:
+            for name in given & {*names}:
+                if isinstance(names[name], PLAIN):  # a constant of the turn before
+                    del names[name]
             self._assign(node.target, item)
             self._block(node.body)
 
@@ -448,7 +487,9 @@ class Compiler(Operations):
 
     def _of_binop(self, node: ast.BinOp) -> Any:
         return self.arithmetic(
-            *_BINARY[type(node.op)], self._expression(node.left), self._expression(node.right)
+            *(_BINARY.get(type(node.op)) or self._of_other(node)),
+            self._expression(node.left),
+            self._expression(node.right),
         )
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Any:
@@ -467,7 +508,7 @@ class Compiler(Operations):
     def _of_compare(self, node: ast.Compare) -> Any:
         left, result = self._expression(node.left), None
         for sign, right in zip(node.ops, node.comparators, strict=True):
-            name, plain = _COMPARISON[type(sign)]
+            name, plain = _COMPARISON.get(type(sign)) or self._of_other(node)
             other = self._expression(right)
             if isinstance(left, Computed | np.generic) or isinstance(other, Computed | np.generic):
                 one: Any = self.compared(name, left, other)

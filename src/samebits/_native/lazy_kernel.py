@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -67,7 +68,8 @@ class Kernel(Part):
     def _compile(self) -> Any:
         with compilation_lock():
             if self.compiled is None:
-                name = f"{self.function.__module__}.{self.function.__qualname__}".replace("<locals>.", "")
+                own = f"{self.function.__qualname__}__{self._signature}"
+                name = f"{self.function.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', own)}"
                 compilation = native.compilation
                 address = compilation.address_of(name, lambda: compilation.kernel_module(self, name))
                 self.compiled = _function_of_python(name, address)

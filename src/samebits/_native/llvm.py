@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from types import SimpleNamespace
@@ -147,6 +147,15 @@ def _machine() -> Any:
 
 def compiled(module: Any) -> bytes:
     """Returns a module's machine code: an object file."""
+    return _machine().emit_object(_optimized(module))
+
+
+def assembly(module: Any) -> str:
+    """Returns a module's machine code as a text."""
+    return _machine().emit_assembly(_optimized(module))
+
+
+def _optimized(module: Any) -> Any:
     machine = _machine()
     module.triple = binding.get_process_triple()
     module.data_layout = str(machine.target_data)
@@ -155,7 +164,7 @@ def compiled(module: Any) -> bytes:
     tuning.loop_vectorization, tuning.slp_vectorization = True, False
     passes = binding.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(parsed, passes)
-    return machine.emit_object(parsed)
+    return parsed
 
 
 @lru_cache(maxsize=1)
@@ -181,13 +190,3 @@ def loaded(code: bytes, name: str) -> int:
 def add_symbol(name: str, address: int) -> None:
     """Gives machine code that is loaded from now on a C function by name."""
     binding.add_symbol(name, address)
-
-
-def verified(module: Any) -> None:
-    """Raises RuntimeError if LLVM finds a module malformed."""
-    binding.parse_assembly(str(module)).verify()
-
-
-def words(count: int) -> Sequence[Any]:
-    """Returns the types of some 64-bit arguments."""
-    return [ir.IntType(64)] * count

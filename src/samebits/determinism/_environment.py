@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from samebits import arithmetic
 from samebits._context import VERSION, process
 from samebits._inspect import user_code
 
@@ -45,6 +46,7 @@ def _fixed() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkldnn": torch.backends.mkldnn.is_available(),
+        "arithmetic_bits": arithmetic.BITS,
     }
 
 

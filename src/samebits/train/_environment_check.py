@@ -37,6 +37,7 @@ _NAMES = {
     "cpu": "cpu",
     "cpu_capability": "cpu",
     "mkldnn": "torch",
+    "arithmetic_bits": "arithmetic_bits",
     "gpus": "gpu",
     "cuda": "gpu",
     "threads": "threads",
@@ -85,7 +86,7 @@ class Environment:
         left = {"threads"}
         if _on_every_machine(recorded) and _on_every_machine(self.fingerprint):
             left |= {"cpu", "cpu_capability", "libraries"}
-        unset: dict[str, Any] = {"libraries": {}}
+        unset: dict[str, Any] = {"libraries": {}, "arithmetic_bits": 1}
         names = {*self.fingerprint, *unset} - left
         before = {name: recorded.get(name, unset.get(name)) for name in names}
         now = {name: self.fingerprint.get(name, unset.get(name)) for name in names}

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from samebits.arithmetic import BITS
 from samebits.audit._verify.verify_report import ALL_EQUAL, CheckRow, VerifyReport, in_parentheses
 
 PLAIN_WIDTH = 100
@@ -30,8 +31,14 @@ def show(report: VerifyReport) -> None:
         console.print(Text(f"output of '{failed.check.name}':\n{failed.output}", style="dim"), soft_wrap=True)
     for line in _lines_below(report):
         console.print(Text(line, style="dim"), soft_wrap=not terminal)
-    console.print(f"final model digest: {report.final}", soft_wrap=True)
+    console.print(f"final model digest: {report.final}{_version(report)}", soft_wrap=True)
     console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
+
+
+def _version(report: VerifyReport) -> str:
+    """Returns the version of the bits, where they are those of `samebits.arithmetic`."""
+    across = report.environment.get("op_determinism", {}).get("across", "runs")
+    return "" if across == "runs" else f" (samebits.arithmetic.BITS = {BITS})"
 
 
 def _table(report: VerifyReport, borders: box.Box) -> Table:

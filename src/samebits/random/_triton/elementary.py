@@ -12,12 +12,15 @@ from samebits.random._cpu import elementary as cpu
 _fma = vectors.fma
 
 
-@kernel
-def fill_fused(a: Any, b: Any, c: Any, out: Any) -> None:
-    """Writes a b + c, rounded once, by the CPU's own instruction, which Triton's interpreter lacks."""
+def _fused(a: Any, b: Any, c: Any, out: Any) -> None:
     for i in range(out.size):
         out[i] = _fma(a[i], b[i], c[i])
 
+
+FILL_FUSED = {
+    name: kernel(f"void({', '.join([f'{name}[::1]'] * 4)})")(_fused) for name in ("float32", "float64")
+}
+"""Writes a b + c, rounded once, by the CPU's own instruction, which Triton's interpreter lacks."""
 
 INTERPRETED = triton.knobs.runtime.interpret
 
@@ -32,7 +35,7 @@ if INTERPRETED:
             for one in (a, b, c)
         ]
         fused = np.empty_like(like.handle.data)
-        fill_fused(*(one.reshape(-1) for one in (*given, fused)))
+        FILL_FUSED[fused.dtype.name](*(one.reshape(-1) for one in (*given, fused)))
         return tl.tensor(type(like.handle)(fused, like.handle.dtype), like.type)
 
 else:
