@@ -150,6 +150,20 @@ def _in_python(numbers, most):
 branches.function.__wrapped__ = _in_python
 
 
+@kernel("int64(int64, int64, int64)")
+def counted(start, stop, step):
+    total = 0
+    for i in range(start, stop, step):
+        total = total * 3 + i
+    return total
+
+
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(-4, 4).filter(bool))
+def test_a_range_goes_up_or_down_by_a_step_that_is_known_late(start, stop, step):
+    """The sign of the step decides where it ends."""
+    assert counted(start, stop, step) == counted.function(start, stop, step)
+
+
 @kernel("void(float64[:, ::1], float64[:])")
 def of_rows(rows, out):
     room = np.empty(rows.shape[1], np.float64)
@@ -245,9 +259,9 @@ def test_what_is_not_of_the_language_is_refused_with_its_place():
         return room[0]
 
     for wrong, text in (
-        (statement, "with x:"), (name, "nothing has no value"), (meet, "uint64 and int64 meet"), (ended, "another one before"),
+        (statement, "with x:"), (name, "nothing has no value"), (meet, "uint64 and int64 meet"), (ended, "y has two types"),
         (carried, "y is of int64 and is given float64"), (called, "a call of <built-in function log>"),
-        (named, "arguments by name"), (otherwise, "for _ in range"), (found, "x in"), (other_array, "another one before"),
+        (named, "arguments by name"), (otherwise, "for _ in range"), (found, "x in"), (other_array, "room has two types"),
     ):  # fmt: skip
         with pytest.raises(LanguageError, match=text) as raised:
             wrong(1)

@@ -1,8 +1,7 @@
 """Machine code of kernels: compiled once on a machine, then read from a cache whose failures are misses.
 
-Imported by the first call of a kernel: LLVM takes 0.05 s. A file of the cache is a checksum and an object
-file.
-A second process that needs a kernel waits until the first one has compiled it.
+Imported by the first call of a kernel, since LLVM takes time to import. A file of the cache is a checksum and
+an object file. A second process that needs a kernel waits until the first one has compiled it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ with numbers, arrays, tuples, types and other parts. What is known while it is c
 that it decides, a loop over a tuple) costs nothing later. Types follow Numba's rules: integers are computed
 in 64 bits, unsigned if both are; float32 and an integer give float64; `np.uint32(x)` and its like convert.
 `//` and `%` round down, as in Python, and divided by zero an integer is 0. Nothing is reordered or fused. An
-index is not checked and is no negative one. A variable has one type in a block of the source.
+index is not checked and is no negative one. A variable has one type in a region of the source (the body of
+a loop or a branch); a region that gives it another type ends that variable.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from samebits._native.operations import I1, I64, PLAIN, Array, Computed, Languag
 
 
 class _Slot:
-    """The memory of a variable, and the block of the source in which it got its type."""
+    """The memory of a variable, and the region of the source in which it got its type."""
 
     __slots__ = ("place", "region", "type")
 
@@ -40,7 +41,7 @@ class _Slot:
 
 
 class _Held:
-    """A variable that is no number, and the block of the source in which it was given."""
+    """A variable that is no number, and the region of the source in which it was assigned."""
 
     __slots__ = ("region", "value")
 
@@ -48,21 +49,21 @@ class _Held:
         self.value, self.region = value, region
 
 
-class _Block:
-    """A block of the source: which names were read in it, and which ones it has given another type."""
+class _SourceRegion:
+    """A region of the source (the body of a loop or branch), the names read in it, and those it retyped."""
 
-    def __init__(self, outer: _Block | None = None, *, repeats: bool = False) -> None:
+    def __init__(self, outer: _SourceRegion | None = None, *, repeats: bool = False) -> None:
         self.outer, self.repeats = outer, repeats
         self.read: set[str] = set()
         self.changed: set[str] = set()
 
 
 class _Ended:
-    """The binding of a name behind a block that gave it another type."""
+    """The binding of a name behind a region that gave it another type."""
 
 
 def _region_of(binding: Any) -> object:
-    """Returns the block in which a binding was made; None for a constant, and behind the end of one."""
+    """Returns the region in which a binding was made; None for a constant, and behind the end of a region."""
     while type(binding) is tuple and binding:
         binding = binding[0]
     return getattr(binding, "region", None)
@@ -80,7 +81,7 @@ class _Scope:
         self.result: Any = None
         self.end: Any = None
         self.loops: list[tuple[Any, Any]] = []
-        self.region = _Block()
+        self.region = _SourceRegion()
 
 
 @cache
@@ -230,9 +231,7 @@ class Compiler(Operations):
                 region.read.add(name)
                 region = region.outer
             if isinstance(scope.names[name], _Ended):
-                self.fail(
-                    f"{name} has one type in a block and another one before it: which one is meant behind it?"
-                )
+                self.fail(f"{name} has two types, in a loop or a branch and before it: use two names")
             return self._read(scope.names[name])
         if name in scope.cells:
             return scope.cells[name].cell_contents
@@ -281,11 +280,12 @@ class Compiler(Operations):
             return False
 
     def _retype(self, name: str, before: Any, kind: Any) -> None:
-        """Notes that a block gives a variable another type, which ends with the block."""
+        """Notes that a region gives a variable another type, which ends with the region."""
         region, given = self._scope.region, _region_of(before)
         while region is not None and region is not given:
             if region.repeats and name in region.read:
-                self.fail(f"{name} is of {getattr(before, 'type', 'another kind')} and is given {kind}")
+                was = getattr(before, "type", "another kind")
+                self.fail(f"{name} is of {was} and is given {kind} in a loop: convert it, or use two names")
             region.changed.add(name)
             region = region.outer
 
@@ -341,7 +341,7 @@ class Compiler(Operations):
         scope = self._scope
         if node.value is not None:
             x = self._expression(node.value)
-            region, scope.region = scope.region, _Block()
+            region, scope.region = scope.region, _SourceRegion()
             before, scope.result = scope.result, self._bound(scope.result, x)
             scope.region = region
             if before is not None and before != scope.result:
@@ -373,7 +373,7 @@ class Compiler(Operations):
     @contextmanager
     def _region(self, *, repeats: bool = False) -> Iterator[None]:
         scope = self._scope
-        scope.region = region = _Block(scope.region, repeats=repeats)
+        scope.region = region = _SourceRegion(scope.region, repeats=repeats)
         yield
         scope.region = region.outer
         for name in region.changed:
@@ -425,15 +425,12 @@ class Compiler(Operations):
 
     def _for_range(self, node: ast.For, *limits: Any) -> None:
         start, stop, step = (0, *limits, 1) if len(limits) == 1 else (*limits, 1)[:3]
-        builder = self.builder
-        begin, bound, by = self.integer(start), self.integer(stop), self.integer(step)
-        with self._counting(begin, bound, by, "<" if not isinstance(step, int) or step > 0 else ">") as index:
+        with self._counting(self.integer(start), self.integer(stop), self.integer(step)) as index:
             self._assign(node.target, Computed(int64, index))
             self._block(node.body)
-            del builder
 
     @contextmanager
-    def _counting(self, start: Any, stop: Any, step: Any, sign: str) -> Iterator[Any]:
+    def _counting(self, start: Any, stop: Any, step: Any) -> Iterator[Any]:
         builder, before = self.builder, self.builder.block
         head, body, following, end = (
             builder.append_basic_block(name) for name in ("for", "body", "next", "end")
@@ -442,7 +439,9 @@ class Compiler(Operations):
         builder.position_at_end(head)
         index = builder.phi(I64)
         index.add_incoming(start, before)
-        builder.cbranch(builder.icmp_signed(sign, index, stop), body, end)
+        up, down = builder.icmp_signed("<", index, stop), builder.icmp_signed(">", index, stop)
+        goes_up = builder.icmp_signed(">", step, I64(0))
+        builder.cbranch(builder.select(goes_up, up, down), body, end)
         builder.position_at_end(body)
         self._scope.loops.append((following, end))
         with self._region(repeats=True):
@@ -460,7 +459,7 @@ class Compiler(Operations):
             self._assign(node.target, done)
             self._block(node.body)
             return
-        with self._counting(I64(0), self.integer(sizes[len(done)]), I64(1), "<") as index:
+        with self._counting(I64(0), self.integer(sizes[len(done)]), I64(1)) as index:
             self._for_ndindex(node, sizes, (*done, Computed(int64, index)))
 
     # --- expressions ---
@@ -590,10 +589,7 @@ class Compiler(Operations):
         if node.attr == "shape":
             return holder.shape
         if node.attr == "size":
-            size: Any = 1
-            for one in holder.shape:
-                size = self.arithmetic("mul", operator.mul, size, one)
-            return size
+            return self.product(holder.shape)
         return self.fail(f"line {node.lineno}: {ast.unparse(node)}")
 
     def _of_subscript(self, node: ast.Subscript) -> Any:

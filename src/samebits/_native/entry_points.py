@@ -21,7 +21,7 @@ class ArgumentType:
     def __init__(self, text: str) -> None:
         name, _, rest = text.strip().partition("[")
         self.element = NUMBERS[name if name != "boolean" else "bool"]
-        self.dimensions = rest.count(":") - 2 * rest.count("::") + rest.count("::") if rest else 0
+        self.dimensions = rest.count(":") - rest.count("::")
         self.is_contiguous = rest.endswith("::1]")
 
 
@@ -39,21 +39,16 @@ def signature_of(text: str) -> tuple[tuple[Type, ...], tuple[ArgumentType, ...]]
     return results, tuple(ArgumentType(part) for part in parts)
 
 
-def _entry(name: str) -> tuple[Any, Any]:
-    module = ir.Module(name)
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), name)
-    function.attributes.add("nounwind")
-    return module, ir.IRBuilder(function.append_basic_block("entry"))
-
-
 def team_module(part: Any, name: str) -> Any:
     """Returns the module of a kernel whose chunks are shared: `name(packed)` takes chunks until none is left.
 
     `packed` is the number of chunks taken, the number of all, and the arguments, 64 bits each. A thread takes
     the next chunk when it is free, so that one that is suspended delays no other.
     """
-    module, builder = _entry(name)
-    (packed,) = builder.function.args
+    module = ir.Module(name)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64.as_pointer()]), name)
+    function.attributes.add("nounwind")
+    builder, (packed,) = ir.IRBuilder(function.append_basic_block("entry")), function.args
     args = Array(int64, builder.gep(packed, [I64(1)], inbounds=True), (1 << 20,), (1,))
     chunks = builder.load(args.place)
     take, body, end = (builder.append_basic_block(label) for label in ("take", "chunk", "end"))

@@ -122,7 +122,7 @@ def function(module: Any, kind: Any, name: str) -> Any:
 def target() -> tuple[str, str]:
     """Returns the name and the features of the CPU that kernels are compiled for, as LLVM names them.
 
-    `SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` play another one.
+    `SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` play another CPU.
     """
     name = os.environ.get("SAMEBITS_CPU_NAME") or binding.get_host_cpu_name()
     features = os.environ.get("SAMEBITS_CPU_FEATURES")
@@ -169,14 +169,7 @@ def _optimized(module: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _engine() -> Any:
-    machine = _machine()
-    empty = binding.parse_assembly("")
-    engine = binding.create_mcjit_compiler(empty, machine)
-    _kept.append(machine)
-    return engine
-
-
-_kept: list[Any] = []
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
 
 
 def loaded(code: bytes, name: str) -> int:

@@ -7,6 +7,7 @@ checked and is no negative one.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ class Operations:
             operation = builder.shl if name == "shl" else builder.lshr if kind is uint64 else builder.ashr
             return Computed(kind, operation(self.cast(a, kind).llvm, self.integer(b)))
         if name == "pow":
-            self.fail("a power that is not known")
+            self.fail("a power whose numbers are not known: multiply instead")
         kind = uint64 if kinds == {"uint"} else int64
         x, y = self.cast(a, kind).llvm, self.cast(b, kind).llvm
         if name in {"floordiv", "mod"}:
@@ -226,7 +227,12 @@ class Operations:
         address = self.value(address)
         return Array(address.type.element or int64, address.llvm, shape, self.strides(shape))
 
+    def product(self, sizes: Sequence[Any]) -> Any:
+        """Returns the product of integers; 1 of none."""
+        return functools.reduce(lambda a, b: self.arithmetic("mul", operator.mul, a, b), sizes, 1)
+
     def strides(self, shape: Sequence[Any]) -> list[Any]:
+        """Returns the strides, in elements, of an array in the order of C."""
         strides: list[Any] = [1]
         for size in reversed(shape[1:]):
             strides.insert(0, self.arithmetic("mul", operator.mul, strides[0], size))
@@ -239,12 +245,10 @@ class Operations:
         return self.binary(name, a, b)
 
     def room(self, shape: Any, kind: Type) -> Array:
+        """Returns an array whose elements nobody wrote, on the stack where its size is known."""
         shape = shape if isinstance(shape, tuple) else (shape,)
         if not all(isinstance(size, int) for size in shape):
-            count: Any = 1
-            for size in shape:
-                count = self.arithmetic("mul", operator.mul, count, size)
-            bytes_ = self.builder.mul(self.integer(count), I64(kind.bytes))
+            bytes_ = self.builder.mul(self.integer(self.product(shape)), I64(kind.bytes))
             memory = self.builder.call(self._library("malloc", _BYTES, I64), [bytes_])
             self.owned.append(memory)
             return Array(
@@ -261,10 +265,9 @@ class Operations:
         return llvm.function(self.builder.module, ir.FunctionType(result, arguments), name)
 
     def zeros(self, shape: Any, kind: Type) -> Array:
+        """Returns an array of zeros."""
         made = self.room(shape, kind)
-        count: Any = 1
-        for size in made.shape:
-            count = self.arithmetic("mul", operator.mul, count, size)
+        count = self.product(made.shape)
         with llvm.for_range(self.builder, self.integer(count)) as index:
             self.builder.store(kind.llvm(0), self.builder.gep(made.place, [index], inbounds=True))
         return made

@@ -1,6 +1,6 @@
 """Vectors of the CPU that kernels are compiled for, as instructions: loads, stores, masks and chains.
 
-The width follows the CPU (`SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` can name another one): 512 bits
+The width follows the CPU (`SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` can name another CPU): 512 bits
 with AVX-512, else 256. Which lanes compute an output is no part of a result's definition.
 """
 
