@@ -113,7 +113,7 @@ def interpreted(root):
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root():
     """The repository."""
     return Path(__file__).parent.parent

@@ -23,7 +23,7 @@ OVERRIDING = 2
 BUDGET = {
     ".": 1110,
     "_inspect": 4500,
-    "_native": 2850,
+    "_native": 2970,
     "arithmetic": 9150,
     "audit": 5190,
     "callbacks": 1270,

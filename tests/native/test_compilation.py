@@ -16,17 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samebits
-from samebits._native import compilation, instruction, kernel, llvm
-from samebits._native.kernel_threads import OnTeam
-from samebits._native.lazy_kernel import Part, compilation_lock
+from samebits._native import compilation, instruction, kernel, lazy_kernel, llvm
+from samebits._native.lazy_kernel import compilation_lock
 from samebits.random._cpu import bernoulli_masks, philox, uniform_normal_kernels
 from samebits.random._draws import feistel
 
 # Prints the result, and whether the code came from the cache.
 FOLD = """
 from samebits.random._cpu import philox as _philox
-from samebits._native import compilation
-print(_philox.fold(1, 2, 3), 1 - len(compilation.compiled_here))
+from samebits._native import lazy_kernel
+print(_philox.fold(1, 2, 3), 1 - len(lazy_kernel.compiled_here))
 """
 FOLDED = "(5452440581865733702, 4803372148756078498)"
 
@@ -86,8 +85,8 @@ sys.path.insert(0, sys.argv[1])
 import samebits
 assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
 from samebits.random._cpu import philox as _philox
-from samebits._native import compilation
-print(_philox.fold(1, 2, 3), 1 - len(compilation.compiled_here))
+from samebits._native import lazy_kernel
+print(_philox.fold(1, 2, 3), 1 - len(lazy_kernel.compiled_here))
 """
 
 
@@ -103,7 +102,7 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monk
         with compilation_lock():
             found = [pool.submit(twice, 3) for _ in range(2)]
         assert [one.result() for one in found] == [6, 6]
-    assert sum("twice" in name for name in compilation.compiled_here) == 1
+    assert sum("twice" in name for name in lazy_kernel.compiled_here) == 1
 
 
 @pytest.mark.slow
@@ -130,7 +129,7 @@ def test_an_edit_of_a_coefficient_or_of_a_formulas_operations_is_seen(tmp_path):
     """Either gives the cache another key; an edit of a file that defines no kernel gives it the same one."""
     copy = tmp_path / "samebits"
     shutil.copytree(os.path.dirname(samebits.__file__), copy)
-    digest_of = compilation._sources_digest
+    digest_of = compilation.sources_digest.__wrapped__  # not cached
     keys = [digest_of(copy)]
     assert keys == [digest_of()]
     for name, old, new in (
@@ -175,11 +174,7 @@ def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
 
 def calls(kernel):
     """The mathematical functions that the machine code of a kernel calls: symbols that its object file does not define."""
-    if isinstance(kernel, OnTeam):
-        module = compilation.team_module(Part(kernel._part), "checked")
-    else:
-        module = compilation.kernel_module(kernel, "checked")
-    names = re.findall(rb"[A-Za-z_][\w.@]*(?=\0)", llvm.compiled(module))
+    names = re.findall(rb"[A-Za-z_][\w.@]*(?=\0)", compilation.compiled(kernel))
     return {name for name in names if re.fullmatch(rb"\w*svml\w*|(sin|cos|log|exp|pow|sqrt|fma)\w?", name)}
 
 

@@ -53,7 +53,11 @@ def shell(command: str, folder: Path) -> str:
 def comparable(output: str, folder: Path | None = None) -> str:
     """Returns output without what differs between two runs: paths, times, digests, progress, the table, wrapping."""
     text = output if folder is None else output.replace(str(folder), "/home/you")
-    lines = [line for line in text.splitlines() if not re.match(r"[+|]|[^\x00-\x7f]|\d+ of \d+ runs", line)]
+    lines = [
+        line
+        for line in text.splitlines()
+        if not re.match(r"[+|]|[^\x00-\x7f]|\d+ of \d+ runs|compiled \d+ kernels", line)
+    ]
     text = re.sub(r"xxh3-128:[0-9a-f]{32}", "DIGEST", " ".join(" ".join(lines).split()))
     text = re.sub(r"\d+(\.\d+)? (s|ms)\b", "TIME", re.sub(r"\(--seed \d+\)", "SEED", text))
     return re.sub(r"\d\.\d{6,}", "NUMBER", text)

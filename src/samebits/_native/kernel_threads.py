@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 import re
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import product
+from typing import Any, TypeVar
 
 import torch
 
 from samebits import _native as native
-from samebits._native.lazy_kernel import Part, compilation_lock, instruction
+from samebits._native.lazy_kernel import Part, compilation_lock, instruction, kernels
 from samebits._native.torch_threads import parallel
 
 
@@ -58,9 +60,11 @@ def count_up(_counter: Any) -> Any:
 class OnTeam:
     """A kernel `part(chunk, args)` whose chunks are shared among the threads; see `on_team`."""
 
-    def __init__(self, part: Callable[[int, Any], None], name: str) -> None:
-        self._part = part
-        self._name = f"{part.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
+    def __init__(self, part: Callable[[int, Any], None], name: str, is_vectorized: bool) -> None:
+        self._part, self.is_vectorized = part, is_vectorized
+        self.name = f"{part.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
+        """Of the machine code."""
+        kernels.append(self)
         self._compiled: tuple[int, Any] | None = None  # the address of the code, the function to call it
 
     def __call__(self, chunks: int, *args: int) -> None:
@@ -94,17 +98,18 @@ class OnTeam:
         # A fork waits for this lock. (That of a cached_property would be locked forever in a child.)
         with compilation_lock():
             if self._compiled is None:
-                compilation = native.compilation
                 for name, address in _symbols.items():
                     native.llvm.add_symbol(name, address)
-                code = compilation.address_of(
-                    self._name, lambda: compilation.team_module(Part(self._part), self._name)
-                )
+                code = native.compilation.address_of(self)
                 self._compiled = code, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code)
             return self._compiled
 
+    def module(self) -> Any:
+        """Returns the LLVM module of the machine code."""
+        return native.entry_points.team_module(Part(self._part), self.name)
 
-def on_team(part: Callable[[int, Any], None], *, name: str = "") -> OnTeam:
+
+def on_team(part: Callable[[int, Any], None], *, name: str = "", is_vectorized: bool = False) -> OnTeam:
     """Compiles `part(chunk, args)` at first use; calling the result with (chunks, *args) runs all chunks.
 
     `args[0]` is the number of chunks and `args[1:]` the caller's arguments: integers, and addresses that
@@ -114,8 +119,40 @@ def on_team(part: Callable[[int, Any], None], *, name: str = "") -> OnTeam:
     Args:
         part: a function of the language of `compiler`.
         name: of the compiled code in the cache, where one function is compiled with several free variables.
+        is_vectorized: its loops that take time are written with vectors. LLVM then does without passes that
+            make vectors of loops and unroll them, and takes a third less time.
     """
-    return OnTeam(part, name or part.__qualname__)
+    return OnTeam(part, name or part.__qualname__, is_vectorized)
+
+
+Made = TypeVar("Made")
+_makers: list[Callable[[], Any]] = []
+
+
+def declared() -> dict[str, Any]:
+    """Returns by name all kernels of the modules that are imported: those of `variants` are made."""
+    for make in _makers:
+        make()
+    return {kernel.name: kernel for kernel in kernels}
+
+
+def variants(
+    only: Callable[..., bool] = lambda **_: True, **choices: Iterable[Any]
+) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Caches a function that makes kernels, and declares them; see `declared`.
+
+    Args:
+        only: which combinations of the choices are declared; without, all.
+        choices: what each argument of the function can be.
+    """
+
+    def declare(make: Callable[..., Made]) -> Callable[..., Made]:
+        cached = cache(make)
+        combinations = [dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values())]
+        _makers.append(lambda: [cached(**chosen) for chosen in combinations if only(**chosen)])
+        return cached
+
+    return declare
 
 
 def _pointer_to(element: str) -> Any:

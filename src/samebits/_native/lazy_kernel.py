@@ -38,12 +38,23 @@ class Instruction(Part):
         return self.function
 
 
+compiled_here: dict[str, float] = {}
+"""The kernels that this process compiled, as no pack or cache had them: names, and seconds that each took."""
+kernels: list[Any] = []
+"""All kernels that were made: each has `name`, `module()`, which is compiled, and `is_vectorized`."""
+
+
 class Kernel(Part):
     """A function that Python calls, compiled for one signature: numbers, and arrays of NumPy."""
 
     def __init__(self, function: Callable[..., Any], signature: str) -> None:
         super().__init__(function)
         self._signature = signature
+        own = f"{function.__qualname__}__{signature}"
+        self.name = f"{function.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', own)}"
+        """Of the machine code."""
+        self.is_vectorized = False
+        kernels.append(self)
         self.compiled: Any = None
         """The compiled function, after the first call."""
 
@@ -68,12 +79,12 @@ class Kernel(Part):
     def _compile(self) -> Any:
         with compilation_lock():
             if self.compiled is None:
-                own = f"{self.function.__qualname__}__{self._signature}"
-                name = f"{self.function.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', own)}"
-                compilation = native.compilation
-                address = compilation.address_of(name, lambda: compilation.kernel_module(self, name))
-                self.compiled = _function_of_python(name, address)
+                self.compiled = _function_of_python(self.name, native.compilation.address_of(self))
             return self.compiled
+
+    def module(self) -> Any:
+        """Returns the LLVM module of the machine code."""
+        return native.entry_points.kernel_module(self, self.name)
 
 
 class _MethodDefinition(ctypes.Structure):

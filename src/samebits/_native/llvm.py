@@ -118,52 +118,88 @@ def function(module: Any, kind: Any, name: str) -> Any:
     return module.globals.get(name) or ir.Function(module, kind, name)
 
 
-@lru_cache(maxsize=1)
-def target() -> tuple[str, str]:
-    """Returns the name and the features of the CPU that kernels are compiled for, as LLVM names them.
+_V3 = (
+    "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,+sahf,+sse,+sse2,"
+    "+sse3,+sse4.1,+sse4.2,+ssse3,+xsave"
+)
+_V4 = f"{_V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl"
+_LONG = "-prefer-256-bit"
+TARGETS = {
+    "x86-64-v3": ("x86-64-v3", f"{_V3},{_LONG}"),
+    "x86-64-v4": ("x86-64-v4", f"{_V4},{_LONG}"),
+    "x86-64-v4-bf16": ("x86-64-v4", f"{_V4},+avx512bf16,{_LONG}"),
+}
+"""The kinds of CPU that kernels are compiled for: the name and the features for LLVM. So all CPUs of a kind
+run the same machine code. The last kind multiplies pairs of bfloat16 faster by one instruction.
+"""
 
-    `SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` play another CPU.
-    """
-    name = os.environ.get("SAMEBITS_CPU_NAME") or binding.get_host_cpu_name()
-    features = os.environ.get("SAMEBITS_CPU_FEATURES")
-    return name, binding.get_host_cpu_features().flatten() if features is None else features
+
+@lru_cache(maxsize=1)
+def target() -> str:
+    """Returns the kind of the CPU, a name in `TARGETS`, or "" for none; `SAMEBITS_CPU_NAME` plays another."""
+    played = os.environ.get("SAMEBITS_CPU_NAME")
+    if played:
+        if played not in TARGETS:
+            raise ValueError(
+                f"SAMEBITS_CPU_NAME={played} is none of {', '.join(TARGETS)}: set one, or unset it"
+            )
+        return played
+    has = {f"+{name}" for name, found in binding.get_host_cpu_features().items() if found}
+    kinds = [kind for kind, (_, needed) in TARGETS.items() if has.issuperset(needed.split(",")[:-1])]
+    # Zen's VDPBF16PS takes less time than two fused multiply-adds. By Intel's (Emerald Rapids) products take
+    # 1.2 times as long (`bench/portable_product.py --dtype bfloat16`, both ways).
+    if not binding.get_host_cpu_name().startswith("znver"):
+        kinds = [kind for kind in kinds if not kind.endswith("bf16")]
+    return kinds[-1] if kinds else ""
+
+
+def cpu() -> tuple[str, str]:
+    """Returns the name and the features of the CPU that kernels are compiled for, as LLVM names them."""
+    host = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    return TARGETS.get(target(), host)
 
 
 @lru_cache(maxsize=1)
 def features() -> frozenset[str]:
     """Returns the features that the CPU has."""
-    return frozenset(name[1:] for name in target()[1].split(",") if name.startswith("+"))
+    return frozenset(name[1:] for name in cpu()[1].split(",") if name.startswith("+"))
 
 
 @lru_cache(maxsize=1)
 def _machine() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    name, features = target()
+    name, features = cpu()
     return binding.Target.from_default_triple().create_target_machine(
         cpu=name, features=features, opt=3, reloc="static", codemodel="jitdefault", jit=True
     )
 
 
-def compiled(module: Any) -> bytes:
-    """Returns a module's machine code: an object file."""
-    return _machine().emit_object(_optimized(module))
+def compiled(module: Any, *, is_vectorized: bool = False) -> bytes:
+    """Returns a module's machine code: an object file; see `kernel_threads.on_team`."""
+    return _machine().emit_object(_optimized(module, is_vectorized))
 
 
 def assembly(module: Any) -> str:
     """Returns a module's machine code as a text."""
-    return _machine().emit_assembly(_optimized(module))
+    return _machine().emit_assembly(_optimized(module, is_vectorized=False))
 
 
-def _optimized(module: Any) -> Any:
+def _optimized(module: Any, is_vectorized: bool) -> Any:
     machine = _machine()
     module.triple = binding.get_process_triple()
     module.data_layout = str(machine.target_data)
     parsed = binding.parse_assembly(str(module))
-    tuning = binding.create_pipeline_tuning_options(speed_level=3)
+    tuning = binding.create_pipeline_tuning_options(speed_level=1 if is_vectorized else 3)
     tuning.loop_vectorization, tuning.slp_vectorization = True, False
     passes = binding.create_pass_builder(machine, tuning)
-    passes.getModulePassManager().run(parsed, passes)
+    if is_vectorized:
+        manager = passes.getFunctionPassManager()
+        for one in parsed.functions:
+            if not one.is_declaration:
+                manager.run(one, passes)
+    else:
+        passes.getModulePassManager().run(parsed, passes)
     return parsed
 
 

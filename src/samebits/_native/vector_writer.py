@@ -7,11 +7,6 @@ from typing import Any
 from samebits import _native as native
 
 
-def target() -> tuple[str, frozenset[str]]:
-    """Returns the name and the features of the CPU for which kernels are compiled, as LLVM names them."""
-    return native.llvm.target()[0], native.llvm.features()
-
-
 def features() -> frozenset[str]:
     """Returns the features of the CPU for which kernels are compiled, as LLVM names them."""
     return native.llvm.features()

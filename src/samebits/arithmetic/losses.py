@@ -9,7 +9,6 @@ rounded once to the type of x.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.functions.exponential import exp_bounded_double
 from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
@@ -35,7 +34,7 @@ NONE, MEAN, SUM = range(3)
 _splat = vectors.splat
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def _kernel(memory: str) -> OnTeam:
     """args: 1-5 addresses of x, targets, weights, terms, terms' weights; 6 of the number of targets that are
     not there; 7 items; 8 classes; 9 places of an item (of H x W); 10 target to be ignored; 11 reduction, if
@@ -150,7 +149,7 @@ def _step(row: Any, place: Any, other: Any, third: Any, skips: Any) -> Any:
     return log_of_sum(total, third) if skips else total
 
 
-@cache
+@variants()
 def alphas() -> OnTeam:
     """args: 1 log-probabilities (T, B, C) in float64; 2-5 targets of all items, their starts and lengths,
     input lengths; 6-7 of results: alpha (B, T, S) and losses; 8-10 B, T, C; 11 S; 12 blank.
@@ -188,7 +187,7 @@ def alphas() -> OnTeam:
     return on_team(item, name="ctc_alphas")
 
 
-@cache
+@variants()
 def gradients() -> OnTeam:
     """args: 1-5 as of `alphas`; 6-7 alpha and losses; 8-9 of results: beta (B, T, S) and gradients (T, B, C),
     zeros at first; 10 gradients of the losses (B); 11-13 B, T, C; 14 S; 15 blank; 16 is 1 where infinite

@@ -25,7 +25,6 @@ LIBRARY_VARIABLES = (
     "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC",
     "OMP_THREAD_LIMIT", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE",
     "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "SAMEBITS_CPU_NAME",
-    "SAMEBITS_CPU_FEATURES",
 )  # fmt: skip
 """Variables by which libraries choose their kernels; none of thread counts: the count itself is recorded."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.product.instructions import cases, fields_at, procedure
-from samebits.arithmetic.product.vectors import FLOAT64, Emitter, Number, copied
+from samebits.arithmetic.product.vectors import FLOAT32, FLOAT64, Emitter, Number, copied
 
 WORK = 1 << 15
 """Elements that one thread copies at a time."""
@@ -208,7 +207,7 @@ def plane_copier(number: Number) -> Any:
     return copy_plane
 
 
-@lru_cache(maxsize=2)
+@variants(number=(FLOAT32, FLOAT64))
 def _copier(number: Number) -> OnTeam:
     copy_plane, clear, size = plane_copier(number), clear_run(number), number.size
 

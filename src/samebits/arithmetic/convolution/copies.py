@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.product.instructions import procedure
 from samebits.arithmetic.product.packing import Transposition
-from samebits.arithmetic.product.vectors import Emitter, Number, copied
+from samebits.arithmetic.product.vectors import FLOAT32, FLOAT64, Emitter, Number, copied
 
 
 def gather_rows(number: Number, vectors: int) -> Any:
@@ -85,7 +84,7 @@ def _transpose_rows(number: Number) -> Any:
     return procedure(number, transpose)
 
 
-@lru_cache(maxsize=2)
+@variants(number=(FLOAT32, FLOAT64))
 def _turner(number: Number) -> OnTeam:
     transpose, lanes, size = _transpose_rows(number), number.lanes, number.size
 

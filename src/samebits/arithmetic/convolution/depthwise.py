@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.convolution.borders import bordered
 from samebits.arithmetic.convolution.geometry import Window
 from samebits.arithmetic.product.definition import CHUNK
 from samebits.arithmetic.product.instructions import cases, fields_at, procedure
 from samebits.arithmetic.product.mxcsr import KEPT, set_mxcsr
-from samebits.arithmetic.product.vectors import FLOAT64, Emitter, Number
+from samebits.arithmetic.product.vectors import FLOAT64, NUMBERS, Emitter, Number
 
 COUNTS = (9, 4, 2, 1)
 """Taps whose chains go on together."""
@@ -97,7 +96,7 @@ class DepthwiseFields(NamedTuple):
     runs_at: int
 
 
-@lru_cache(maxsize=2)
+@variants(number=NUMBERS.values())
 def _walker(number: Number) -> OnTeam:
     add, lanes, size, read = _add_taps(number), number.lanes, number.size, fields_at(DepthwiseFields)
     pointer = float64_at if number is FLOAT64 else float32_at

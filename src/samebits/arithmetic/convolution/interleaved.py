@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.packing import interleave_rows
-from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT64, Number
+from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT64, NUMBERS, Number
 
 WORK = 1 << 14
 """Elements that one thread copies at a time."""
@@ -36,7 +35,7 @@ class InterleavedFields(NamedTuple):
     sx: int
 
 
-@lru_cache(maxsize=2)
+@variants(number=NUMBERS.values())
 def _interleaver(number: Number) -> OnTeam:
     pointer = float64_at if number is FLOAT64 else float32_at
     size, read, behind = number.size, fields_at(InterleavedFields), 8 * len(InterleavedFields._fields)
@@ -93,7 +92,7 @@ PAIRS_WORK = 1 << 15
 """Pairs that one thread makes at a time, at least one plane of them."""
 
 
-@lru_cache(maxsize=1)
+@variants()
 def _pair_interleaver() -> OnTeam:
     interleave = interleave_rows(BFLOAT16, 1)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, int64_at, on_team, variants
 from samebits.arithmetic.convolution.borders import bordered
 from samebits.arithmetic.convolution.copies import gather_rows, turn
 from samebits.arithmetic.convolution.geometry import Window
@@ -28,7 +28,7 @@ from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.packing import copy_element, copy_rows, transpose_panel
 from samebits.arithmetic.product.tiles import register_tile, rows_of_tiles
-from samebits.arithmetic.product.vectors import FLOAT64, Number
+from samebits.arithmetic.product.vectors import FLOAT64, NUMBERS, Number
 
 
 class PositionFields(NamedTuple):
@@ -103,7 +103,7 @@ def _packing(number: Number, last: bool) -> Any:
     return pack_last if last else pack_first
 
 
-@lru_cache(maxsize=6)
+@variants(number=NUMBERS.values(), last=(False, True))
 def _walker(number: Number, last: bool) -> OnTeam:
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
@@ -165,7 +165,7 @@ def _walker(number: Number, last: bool) -> OnTeam:
                         narrow(rows, a, am, b, pitch, table, c, cm, c, length, columns, old, 0)
         set_mxcsr(before)
 
-    return on_team(work, name=f"positions_{number.name}_{last}")
+    return on_team(work, name=f"positions_{number.name}_{last}", is_vectorized=True)
 
 
 @lru_cache(maxsize=1024)

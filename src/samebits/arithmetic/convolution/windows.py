@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, int64_at, on_team, variants
 from samebits.arithmetic.convolution.borders import border_numbers, bordered, plane_copier
 from samebits.arithmetic.convolution.copies import gather_rows
 from samebits.arithmetic.convolution.geometry import Window
@@ -24,7 +24,7 @@ from samebits.arithmetic.convolution.tile import tapped_kernel
 from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.tiles import next_rows, register_tile
-from samebits.arithmetic.product.vectors import Number
+from samebits.arithmetic.product.vectors import NUMBERS, Number
 
 
 class WindowFields(NamedTuple):
@@ -65,7 +65,7 @@ def _copy_nothing(images: Any, image: Any, channel: Any, target: Any, border: An
     """Stands for the copy of a plane in a kernel that copies none, and compiles faster."""
 
 
-@lru_cache(maxsize=6)
+@variants(number=NUMBERS.values(), fused=(False, True))
 def _walker(number: Number, fused: bool) -> OnTeam:
     """Returns the kernel. `fused`: it copies borders, too."""
     form = register_tile(number)
@@ -137,7 +137,7 @@ def _walker(number: Number, fused: bool) -> OnTeam:
                         row += rows
         set_mxcsr(before)
 
-    return on_team(work, name=f"windows_{number.name}_{fused}")
+    return on_team(work, name=f"windows_{number.name}_{fused}", is_vectorized=True)
 
 
 class WindowPlan:

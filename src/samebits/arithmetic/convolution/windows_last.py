@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.kernel_threads import OnTeam, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, int64_at, on_team, variants
 from samebits.arithmetic.convolution.borders import bordered
 from samebits.arithmetic.convolution.copies import turn
 from samebits.arithmetic.convolution.geometry import Window
@@ -22,7 +22,7 @@ from samebits.arithmetic.convolution.windows import WindowPlan
 from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.arithmetic.product.tiles import next_rows, register_tile
-from samebits.arithmetic.product.vectors import Number
+from samebits.arithmetic.product.vectors import NUMBERS, Number
 
 
 class LastFields(NamedTuple):
@@ -55,7 +55,7 @@ class LastFields(NamedTuple):
     runs: int
 
 
-@lru_cache(maxsize=3)
+@variants(number=NUMBERS.values())
 def _walker(number: Number) -> OnTeam:
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
@@ -94,7 +94,7 @@ def _walker(number: Number) -> OnTeam:
                         x += rows
         set_mxcsr(before)
 
-    return on_team(work, name=f"windows_last_{number.name}")
+    return on_team(work, name=f"windows_last_{number.name}", is_vectorized=True)
 
 
 @lru_cache(maxsize=1024)

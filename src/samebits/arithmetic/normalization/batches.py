@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from samebits import _native as native
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
 from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.normalization.layers import lanes_of
 
@@ -18,7 +17,7 @@ _float64_of_bits = vectors.float64_of_bits
 _AT = {"float32": float32_at, "float64": float64_at}
 
 
-@cache
+@variants(lanes_type=("float32", "float64"))
 def training_channels(lanes_type: str) -> OnTeam:
     """args: 1-2 addresses of mean and variance in float64; 3-4 of w and b; 5-6 of the running mean and
     variance, 0 for none; 7-9 of results: mean, istd, istd w; 10 channels; 11 elements of each; 12-13 bits of
@@ -52,7 +51,7 @@ def training_channels(lanes_type: str) -> OnTeam:
     return on_team(channels, name=f"batch_norm_channels_{lanes_type}")
 
 
-@cache
+@variants(lanes_type=("float32", "float64"))
 def evaluation_channels(lanes_type: str) -> OnTeam:
     """args: 1-2 addresses of running variance and w; 3-4 of istd and istd w; 5 channels; 6 bits of eps."""
     real, at = getattr(np, lanes_type), _AT[lanes_type]
@@ -68,7 +67,7 @@ def evaluation_channels(lanes_type: str) -> OnTeam:
     return on_team(channels, name=f"batch_norm_evaluation_channels_{lanes_type}")
 
 
-@cache
+@variants(lanes_type=("float32", "float64"))
 def gradient_channels(lanes_type: str) -> OnTeam:
     """args: 1-2 addresses of t and of the sums of g in float64; 3-4 of istd and w; 5-9 of results: dw, db,
     t istd^2 / n with the other sign, db / n, istd w; 10 channels; 11 elements of each.
@@ -106,7 +105,7 @@ def made_gradient(x: Any, g: Any, mean: Any, a: Any, b: Any, c: Any) -> Any:
 _MADE: dict[bool, Part] = {False: made_normalized, True: made_gradient}
 
 
-@cache
+@variants(memory=vectors.SIZE, gradient=(False, True))
 def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
     """args: 1-3 addresses of x, g, results; 4-7 of the numbers of the channels: mean, a, b, c; 8 rows (items
     x channels); 9 channels; 10 elements of a row; 11 rows of a chunk.
@@ -137,7 +136,7 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
     return on_team(rows, name=f"batch_norm_runs_{memory}_{gradient}")
 
 
-@cache
+@variants(memory=vectors.SIZE, gradient=(False, True))
 def elements_in_columns(memory: str, *, gradient: bool) -> OnTeam:
     """The same arguments, for rows that have one element of each channel: 9 and 10 are the channels."""
     made, lanes_type = _MADE[gradient], lanes_of(memory)

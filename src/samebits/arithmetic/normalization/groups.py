@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.normalization.layers import lanes_of, lanes_type, moments, parameter, standardized
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
@@ -20,7 +20,7 @@ _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.o
 _fma, _float64_of_bits = vectors.fma, vectors.float64_of_bits
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def group_norm(memory: str) -> OnTeam:
     """args: 1-6 addresses of x, w, b, results, means, rstds; 7 groups of an item; 8 channels of a group; 9
     elements of a channel; 10 bits of eps. A chunk is a group of an item.
@@ -87,7 +87,7 @@ def _sums_of_channel(memory: str) -> Any:
     return sums
 
 
-@cache
+@variants(memory=vectors.SIZE, wanted=(False, True))
 def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
     """args: 1-5 addresses of g, x, w, means, rstds; 6 of dx; 7-8 of p and q (items x channels); 9 groups of
     an item; 10 channels of a group; 11 elements of a channel. A chunk is a group of an item.

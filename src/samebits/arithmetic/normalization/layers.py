@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
@@ -51,7 +51,7 @@ def moments(memory: str) -> Any:
     return of_run
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def layer_norm(memory: str) -> OnTeam:
     """args: 1-6 addresses of x, w, b, y, means, rstds; 7 rows; 8 their length; 9 rows of a chunk;
     10 bits of eps.
@@ -120,7 +120,7 @@ def _sums_of_row(memory: str) -> Any:
     return sums
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def layer_norm_input_gradient(memory: str) -> OnTeam:
     """args: 1-6 addresses of g, x, w, means, rstds, results; 7 rows; 8 their length; 9 rows of a chunk."""
     lanes_type = lanes_of(memory)
@@ -160,7 +160,7 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
     return on_team(rows, name=f"layer_norm_input_gradient_{memory}")
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def layer_norm_weight_gradients(memory: str) -> OnTeam:
     """Sums of g h and g over blocks of 256 rows; args: 1-4 addresses of g, x, means, rstds; 5-6 of the sums
     (blocks x columns); 7 rows; 8 columns; 9 groups of columns; 10 columns of a group.

@@ -5,13 +5,12 @@ It follows the definition as the kernels of `batches` do, step by step.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from samebits._native import vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.normalization.batches import made_gradient, made_normalized
 from samebits.arithmetic.normalization.layers import lanes_of
 from samebits.arithmetic.reductions.running import room_of_block, room_of_sums, sum_of_runs
@@ -24,7 +23,7 @@ _splat, _one_nan, _root, _float64_of_bits = (
 )
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def whole_batch_norm(memory: str) -> OnTeam:
     """args: 1-4 addresses of x, w, b, results; 5-6 of the running mean and variance, 0 for none; 7-8 of mean
     and istd; 9 items; 10 channels; 11 elements of a run; 12-13 bits of momentum and eps.
@@ -72,7 +71,7 @@ def whole_batch_norm(memory: str) -> OnTeam:
     return on_team(channel, name=f"whole_batch_norm_{memory}")
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def whole_batch_norm_gradients(memory: str) -> OnTeam:
     """args: 1-5 addresses of g, x, w, mean, istd; 6-8 of dx (0: not wanted), dw, db; 9 items; 10 channels;
     11 elements of a run.

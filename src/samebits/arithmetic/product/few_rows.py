@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, float32_at, on_team
-from samebits.arithmetic.product.finish import row_finisher
+from samebits._native.kernel_threads import OnTeam, float32_at, on_team, variants
+from samebits.arithmetic.product.finish import FORMS, is_made, row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
 from samebits.arithmetic.product.scratch import part_of_thread
 from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, ProductFields, register_tile
-from samebits.arithmetic.product.vectors import Emitter, Number
+from samebits.arithmetic.product.vectors import NUMBERS, Emitter, Number
 
 MOST = 4
 """Rows whose sums are computed together."""
@@ -183,7 +182,7 @@ def add_sums_kernel(number: Number) -> Any:
     return procedure(number, add_sums)
 
 
-@lru_cache(maxsize=4)
+@variants(number=NUMBERS.values(), dtype=FORMS, only=is_made)
 def few(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products with few rows; its arguments are those of `tiled`."""
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes

@@ -13,9 +13,10 @@ from torch import Tensor
 from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, uint16_at
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, uint16_at, variants
 from samebits.arithmetic.product.instructions import fields_at
 from samebits.arithmetic.product.mxcsr import set_mxcsr
+from samebits.arithmetic.product.vectors import FLOAT32, NUMBERS, Number
 
 
 @inlined
@@ -46,6 +47,11 @@ def _finished(dtype: torch.dtype) -> Any:
         return rounded(nan if x != x else x)  # noqa: PLR0124 (not a number)
 
     return finished
+
+
+def is_made(number: Number, dtype: torch.dtype) -> bool:
+    """Returns True if products of such numbers are made of that type: float16 is multiplied as float32."""
+    return NUMBERS.get(dtype, FLOAT32) is number
 
 
 @lru_cache(maxsize=4)
@@ -118,7 +124,7 @@ class FinishFields(NamedTuple):
     self_column: int
 
 
-@lru_cache(maxsize=4)
+@variants(dtype=FORMS)
 def finisher(dtype: torch.dtype) -> OnTeam:
     """Returns the kernel for sums of chunks, stored each by itself, in float64 for float64, else float32."""
     wide = dtype == torch.float64

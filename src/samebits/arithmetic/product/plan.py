@@ -14,7 +14,7 @@ from samebits.arithmetic.product.mxcsr import mxcsr_of
 from samebits.arithmetic.product.packing import STRIPS
 from samebits.arithmetic.product.scratch import LINE
 from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, ROWS, ProductFields, register_tile, tiled
-from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
+from samebits.arithmetic.product.vectors import BFLOAT16, NUMBERS, Number
 
 # The way in which a product is cut and packed: from its sizes, its layout and the number of threads.
 #
@@ -206,7 +206,6 @@ def _packing(number: Number, layout: Layout) -> tuple[int, int]:
     return first, _second(number, layout)
 
 
-NUMBERS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: BFLOAT16}
 NOTHING: tuple[()] = ()
 """No tensor is added."""
 

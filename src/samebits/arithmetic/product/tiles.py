@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.product.definition import CHUNK
-from samebits.arithmetic.product.finish import row_finisher
+from samebits.arithmetic.product.finish import FORMS, is_made, row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import (
@@ -28,7 +28,7 @@ from samebits.arithmetic.product.packing import (
     transpose_panel,
 )
 from samebits.arithmetic.product.scratch import part_of_thread
-from samebits.arithmetic.product.vectors import BFLOAT16, Emitter, Number
+from samebits.arithmetic.product.vectors import BFLOAT16, NUMBERS, Emitter, Number
 
 # The kernel of one tile of a product: some rows, some vectors of columns, and one chunk of the inner
 # dimension.
@@ -283,7 +283,7 @@ class ProductFields(NamedTuple):
     adds_self: int
 
 
-@lru_cache(maxsize=4)
+@variants(number=NUMBERS.values(), dtype=FORMS, only=is_made)
 def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products of a kind of number, with a result of a type."""
     form = register_tile(number)

@@ -1,6 +1,6 @@
 """Vectors of the CPU that kernels are compiled for, as instructions: loads, stores, masks and chains.
 
-The width follows the CPU (`SAMEBITS_CPU_NAME` and `SAMEBITS_CPU_FEATURES` can name another CPU): 512 bits
+The width follows the CPU (`SAMEBITS_CPU_NAME` can name another kind): 512 bits
 with AVX-512, else 256. Which lanes compute an output is no part of a result's definition.
 """
 
@@ -13,17 +13,7 @@ import torch
 
 from samebits import _native as native
 from samebits._native.formula import FormulaNumber, one_nan
-from samebits._native.vector_writer import VectorWriter, features, target
-
-
-def has_fast_pairs() -> bool:
-    """Returns True if one VDPBF16PS takes less time than the two fused multiply-adds that give its bits.
-
-    It does on AMD's Zen. On Intel's Emerald Rapids products by it take 1.2 times as long
-    (`bench/portable_product.py --dtype bfloat16`, both ways).
-    """
-    cpu, found = target()
-    return "avx512bf16" in found and cpu.startswith("znver")
+from samebits._native.vector_writer import VectorWriter, features
 
 
 @dataclass(frozen=True)
@@ -55,6 +45,7 @@ class Number:
 
 
 FLOAT32, FLOAT64, BFLOAT16 = Number("float32"), Number("float64"), Number("bfloat16")
+NUMBERS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: BFLOAT16}
 
 
 def copied(number: Number) -> Number:
@@ -131,7 +122,7 @@ class Emitter(VectorWriter):
         if self.number.name != "bfloat16":
             return self.fused(left, right, total)
         left, right = self.builder.bitcast(left, self.words), self.builder.bitcast(right, self.words)
-        if has_fast_pairs():
+        if "avx512bf16" in features():
             short = native.ir.VectorType(native.ir.IntType(16), 2 * self.lanes)
             return self._pairs(total, left, right, short)
         for part in (self._odd, self._even):

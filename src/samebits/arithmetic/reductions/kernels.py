@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team, variants
 from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.steps import STEPS
@@ -35,6 +35,13 @@ _copy_bytes, _float64_of_bits = vectors.copy_bytes, vectors.float64_of_bits
 def accumulator(what: str, memory: str) -> str:
     """Returns the type of the lanes: float32 or float64."""
     return "float64" if STEPS[what].wide or memory == "float64" else "float32"
+
+
+def _is_made(what: str, memory: str, result: str) -> bool:
+    """Returns True for the types of a result without `dtype=`, and for those of a second pass, over lanes."""
+    lanes_type = accumulator(what, memory)
+    again = memory == lanes_type and (lanes_type == "float64" or result != "float64")
+    return result in (memory, lanes_type) or again
 
 
 @cache
@@ -120,7 +127,7 @@ def finished(total: Any, last: Any, divisor: Any) -> Any:
     return _one_nan(total)
 
 
-@cache
+@variants(what=STEPS, memory=vectors.SIZE, result=vectors.SIZE, only=_is_made)
 def runs(what: str, memory: str, result: str) -> OnTeam:
     """Reduces rows of runs of memory; each part of 65,536 elements of a row gives one number.
 
@@ -185,7 +192,7 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
     return on_team(chunk_of_runs, name=f"runs_{what}_{memory}_{result}".replace(" ", "_"))
 
 
-@cache
+@variants(what=STEPS, memory=vectors.SIZE, result=vectors.SIZE, only=_is_made)
 def columns(what: str, memory: str, result: str) -> OnTeam:
     """Reduces blocks of 256 rows, each column to one number.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samebits._native import vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.reductions.tensors import MEMORY
 from samebits.arithmetic.softmax.rows import log_of_sum
 
@@ -19,7 +18,7 @@ _GRAIN = 1 << 9
 _one_nan = vectors.one_nan
 
 
-@cache
+@variants(memory=vectors.SIZE)
 def _rows(memory: str) -> OnTeam:
     """args: 1-2 addresses of x and of the results; 3 rows; 4 their length; 5 rows of a chunk."""
     load, store, size = vectors.LOAD_ONE[memory], vectors.STORE_ONE[memory], vectors.SIZE[memory]

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
+from samebits.arithmetic.softmax.definition import is_made
 from samebits.arithmetic.softmax.rows import EXP, lanes_of, softmax_value
 
 _lanes_room, _sums_room, _centers_room = (
@@ -71,7 +72,7 @@ def _some(memory: str) -> Part:
     return read
 
 
-@cache
+@variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-2 addresses of x and results; 3 length; 4 columns; 5 tiles of 64 columns; a chunk is a tile."""
     lanes_type = lanes_of(memory)
@@ -143,7 +144,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     return on_team(columns_of_tile, name=f"softmax_columns_{memory}_{result}_{log}")
 
 
-@cache
+@variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_gradient_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y, results; 4 length; 5 columns; 6 tiles of 64 columns; a chunk is a tile."""
     lanes_type = lanes_of(memory)

@@ -7,3 +7,8 @@
 All in float32, in float64 for float64; bfloat16 and float16 are read as float32, and each result is rounded
 once. The functions are those of `exponential`. `rows` and `columns` have the kernels.
 """
+
+
+def is_made(memory: str, result: str, **_: bool) -> bool:
+    """Returns True for the types of operands and results that ops ask for."""
+    return memory == result

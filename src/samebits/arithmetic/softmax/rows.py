@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
+from samebits.arithmetic.softmax.definition import is_made
 
 # exp and log as softmax and its like use them, and the log of a sum of two exponentials, in kernels.
 
@@ -128,7 +129,7 @@ def _exponentials(memory: str, stored: str) -> Part:
     return exponentials
 
 
-@cache
+@variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-2 addresses of x and of the results; 3 rows; 4 their length; 5 rows of a chunk; 6 address of
     the logarithms of the sums of exp(x), or 0; 7 queries of causal attention, or 0: row i of them is softmax
@@ -169,7 +170,7 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     return on_team(rows, name=f"softmax_rows_{memory}_{result}_{log}")
 
 
-@cache
+@variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_gradient_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y and of the results; 4 rows; 5 their length; 6 rows of a chunk."""
     lanes_type = lanes_of(memory)

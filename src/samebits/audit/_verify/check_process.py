@@ -343,11 +343,7 @@ AVX2_ENVIRONMENT = {
     "NPY_DISABLE_CPU_FEATURES": (
         "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
     ),
-    "SAMEBITS_CPU_FEATURES": (
-        "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,+popcnt,"
-        "+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave"
-    ),
-    "SAMEBITS_CPU_NAME": "haswell",
+    "SAMEBITS_CPU_NAME": "x86-64-v3",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
 }

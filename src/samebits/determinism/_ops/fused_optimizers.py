@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from samebits._native.kernel_threads import variants
 from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
 from samebits.determinism._dispatcher import Kernel
@@ -19,6 +20,8 @@ _REASON = (
     "vector code contracts products and sums, and scalar code computes them in float64; ours is one sequence "
     "of operations"
 )
+
+_BOTH = (False, True)
 
 
 @lru_cache(maxsize=256)
@@ -38,21 +41,25 @@ def power(base: float, exponent: int) -> float:
     return result / (1 << 128)
 
 
-@cache
+@variants(decoupled=_BOTH, decay=_BOTH, amsgrad=_BOTH)
 def _adam(*, decoupled: bool, decay: bool, amsgrad: bool) -> ElementwiseFunction:
     name = f"adam{'w' * decoupled}{'_decay' * decay}{'_amsgrad' * amsgrad}"
     formula = adam_step(decoupled=decoupled, decay=decay, amsgrad=amsgrad)
     return ElementwiseFunction(name, narrow=formula, inputs=4 + amsgrad, outputs=3 + amsgrad, numbers=8)
 
 
-@cache
+def _is_asked(*, momentum: bool, first: bool, nesterov: bool, **_: bool) -> bool:
+    return momentum or not (first or nesterov)
+
+
+@variants(decay=_BOTH, momentum=_BOTH, first=_BOTH, nesterov=_BOTH, only=_is_asked)
 def _sgd(*, decay: bool, momentum: bool, first: bool, nesterov: bool) -> ElementwiseFunction:
     name = f"sgd{'_decay' * decay}{'_momentum' * momentum}{'_first' * first}{'_nesterov' * nesterov}"
     formula = sgd_step(decay=decay, momentum=momentum, first=first, nesterov=nesterov)
     return ElementwiseFunction(name, narrow=formula, inputs=2 + momentum, outputs=1 + momentum, numbers=5)
 
 
-@cache
+@variants(decay=_BOTH)
 def _adagrad(*, decay: bool) -> ElementwiseFunction:
     return ElementwiseFunction(
         f"adagrad{'_decay' * decay}", narrow=adagrad_step(decay=decay), inputs=3, outputs=2, numbers=4

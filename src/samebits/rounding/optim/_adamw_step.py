@@ -16,7 +16,7 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam
+from samebits._native.kernel_threads import OnTeam, variants
 from samebits.random._cpu.tiles import float_of
 from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, Factors, name_of, store
@@ -75,7 +75,9 @@ def kernel_of(tensors: list[torch.Tensor], by: AdamWFactors) -> OnTeam:
     return _kernel(tensors[0].dtype, tensors[2].dtype, len(tensors) == 5)
 
 
-@lru_cache
+@variants(
+    dtype=(torch.bfloat16, torch.float16), state_dtype=(torch.float32, torch.bfloat16), amsgrad=(False, True)
+)
 def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTeam:
     weight, state = STORED[dtype], STORED[state_dtype]
     weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded

@@ -11,7 +11,7 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam
+from samebits._native.kernel_threads import OnTeam, variants
 from samebits.random._cpu.tiles import float_of
 from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, Factors, name_of, store
@@ -60,7 +60,11 @@ def kernel_of(tensors: list[torch.Tensor], by: SGDFactors, nesterov: bool) -> On
     return _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
 
 
-@lru_cache
+@variants(
+    dtype=(torch.bfloat16, torch.float16),
+    state_dtype=(None, torch.float32, torch.bfloat16),
+    nesterov=(False, True),
+)
 def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool) -> OnTeam:
     weight, state = STORED[dtype], STORED[state_dtype or torch.float32]
     weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded
