@@ -1,10 +1,11 @@
 """What starting costs: the command, the import, the first step of the digits run; and what one step of a `Run` costs.
 
-    python bench/startup.py [ROUNDS]
+    python bench/startup.py [ROUNDS] [WHEEL]
 
 Each line is a process of its own, started in turn with the one that it is compared with, ROUNDS times; medians. Wall time
 has in it what else the machine does, so the processor time of the process stands beside it. Bytecode is on disk, as
-after `pip install`. The plain twin of the digits run is examples/digits.py with samebits taken out: torch's loader, no
+after `pip install`. In an empty home no kernel is compiled yet; WHEEL is one that `make wheel` made, and is used in an
+empty home, too. The plain twin of the digits run is examples/digits.py with samebits taken out: torch's loader, no
 switch, no Run. The steps are timed in one process, as processor time of the training thread, in turn too.
 """
 
@@ -17,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 ROUNDS = 7
@@ -99,16 +102,22 @@ class Line:
     beside: int = 0
     ends_itself: bool = True
     """Else it counts until it says DONE."""
+    is_home_empty: bool = False
+    wheel: str = ""
+    """A folder with the wheel's content."""
 
     def run(self) -> tuple[float, float]:
         """Wall and processor seconds."""
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+        environment |= {"PYTHONPATH": self.wheel} if self.wheel else {}
+        home = tempfile.TemporaryDirectory() if self.is_home_empty else nullcontext()
+        with home as cache:
+            return self._timed(environment | ({"SAMEBITS_CACHE_DIR": cache} if cache else {}))
+
+    def _timed(self, environment: dict[str, str]) -> tuple[float, float]:
         before, begin = os.times(), time.perf_counter()
         with subprocess.Popen(
-            self.words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+            self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         ) as process:
             said = next((line for line in process.stdout if line.startswith("DONE")), "")
             wall = time.perf_counter() - begin
@@ -134,7 +143,8 @@ def beyond(own: float, beside: float) -> str:
     return f"{own:7.3f} s, {own - beside:+6.3f} s"
 
 
-def lines(folder: str) -> list[Line]:
+def lines(folder: str, wheels: list[str]) -> list[Line]:
+    """The lines of the table; `wheels` are folders with the content of a wheel, one or none."""
     empty = pathlib.Path(folder, "empty.py")
     empty.write_text("")
     command = [sys.executable, "-m", "samebits"]
@@ -149,6 +159,19 @@ def lines(folder: str) -> list[Line]:
         Line("samebits run empty.py", [*command, "run", str(empty)], beyond),
         Line("first step of digits, plain torch", plain, alone, ends_itself=False),
         Line("first step of digits", own, beyond, beside=6, ends_itself=False),
+        Line("the same in an empty home", own, beyond, beside=7, ends_itself=False, is_home_empty=True),
+        *(
+            Line(
+                "the same from the wheel",
+                own,
+                beyond,
+                beside=7,
+                ends_itself=False,
+                is_home_empty=True,
+                wheel=wheel,
+            )
+            for wheel in wheels
+        ),
     ]
 
 
@@ -171,7 +194,10 @@ def first_steps(folder: str) -> list[list[str]]:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
-        every = lines(folder)
+        wheels = [f"{folder}/wheel"] if sys.argv[2:] else []
+        for wheel in wheels:
+            zipfile.ZipFile(sys.argv[2]).extractall(wheel)
+        every = lines(folder, wheels)
         times: list[list[tuple[float, float]]] = [[] for _ in every]
         for number in range(rounds + 1):
             for line, found in zip(every, times, strict=True):
