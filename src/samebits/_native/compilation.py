@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -72,7 +73,8 @@ def _packs() -> list[ZipFile]:
     kind, found = llvm.target(), []
     for name in dict.fromkeys((kind, kind.removesuffix("-bf16"))):
         try:
-            pack = ZipFile(PACKS / f"{name}.zip")
+            # From memory: forked processes would move one another's place in an open file.
+            pack = ZipFile(BytesIO((PACKS / f"{name}.zip").read_bytes()))
         except (OSError, BadZipFile):
             continue
         if pack.comment.decode(errors="replace") == sources_digest():
