@@ -115,6 +115,7 @@ class _Switch:
             undo.enter_context(_set_flags())
             if settings.across != "runs":
                 undo.enter_context(_ops.lstm.composed())
+                undo.enter_context(_ops.attention.one_path())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
             undo.enter_context(_install_kernels(settings))
