@@ -11,6 +11,7 @@ from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
 from samebits.arithmetic.functions import (
     activations,
     composed_functions,
+    draw_gradients,
     error_functions,
     exponential,
     hyperbolic,
@@ -234,6 +235,18 @@ FUNCTIONS = {
             _function("number_add", narrow=optimizer_steps.number_add_narrow, numbers=2),
             _function("softshrink", narrow=optimizer_steps.softshrink_narrow, numbers=1),
             _function("hardswish_backward", narrow=optimizer_steps.hardswish_backward_narrow, inputs=2),
+            _function(
+                "standard_gamma_grad",
+                draw_gradients.gamma_gradient,
+                double=draw_gradients.gamma_gradient,
+                inputs=2,
+            ),
+            _function(
+                "dirichlet_grad",
+                draw_gradients.dirichlet_gradient,
+                double=draw_gradients.dirichlet_gradient,
+                inputs=3,
+            ),
             _function("fmod", powers.fmod_wide, double=powers.fmod_double, inputs=2),
             _function("remainder", powers.remainder_wide, double=powers.remainder_double, inputs=2),
             _function("addcmul", narrow=optimizer_steps.addcmul_narrow, inputs=3, numbers=1),

@@ -17,6 +17,7 @@ from samebits.determinism._ops import (
     convolution,
     coverage,
     creation,
+    distributions,
     embedding_bag,
     fused_optimizers,
     grid_sample,
@@ -38,8 +39,8 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
-    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
+    *(activations, arithmetic, attention, batch_norm, convolution, creation, distributions, embedding_bag),
+    *(fused_optimizers, grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
