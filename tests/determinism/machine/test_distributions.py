@@ -155,7 +155,9 @@ def test_gradients_of_draws_are_as_near_as_torchs():
         (gamma, torchs[0], of_gamma(a.numpy(), x.numpy()), kept),
         (beta, torchs[1], of_beta(a.numpy(), b.numpy(), y.numpy()), inside),
     ):
-        error, torch_error = ((each / torch.from_numpy(exact) - 1)[where].abs().max() for each in (ours, theirs))
+        error, torch_error = (
+            (each / torch.from_numpy(exact) - 1)[where].abs().max() for each in (ours, theirs)
+        )
         assert error < 2e-3 and error <= 2 * torch_error
 
 

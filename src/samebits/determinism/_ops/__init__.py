@@ -15,4 +15,6 @@ if TYPE_CHECKING:
     from samebits.determinism._ops import refusal as refusal
     from samebits.determinism._ops import replacements as replacements
 
-__getattr__, __dir__ = attach(__name__, ["attention", "coverage", "lstm", "one_thread", "refusal", "replacements"])
+__getattr__, __dir__ = attach(
+    __name__, ["attention", "coverage", "lstm", "one_thread", "refusal", "replacements"]
+)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
 from samebits.determinism._ops.elementwise import Call, Plan, forms
 from samebits.determinism._replacement import NotCoveredError, Replacement
@@ -18,6 +19,7 @@ _CONTRACTED = (
     "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused "
     "multiply-add"
 )
+_COMPLEX = "torch's compiler fuses products and sums of complex numbers or not: ours rounds each; real ones are torch's"
 
 
 _REAL = (float, int)
@@ -47,9 +49,11 @@ def _scaled(sign: int) -> Plan:
             return FUNCTIONS["add_number"], (self,), _as_torch_rounds(self.dtype, sign * alpha, other)
         if real and type(self) in _REAL and other.dtype.is_floating_point:
             return FUNCTIONS["number_add"], (other,), _as_torch_rounds(other.dtype, sign * alpha, self)
-        if isinstance(alpha, complex) and (_is_complex(self) or _is_complex(other)):
-            raise NotCoveredError("aten::add", "of complex numbers with a complex alpha")
-        if alpha == 1 or isinstance(alpha, complex) or not (_is_fraction(self) or _is_fraction(other)):
+        if alpha == 1 or not (_is_fraction(self) or _is_fraction(other)):
+            return None
+        if _is_complex(self) or _is_complex(other):
+            return COMPLEX["add_scaled"], (self, other, sign * alpha), ()
+        if isinstance(alpha, complex):
             return None
         if isinstance(self, Tensor) and self.dtype is torch.float32:  # a short type would give way to it
             return FUNCTIONS["add_scaled"], (self, other), (sign * alpha,)
@@ -77,12 +81,34 @@ def _rsub(self: Any, other: Any, *, alpha: float = 1) -> Call | None:
 
 
 def _addcmul(self: Tensor, tensor1: Any, tensor2: Any, *, value: float = 1) -> Call | None:
-    if isinstance(value, complex) or not any(map(_is_fraction, (self, tensor1, tensor2))):
+    operands = self, tensor1, tensor2
+    if any(map(_is_complex, operands)):
+        return COMPLEX["addcmul"], (*operands, value), ()
+    if isinstance(value, complex) or not any(map(_is_fraction, operands)):
         return None
-    return (FUNCTIONS["addcmul"], (self, tensor1, tensor2), (value,))
+    return (FUNCTIONS["addcmul"], operands, (value,))
+
+
+def _addcdiv(self: Tensor, tensor1: Any, tensor2: Any, *, value: float = 1) -> Call | None:
+    operands = self, tensor1, tensor2
+    return (COMPLEX["addcdiv"], (*operands, value), ()) if any(map(_is_complex, operands)) else None
+
+
+def _mul(self: Any, other: Any) -> Call | None:
+    return (COMPLEX["mul"], (self, other), ()) if _is_complex(self) or _is_complex(other) else None
+
+
+def _div(self: Any, other: Any) -> Call | None:
+    return (COMPLEX["div"], (self, other), ()) if _is_complex(self) or _is_complex(other) else None
+
+
+def _reciprocal(self: Tensor) -> Call | None:
+    return (COMPLEX["div"], (1.0, self), ()) if self.is_complex() else None
 
 
 def _lerp(self: Tensor, end: Tensor, weight: Any) -> Call | None:
+    if self.is_complex() and self.dtype == end.dtype:
+        return COMPLEX["lerp"], (self, end, weight), ()
     if self.dtype != end.dtype or not self.dtype.is_floating_point or isinstance(weight, complex):
         return None
     if not isinstance(weight, Tensor):
@@ -103,6 +129,8 @@ def _pow(self: Any, exponent: Any) -> Call | None:
     """Plans all three overloads: a number may stand on either side."""
     if not (_is_fraction(self) or _is_fraction(exponent)):
         return None
+    if _is_complex(self) or _is_complex(exponent):
+        return _complex_power(self, exponent)
     if not isinstance(exponent, Tensor):
         if not isinstance(exponent, complex) and exponent in _POWERS:
             return (_POWERS[exponent], (self,), ())
@@ -111,6 +139,15 @@ def _pow(self: Any, exponent: Any) -> Call | None:
     if not isinstance(self, Tensor) and not isinstance(self, complex) and exponent.is_floating_point():
         return FUNCTIONS["number_pow"], (exponent,), _as_torch_rounds(exponent.dtype, self)
     return (FUNCTIONS["pow"], (self, exponent), ())
+
+
+def _complex_power(self: Any, exponent: Any) -> Call | None:
+    """Plans the square; torch's kernel fills, or copies, for 0 and 1."""
+    if not isinstance(exponent, Tensor) and exponent == 2:
+        return COMPLEX["mul"], (self, self), ()
+    if not isinstance(exponent, Tensor) and exponent in (0, 1):
+        return None
+    raise NotCoveredError("aten::pow", "of complex numbers", "Multiply, or use torch.polar and exp")
 
 
 def _number_pow(self: complex, exponent: Tensor) -> Call | None:
@@ -142,6 +179,10 @@ def _replacements() -> Iterator[Replacement]:
     yield from forms(_difference, _CONTRACTED, "sub.Tensor", "sub_.Tensor", "sub.out")
     yield from forms(_rsub, _CONTRACTED, "rsub.Tensor")
     yield from forms(_addcmul, _CONTRACTED, "addcmul", "addcmul_", "addcmul.out")
+    yield from forms(_addcdiv, _COMPLEX, "addcdiv", "addcdiv_", "addcdiv.out")
+    yield from forms(_mul, _COMPLEX, "mul.Tensor", "mul_.Tensor", "mul.out")
+    yield from forms(_div, _COMPLEX, "div.Tensor", "div_.Tensor", "div.out")
+    yield from forms(_reciprocal, _COMPLEX, "reciprocal", "reciprocal_", "reciprocal.out")
     yield from forms(_lerp, _CONTRACTED, "lerp.Scalar", "lerp_.Scalar", "lerp.Scalar_out")
     yield from forms(_lerp, _CONTRACTED, "lerp.Tensor", "lerp_.Tensor", "lerp.Tensor_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out")

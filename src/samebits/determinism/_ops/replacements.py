@@ -14,6 +14,7 @@ from samebits.determinism._ops import (
     arithmetic,
     attention,
     batch_norm,
+    complex_parts,
     convolution,
     coverage,
     creation,
@@ -27,6 +28,7 @@ from samebits.determinism._ops import (
     lstm,
     products,
     softmax,
+    sparse,
     sums,
     vector_norms,
 )
@@ -39,8 +41,21 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-    *(activations, arithmetic, attention, batch_norm, convolution, creation, distributions, embedding_bag),
-    *(fused_optimizers, grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
+    *(activations, arithmetic, attention, batch_norm, complex_parts, convolution, creation, distributions),
+    *(
+        embedding_bag,
+        fused_optimizers,
+        grid_sample,
+        group_norm,
+        layer_norm,
+        losses,
+        lstm,
+        products,
+        softmax,
+        sparse,
+        sums,
+        vector_norms,
+    ),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""

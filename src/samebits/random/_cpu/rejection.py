@@ -76,8 +76,7 @@ def _gamma(shape: Any, _: Any, key: Any, element: Any) -> Any:
         x, root = normal[0], 1.0 + c * normal[0]
         v, square = root * root * root, x * x
         accepted = not root <= 0.0 and (
-            u < 1.0 - 0.0331 * square * square
-            or log_64(u) < 0.5 * square + d * (1.0 - v + log_64(v))
+            u < 1.0 - 0.0331 * square * square or log_64(u) < 0.5 * square + d * (1.0 - v + log_64(v))
         )
         attempt += 1
     return exp_bounded_double(log_64(rest) / shape) * d * v if shape < 1.0 else d * v
@@ -168,5 +167,9 @@ def _log_odds(count: Any, mode: Any, k: Any, ratio: Any) -> Any:
     )
 
 
-GAMMA, POISSON, BINOMIAL = _sampler("gamma", _gamma), _sampler("poisson", _poisson), _sampler("binomial", _binomial)
+GAMMA, POISSON, BINOMIAL = (
+    _sampler("gamma", _gamma),
+    _sampler("poisson", _poisson),
+    _sampler("binomial", _binomial),
+)
 """Kernels for `drawn`, of a shape, of a rate, and of a count and a probability."""
