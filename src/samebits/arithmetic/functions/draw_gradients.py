@@ -125,7 +125,7 @@ def dirichlet_gradient(x: Any, a: Any, total: Any) -> Any:
     """Returns that of a Beta(a, total - a) draw x by a, divided by 1 - x."""
     b, rest = total - a, 1 - x
     boundary = total * x * rest
-    of_x, of_a, of_b, of_total = log_wide(x), digamma(a), digamma(b), digamma(total)
+    of_x, of_a, of_total = log_wide(x), digamma(a), digamma(total)
     u = of_x
     v = log_wide(a) - u
     w = log_wide(total) - v

@@ -19,7 +19,7 @@ _CONTRACTED = (
     "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused "
     "multiply-add"
 )
-_COMPLEX = "torch's compiler fuses products and sums of complex numbers or not: ours rounds each; real ones are torch's"
+_COMPLEX = "torch's compiler fuses products and sums of complex numbers or not: ours rounds each"
 
 
 _REAL = (float, int)

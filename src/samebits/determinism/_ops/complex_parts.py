@@ -37,7 +37,7 @@ def _polar(abs: Tensor, angle: Tensor, *, out: Tensor | None = None) -> Tensor |
     return torch.complex(abs * angle.cos(), abs * angle.sin())
 
 
-_REASON = "torch's vector code has functions of its own for complex numbers: ours are those of real ones; of these torch's stays"
+_REASON = "torch's vector code has its own functions of complex numbers: ours are of their parts"
 
 REPLACEMENTS = (
     *replacements(["abs.out"], or_torchs(_abs), _REASON),

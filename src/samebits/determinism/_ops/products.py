@@ -16,7 +16,6 @@ from samebits.determinism._kernels.out_argument import cast_into
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import NotCoveredError, Replacement, or_torchs, replacements
 
-
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
@@ -34,7 +33,10 @@ def _checked(result: Tensor | None, *factors: Tensor) -> Tensor | None:
 def _dense_product(
     a: Tensor, b: Tensor, added: Tensor | None = None, alpha: Any = 1, beta: Any = 1
 ) -> Tensor | None:
-    """Returns alpha a b + beta added; None for what is none of ours. Of complex numbers by four real products."""
+    """Returns alpha a b + beta added; None for what is none of ours.
+
+    Of complex numbers by four real products, of which two are subtracted, and two added.
+    """
     if a.dtype not in _COMPLEX or a.dtype != b.dtype:
         return product(a, b, added, alpha, beta)
     p, q, r, s = (part for x in (a, b) for part in torch.view_as_real(x.resolve_conj()).unbind(-1))

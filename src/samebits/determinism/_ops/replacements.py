@@ -20,6 +20,7 @@ from samebits.determinism._ops import (
     creation,
     distributions,
     embedding_bag,
+    fake_quantize,
     fused_optimizers,
     grid_sample,
     group_norm,
@@ -42,20 +43,8 @@ ELEMENTWISE: tuple[Replacement, ...] = (
 )
 _ROOMS = (
     *(activations, arithmetic, attention, batch_norm, complex_parts, convolution, creation, distributions),
-    *(
-        embedding_bag,
-        fused_optimizers,
-        grid_sample,
-        group_norm,
-        layer_norm,
-        losses,
-        lstm,
-        products,
-        softmax,
-        sparse,
-        sums,
-        vector_norms,
-    ),
+    *(embedding_bag, fake_quantize, fused_optimizers, grid_sample, group_norm, layer_norm, losses, lstm),
+    *(products, softmax, sparse, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
