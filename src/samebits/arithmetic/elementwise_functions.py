@@ -14,6 +14,7 @@ from samebits.arithmetic.functions import (
     draw_gradients,
     error_functions,
     exponential,
+    gamma_functions,
     hyperbolic,
     inverse_trigonometry,
     logarithm,
@@ -99,6 +100,8 @@ UNARY = dict(
         _function("sigmoid", activations.sigmoid_wide, double=activations.sigmoid_double),
         _function("silu", activations.silu_wide, double=activations.silu_double),
         _function("mish", activations.mish_wide, double=composed_functions.mish_double),
+        _function("lgamma", gamma_functions.log_gamma_wide, double=gamma_functions.log_gamma_double),
+        _function("digamma", gamma_functions.digamma_wide, double=gamma_functions.digamma_double),
         _function("special_entr", powers.entr_wide, double=composed_functions.entr_double),
     )
 )
@@ -108,6 +111,7 @@ FUNCTIONS = {
     **UNARY,
     **dict(
         (
+            _function("trigamma", gamma_functions.trigamma_wide, double=gamma_functions.trigamma_double),
             _function("gelu", activations.gelu_wide, double=composed_functions.gelu_double),
             _function("gelu_tanh", activations.gelu_tanh_wide, double=composed_functions.gelu_tanh_double),
             _function("softplus", activations.softplus_wide, double=activations.softplus_double, numbers=2),

@@ -12,13 +12,9 @@ from typing import Any
 
 from samebits._native.formula import NAN, by_horners_rule, formula, where
 from samebits.arithmetic.functions.exponential import exp_wide
+from samebits.arithmetic.functions.gamma_functions import digamma_of_positive
 from samebits.arithmetic.functions.logarithm import log1p_wide, log_wide
 
-_DIGAMMA = (
-    8.33333333333333333333e-2, -8.33333333333333333333e-3, 3.96825396825396825397e-3,
-    -4.16666666666666666667e-3, 7.57575757575757575758e-3, -2.10927960927960927961e-2,
-    8.33333333333333333333e-2,
-)  # fmt: skip
 _GAMMA = (
     (0.16009398, -0.094634809, 0.025146376, -0.0030648343, 1.0, 0.32668115, 0.10406089, 0.0014179084),
     (
@@ -67,16 +63,8 @@ _BETA_DENOMINATOR = (
 """Cubic polynomials in b, for each power of a (inner) and of u (outer)."""
 
 
-def digamma(x: Any) -> Any:
-    """Returns the derivative of log gamma of a positive number: by recurrence to 10, then its series."""
-    result, shifted = x.constant(0.0), x
-    for _ in range(10):
-        small = shifted < 10.0
-        result = where(small, result - 1.0 / shifted, result)
-        shifted = where(small, shifted + 1.0, shifted)
-    z = 1.0 / (shifted * shifted)
-    result = result + (log_wide(shifted) - 0.5 / shifted - z * by_horners_rule(z, _DIGAMMA))
-    return where(x > 0.0, result, NAN)
+def _digamma(x: Any) -> Any:
+    return where(x > 0.0, digamma_of_positive(x), NAN)
 
 
 def _to_minus_three_halves(x: Any) -> Any:
@@ -102,7 +90,7 @@ def _gamma_series(a: Any, x: Any, logarithm: Any) -> Any:
     for i in range(1, 6):
         numerator = numerator * x / -i
         first, second = first + numerator / (a + i), second + numerator / ((a + i) * (a + i))
-    result = x * exp_wide(x) * (second - (logarithm - digamma(a)) * first)
+    result = x * exp_wide(x) * (second - (logarithm - _digamma(a)) * first)
     return where(result.equals(result), result, 0.0)
 
 
@@ -125,7 +113,7 @@ def dirichlet_gradient(x: Any, a: Any, total: Any) -> Any:
     """Returns that of a Beta(a, total - a) draw x by a, divided by 1 - x."""
     b, rest = total - a, 1 - x
     boundary = total * x * rest
-    of_x, of_a, of_total = log_wide(x), digamma(a), digamma(total)
+    of_x, of_a, of_total = log_wide(x), _digamma(a), _digamma(total)
     u = of_x
     v = log_wide(a) - u
     w = log_wide(total) - v

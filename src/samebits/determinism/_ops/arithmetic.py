@@ -155,6 +155,12 @@ def _number_pow(self: complex, exponent: Tensor) -> Call | None:
     return _pow(self, exponent.contiguous())
 
 
+def _polygamma(n: int, self: Tensor) -> Call:
+    if n not in (0, 1):
+        raise NotCoveredError("aten::polygamma", f"of order {n}", "Orders 0 and 1 are covered")
+    return (UNARY["digamma"] if n == 0 else FUNCTIONS["trigamma"], (self,), ())
+
+
 def _of_two(op: str) -> Plan:
     function = FUNCTIONS[op]
 
@@ -188,6 +194,7 @@ def _replacements() -> Iterator[Replacement]:
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Tensor", "pow_.Tensor", "pow.Tensor_Tensor_out")
     yield from forms(_number_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
+    yield from forms(_polygamma, _FUNCTION, "polygamma", "", "polygamma.out")
     yield from forms(_of_two("atan2"), _FUNCTION, "atan2", "atan2_", "atan2.out")
     yield from forms(_of_two("xlogy"), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor")
     yield from forms(_of_two("special_xlog1py"), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out")
