@@ -41,7 +41,7 @@ def vae() -> Any:
 def gan_with_spectral_norm() -> Any:
     """A hinge loss; the critic's weights are divided by their largest singular value."""
     maker, critic = mlp(8, 32, 16), mlp(16, 32, 1, act=nn.LeakyReLU)
-    for layer in critic[::2]:
+    for layer in [*critic][::2]:
         nn.utils.parametrizations.spectral_norm(layer)
     both = [torch.optim.Adam(each.parameters(), 2e-3, betas=(0.0, 0.9)) for each in (maker, critic)]
     real = torch.randn(32, 16)

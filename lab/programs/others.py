@@ -76,7 +76,8 @@ def deep_q_learning() -> Any:
 
 def graph() -> tuple[Tensor, Tensor, Tensor]:
     """Returns features of 30 nodes, and both ends of 120 edges."""
-    return torch.randn(30, 8), *torch.randint(0, 30, (2, 120))
+    source, target = torch.randint(0, 30, (2, 120))
+    return torch.randn(30, 8), source, target
 
 
 @program
@@ -212,7 +213,7 @@ def meta_learning() -> Any:
     def loss(_: int) -> Tensor:
         total = torch.zeros(())
         for task in range(5):
-            values = dict(net.named_parameters())
+            values: dict[str, Tensor] = {**dict(net.named_parameters())}
             inner = F.mse_loss(functional_call(net, values, (x[task, :5],)), y[task, :5])
             slopes = torch.autograd.grad(inner, [*values.values()], create_graph=True)
             values = {name: v - 0.1 * s for (name, v), s in zip(values.items(), slopes, strict=True)}
@@ -226,7 +227,7 @@ def meta_learning() -> Any:
 def derivatives_forward() -> Any:
     """Directional derivatives forward, and a Hessian."""
     net, x, direction = mlp(4, 16, 1, act=nn.Tanh), torch.randn(4), torch.randn(4)
-    value, slope = jvp(lambda z: net(z).sum(), (x,), (direction,))
+    value, slope = jvp(lambda z: net(z).sum(), (x,), (direction,))[:2]
     return [value.detach(), slope.detach(), hessian(lambda z: net(z).sum())(x).detach()]
 
 
@@ -408,5 +409,5 @@ def fourier_operator() -> Any:
 def orthogonal_recurrence() -> Any:
     """A plain RNN that begins with an orthogonal matrix."""
     net, x, y = nn.RNN(4, 16, batch_first=True), torch.randn(8, 10, 4), torch.randn(8, 16)
-    nn.init.orthogonal_(net.weight_hh_l0)
+    nn.init.orthogonal_(net.all_weights[0][1])
     return trained(net, lambda _: F.mse_loss(net(x)[0][:, -1], y), clip=1.0)

@@ -70,7 +70,7 @@ def here(names: Sequence[str], across: str, threads: Sequence[int]) -> list[Outc
 def elsewhere(names: Sequence[str], across: str) -> dict[str, str]:
     """Returns the digests, at 2 threads, of a process that plays a CPU without AVX-512."""
     words = [sys.executable, "-W", "ignore", "-m", "lab.programs", "--child", "--across", across, *names]
-    path = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))
+    path = os.pathsep.join(each for each in (os.getcwd(), *sys.path) if each)
     environment = {**os.environ, **AVX2_ENVIRONMENT, "PYTHONPATH": path}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

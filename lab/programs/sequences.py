@@ -253,8 +253,9 @@ class LowRank(nn.Module):
 def lora() -> Any:
     """Adapters of low rank in a frozen GPT."""
     net, ids = Gpt().requires_grad_(False), words()
-    for block in net.blocks:
-        parametrize.register_parametrization(block.qkv, "weight", LowRank(96, 32))
+    layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == 96]
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", LowRank(96, 32))
     adapters = [each for each in net.parameters() if each.requires_grad]
     return trained(adapters, lambda _: net(ids), torch.optim.AdamW)
 

@@ -220,8 +220,11 @@ def averaged_weights() -> Any:
 @program
 def autocast_bfloat16() -> Any:
     """Automatic mixed precision in bfloat16, channels last."""
-    net, x, y = convnet().to(memory_format=torch.channels_last), images(), labels()
+    net, x, y = convnet(), images(), labels()
     x = x.to(memory_format=torch.channels_last)
+    for each in net.parameters():
+        if each.dim() == 4:
+            each.data = each.data.to(memory_format=torch.channels_last)
 
     def loss(_: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -37,4 +37,4 @@ def test_a_refusal_names_the_op_and_is_not_equal():
         (one,) = here(("eigh",), "machines", (1,))
     finally:
         del PROGRAMS["eigh"]
-    assert one == Outcome("eigh", ("",), "aten::_linalg_eigh.eigenvalues") and not one.equal
+    assert one == Outcome("eigh", ("",), "aten::_linalg_eigh") and not one.equal

@@ -40,11 +40,11 @@ class ComplexFunction(ElementwiseFunction):
 
     def __init__(self, name: str, inputs: int, define: Callable[..., Any], double: Any = None) -> None:
         super().__init__(name, inputs=inputs)
-        formulas = {torch.complex64: define, torch.complex128: double or define}
-        self.kernels = {dtype: _kernel(name, one, dtype, inputs) for dtype, one in formulas.items()}
+        for dtype, one in ((torch.complex64, define), (torch.complex128, double or define)):
+            self.kernels[dtype] = _kernel(name, one, dtype, inputs)
 
 
-def _kernel(name: str, define: Callable[..., Any], dtype: torch.dtype, inputs: int) -> Callable[..., None]:
+def _kernel(name: str, define: Callable[..., Any], dtype: torch.dtype, inputs: int) -> Any:
     """Returns a kernel that is called as an `ElementwiseKernel` is.
 
     args: 1 number of elements, 2 address of the results, 3 is 1 if all steps are; 4-11 addresses and steps.
@@ -137,15 +137,20 @@ def _exp(functions: tuple[Any, Any, Any]) -> Callable[..., Any]:
 
 
 COMPLEX = {
-    name: ComplexFunction(name, *rest)
-    for name, *rest in (
-        ("mul", 2, _mul),
-        ("div", 2, _div),
-        ("add_scaled", 3, _add_scaled),
-        ("addcmul", 4, _addcmul),
-        ("addcdiv", 4, _addcdiv),
-        ("lerp", 3, _lerp),
-        ("exp", 1, _exp((exp_wide, cos_wide, sin_wide)), _exp((exp_double, cos_double, sin_double))),
+    one.name: one
+    for one in (
+        ComplexFunction("mul", 2, _mul),
+        ComplexFunction("div", 2, _div),
+        ComplexFunction("add_scaled", 3, _add_scaled),
+        ComplexFunction("addcmul", 4, _addcmul),
+        ComplexFunction("addcdiv", 4, _addcdiv),
+        ComplexFunction("lerp", 3, _lerp),
+        ComplexFunction(
+            "exp",
+            1,
+            _exp((exp_wide, cos_wide, sin_wide)),
+            _exp((exp_double, cos_double, sin_double)),
+        ),
     )
 }
 """x y, x / y, x + (alpha y), x + ((value y) z), x + (value y) / z, x + (weight (end - x)), exp(x)."""

@@ -1,9 +1,9 @@
 """log gamma and its first two derivatives, in float64.
 
-With z = 2 + t for an integer n less, |t| <= 1/2, log gamma(z + n) = S(t) + log((2 + t) ... (z + n - 1)), S being
-the power series of log gamma at 2; from 10 on it is Stirling's series. The derivatives are computed by their
-recurrences to 10, then by their series. For negative numbers follow the reflections. Next to a zero the
-error is that of the terms: some 2^-52, not of the result.
+With |t| <= 1/2 and an integer n, log gamma(2 + t + n) = S(t) + log((2 + t) ... (1 + t + n)), S being the
+power series of log gamma at 2. Below 1.5 it is the power series at 1, from 9.5 on Stirling's series. The
+derivatives are computed by their recurrences to 10, then by their series. Negative numbers are reflected:
+next to a zero there the error is that of the terms, some 2^-52, not of the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops of several operands: powers, angles, and sums of products that torch's compiler may fuse."""
+"""Ops of several operands: powers, angles, sums of products, which compilers may fuse; complex numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
 from samebits.determinism._ops.elementwise import Call, Plan, forms
-from samebits.determinism._replacement import NotCoveredError, Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement, or_torchs, replacements
 
 _FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
 _CONTRACTED = (
@@ -205,4 +205,67 @@ def _replacements() -> Iterator[Replacement]:
         yield from forms(_same_types(op), _FUNCTION, op, f"{op}_", f"{op}.out")
 
 
-REPLACEMENTS = tuple(_replacements())
+# Size, angle and sign of complex numbers: of their parts, by the functions of real ones.
+#
+# abs is hypot, angle atan2, polar(r, t) r cos(t) + r sin(t) i, and sgn z / |z| (0 for 0).
+
+
+def _abs(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    return torch.hypot(self.real, self.imag) if self.is_complex() else None
+
+
+def _angle(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    return torch.atan2(self.imag, self.real) if self.is_complex() else None
+
+
+def _sgn(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    if not self.is_complex():
+        return None
+    size = self.abs()
+    return torch.where(size == 0, torch.zeros((), dtype=self.dtype), self / size)
+
+
+def _sgn_in_place(self: Tensor) -> Tensor | None:
+    result = _sgn(self)
+    return None if result is None else self.copy_(result)
+
+
+def _polar(abs: Tensor, angle: Tensor, *, out: Tensor | None = None) -> Tensor | None:  # noqa: A002 (torch's)
+    if not abs.is_floating_point() or abs.dtype != angle.dtype:
+        return None
+    return torch.complex(abs * angle.cos(), abs * angle.sin())
+
+
+_REASON_OF_PARTS = "torch's vector code has its own functions of complex numbers: ours are of their parts"
+
+_PARTS = (
+    *replacements(["abs.out"], or_torchs(_abs), _REASON_OF_PARTS),
+    *replacements(["angle", "angle.out"], or_torchs(_angle), _REASON_OF_PARTS),
+    *replacements(["sgn", "sgn.out"], or_torchs(_sgn), _REASON_OF_PARTS),
+    *replacements(["sgn_"], or_torchs(_sgn_in_place), _REASON_OF_PARTS),
+    *replacements(["polar.out"], or_torchs(_polar), _REASON_OF_PARTS),
+)
+
+
+# Fake quantization by channel: torch's kernel, but for zero points that are no integers.
+#
+# q = round(x (1 / scale)) + zero point, to nearest even, bounded; the result is (q - zero point) scale. With
+# a zero point that is no integer the product is added to it before it is rounded, which the compiler may
+# fuse.
+
+
+def _by_channel(self: Tensor, scale: Tensor, zero_point: Tensor, *_bounds: Any) -> None:
+    if zero_point.is_floating_point():
+        op = "aten::fake_quantize_per_channel_affine_cachemask"
+        raise NotCoveredError(
+            op, "with zero points of floating point", "Round them: zero_point.round().int()"
+        )
+
+
+_FAKE_QUANTIZE = replacements(
+    ["fake_quantize_per_channel_affine_cachemask"],
+    or_torchs(_by_channel, ()),
+    "torch's kernel for integers, whose operations are not fused; other zero points raise",
+)
+
+REPLACEMENTS = (*_replacements(), *_PARTS, *_FAKE_QUANTIZE)

@@ -40,8 +40,8 @@ def _dense_product(
     if a.dtype not in _COMPLEX or a.dtype != b.dtype:
         return product(a, b, added, alpha, beta)
     p, q, r, s = (part for x in (a, b) for part in torch.view_as_real(x.resolve_conj()).unbind(-1))
-    parts = product(p, r), product(q, s), product(p, s), product(q, r)
-    if any(part is None for part in parts):
+    parts = [made for x, y in ((p, r), (q, s), (p, s), (q, r)) if (made := product(x, y)) is not None]
+    if not parts:
         return None
     result = torch.complex(parts[0] - parts[1], parts[2] + parts[3])
     result = result if alpha == 1 else result.mul_(alpha)

@@ -14,13 +14,10 @@ from samebits.determinism._ops import (
     arithmetic,
     attention,
     batch_norm,
-    complex_parts,
     convolution,
     coverage,
     creation,
-    distributions,
     embedding_bag,
-    fake_quantize,
     fused_optimizers,
     grid_sample,
     group_norm,
@@ -42,9 +39,8 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-    *(activations, arithmetic, attention, batch_norm, complex_parts, convolution, creation, distributions),
-    *(embedding_bag, fake_quantize, fused_optimizers, grid_sample, group_norm, layer_norm, losses, lstm),
-    *(products, softmax, sparse, sums, vector_norms),
+    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
+    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sparse, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""

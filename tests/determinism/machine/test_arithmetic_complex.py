@@ -133,7 +133,7 @@ def digests():
 
 ELSEWHERE = """
 import sys; sys.path.insert(0, sys.argv[1])
-import samebits, test_complex_numbers as ours
+import samebits, test_arithmetic_complex as ours
 samebits.enable_op_determinism(across="machines")
 print(*ours.digests())
 """

@@ -85,7 +85,7 @@ def draws_and_gradients(dtype):
 
 ELSEWHERE = """
 import sys; sys.path.insert(0, sys.argv[1])
-import torch, samebits, test_distributions as ours
+import torch, samebits, test_creation_draws as ours
 samebits.set_random_seed(1)
 samebits.enable_op_determinism(across="machines")
 print(*(ours.of_value(ours.draws_and_gradients(dtype)) for dtype in (torch.float32, torch.float64)))

@@ -112,7 +112,7 @@ def trained(name):
 
 ELSEWHERE = """
 import sys, warnings; sys.path.insert(0, sys.argv[1]); warnings.simplefilter("ignore")
-import samebits, test_fake_quantize as ours
+import samebits, test_arithmetic_fake_quantize as ours
 samebits.enable_op_determinism(across="machines")
 print(*(ours.of_value(ours.trained(name)) for name in ours.OBSERVERS))
 """
