@@ -19,7 +19,10 @@ _CONTRACTED = (
     "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused "
     "multiply-add"
 )
-_COMPLEX = "torch's compiler fuses products and sums of complex numbers or not: ours rounds each"
+_COMPLEX = (
+    "of complex numbers torch's compiler fuses products and sums or not: ours rounds each; of real ones it is "
+    "one operation, and torch's kernel stays"
+)
 
 
 _REAL = (float, int)
