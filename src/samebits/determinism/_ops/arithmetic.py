@@ -20,8 +20,8 @@ _CONTRACTED = (
     "multiply-add"
 )
 _COMPLEX = (
-    "of complex numbers torch's compiler fuses products and sums or not: ours rounds each; of real ones it is "
-    "one operation, and torch's kernel stays"
+    "of complex numbers torch's compiler fuses products and sums or not: ours rounds each; of real ones it "
+    "is one operation, and torch's kernel stays"
 )
 
 
