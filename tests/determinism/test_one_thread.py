@@ -11,29 +11,25 @@ from samebits.determinism._ops import coverage
 from samebits.determinism._ops.replacements import REPLACEMENTS
 from samebits.determinism.table._verdicts import op_table
 
-U, V = (numbers((100_003,), torch.complex64, seed) for seed in (1, 2))
+U, V = (torch.complex(*numbers((2, 100_003), torch.float32, seed)) for seed in (1, 2))
 X = numbers((100_003,), torch.float32, 3)
 WIDE = torch.arange(300.0).view(300, 1).expand(300, 400)
 
 CALLS = {
-    "complex product": lambda: U * V,
-    "complex quotient": lambda: U / V,
-    "complex sum with alpha": lambda: U.add(V, alpha=0.3),
-    "complex sum with a complex alpha": lambda: U.add(V, alpha=0.3j),
-    "complex difference in place": lambda: U.clone().sub_(V, alpha=-1.7),
-    "complex addcmul": lambda: torch.addcmul(U, U, V),
-    "complex exp": lambda: U.exp(),
+    "complex log": lambda: U.log(),
     "complex log1p, strided": lambda: U[::2].log1p(),
-    "complex mean": lambda: U.mean(),
-    "complex matrices": lambda: U[:90_000].view(300, 300) @ V[:90_000].view(300, 300),
-    "angle": lambda: X.angle(),
+    "complex sqrt": lambda: V.sqrt(),
+    "complex product of all": lambda: U[:100].prod(),
+    "complex products so far": lambda: V[:200].cumprod(0),
+    "complex powers": lambda: U**V,
+    "complex sine": lambda: U.sin(),
+    "complex tanh": lambda: V.tanh(),
     "digamma": lambda: X.digamma(),
     "igamma": lambda: torch.igamma(X.abs(), X.flip(0).abs()),
     "i0e": lambda: torch.special.i0e(X),
-    "complex sgn": lambda: U.sgn(),
     "sparse, complex": lambda: torch.sparse.mm(U[:900].view(30, 30).to_sparse(), V[:900].view(30, 30)),
     "quantized": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8).sigmoid().dequantize(),
-    "into another shape": lambda: torch.addcmul(U, U, V, out=torch.empty(0, dtype=U.dtype)),
+    "into another shape": lambda: torch.log(U, out=torch.empty(0, dtype=U.dtype)),
 }
 
 
@@ -54,7 +50,7 @@ def test_what_is_not_ours_has_the_bits_of_one_thread(name):
 
 def test_torchs_own_vary():
     """Negative control: without the mode some of them have several results; which, depends on the CPU."""
-    assert sum(len(over_threads(CALLS[name])[0]) > 1 for name in CALLS) >= 3
+    assert sum(len(over_threads(CALLS[name])[0]) > 1 for name in CALLS) >= 1
 
 
 def test_nothing_is_written_before_torchs_kernel_takes_over():
@@ -82,9 +78,9 @@ def test_one_thread_is_for_the_op_only():
     """After such an op, and after its error, the thread count is the user's; a real product uses all threads before and after."""
     torch.set_num_threads(3)
     with samebits.enable_op_determinism(across="threads"):
-        CALLS["complex product"]()
+        CALLS["complex log"]()
         with pytest.raises(RuntimeError, match="must match"):
-            U * V[:-1]
+            U ** V[:-1]
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             U[:6].view(2, 3) @ V[:6].view(2, 3)
         torch.linalg.qr(WIDE[:20, :20])

@@ -113,6 +113,61 @@ def _trained(
     return losses, network.state_dict()
 
 
+def machine_others(tree: Path) -> Facts:
+    """Draws by rejection and their gradients, complex numbers, sparse sums, fake quantization, gamma functions."""
+    _enable()
+    for dtype in (torch.float32, torch.float64):
+        for number, (name, compute) in enumerate(_OTHERS.items()):
+            torch.set_num_threads(1 + 2 * (number % 2))
+            samebits.set_random_seed(3)
+            yield f"{name}/{str(dtype)[6:]}", compute(tensor(3, 2003, dtype=dtype, low=0.01, high=9.0))
+
+
+def _gradients_of_draws(x: torch.Tensor) -> Any:
+    a, b = x[0].requires_grad_(), x[1].requires_grad_()
+    draws = torch._standard_gamma(a), torch.distributions.Beta(a, b).rsample()
+    return [*draws, *torch.autograd.grad(sum(draw.square().sum() for draw in draws), (a, b))]
+
+
+def _of_complex(x: torch.Tensor) -> Any:
+    y, z = torch.complex(x[0], x[1]), torch.complex(x[2], x[0])
+    return [
+        *(
+            y * z,
+            y / z,
+            y.add(z, alpha=2j),
+            torch.addcmul(y, y, z),
+            torch.addcdiv(y, y, z),
+            y.lerp(z, 0.3),
+            y.exp(),
+        ),
+        *(
+            y.abs(),
+            y.angle(),
+            y.sgn(),
+            torch.polar(x[0], x[1]),
+            y.sum(),
+            y.vdot(z),
+            y[:2000].view(50, 40) @ z[:40],
+        ),
+    ]
+
+
+def _of_sparse(x: torch.Tensor) -> Any:
+    stored = torch.sparse_coo_tensor(integers(1, 2003, high=50), x.t(), (50, 3))
+    return [torch.add(torch.zeros(50, 3, dtype=x.dtype), stored, alpha=0.3), stored.coalesce().values()]
+
+
+_OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "gamma, beta": _gradients_of_draws,
+    "poisson, binomial": lambda x: [torch.poisson(3 * x), torch.binomial((9 * x).round(), x / 10)],
+    "gamma functions": lambda x: [x.lgamma(), (-x).lgamma(), x.digamma(), torch.polygamma(1, x)],
+    "complex": _of_complex,
+    "sparse": _of_sparse,
+    "fake quantization": lambda x: torch.fake_quantize_per_tensor_affine(x.float(), 0.03, 2, -128, 127),
+}
+
+
 class _Mean(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(1)
@@ -146,5 +201,6 @@ REFUSED = {"linalg", "fourier"}
 SECTIONS: dict[str, Callable[[Path], Facts]] = {
     **{f"machine_{name}": partial(_family, name) for name in kernels.FAMILIES if name not in REFUSED},
     "machine_lengths": machine_lengths,
+    "machine_others": machine_others,
     "machine_training": machine_training,
 }

@@ -641,6 +641,7 @@ _KNOWN: dict[Any, Callable[..., Any]] = {
     float: lambda compiler, x: float(x) if isinstance(x, int | float) else compiler.cast(x, float64),
     bool: lambda compiler, x: bool(x) if not isinstance(x, Computed) else compiler.cast(x, boolean),
     math.sqrt: lambda compiler, x: _intrinsic(compiler, "sqrt", x),
+    np.floor: lambda compiler, x: _intrinsic(compiler, "floor", x),
     np.isnan: lambda compiler, x: compiler.compared("!=", x, x),
     np.isinf: lambda compiler, x: compiler.compared("==", _magnitude(compiler, x), math.inf),
     np.empty: lambda compiler, shape, kind: compiler.room(shape, NUMBERS[np.dtype(kind).name]),

@@ -11,8 +11,10 @@ from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
 from samebits.arithmetic.functions import (
     activations,
     composed_functions,
+    draw_gradients,
     error_functions,
     exponential,
+    gamma_functions,
     hyperbolic,
     inverse_trigonometry,
     logarithm,
@@ -98,6 +100,8 @@ UNARY = dict(
         _function("sigmoid", activations.sigmoid_wide, double=activations.sigmoid_double),
         _function("silu", activations.silu_wide, double=activations.silu_double),
         _function("mish", activations.mish_wide, double=composed_functions.mish_double),
+        _function("lgamma", gamma_functions.log_gamma_wide, double=gamma_functions.log_gamma_double),
+        _function("digamma", gamma_functions.digamma_wide, double=gamma_functions.digamma_double),
         _function("special_entr", powers.entr_wide, double=composed_functions.entr_double),
     )
 )
@@ -107,6 +111,7 @@ FUNCTIONS = {
     **UNARY,
     **dict(
         (
+            _function("trigamma", gamma_functions.trigamma_wide, double=gamma_functions.trigamma_double),
             _function("gelu", activations.gelu_wide, double=composed_functions.gelu_double),
             _function("gelu_tanh", activations.gelu_tanh_wide, double=composed_functions.gelu_tanh_double),
             _function("softplus", activations.softplus_wide, double=activations.softplus_double, numbers=2),
@@ -234,6 +239,18 @@ FUNCTIONS = {
             _function("number_add", narrow=optimizer_steps.number_add_narrow, numbers=2),
             _function("softshrink", narrow=optimizer_steps.softshrink_narrow, numbers=1),
             _function("hardswish_backward", narrow=optimizer_steps.hardswish_backward_narrow, inputs=2),
+            _function(
+                "standard_gamma_grad",
+                draw_gradients.gamma_gradient,
+                double=draw_gradients.gamma_gradient,
+                inputs=2,
+            ),
+            _function(
+                "dirichlet_grad",
+                draw_gradients.dirichlet_gradient,
+                double=draw_gradients.dirichlet_gradient,
+                inputs=3,
+            ),
             _function("fmod", powers.fmod_wide, double=powers.fmod_double, inputs=2),
             _function("remainder", powers.remainder_wide, double=powers.remainder_double, inputs=2),
             _function("addcmul", narrow=optimizer_steps.addcmul_narrow, inputs=3, numbers=1),

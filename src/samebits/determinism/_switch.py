@@ -115,6 +115,7 @@ class _Switch:
             undo.enter_context(_set_flags())
             if settings.across != "runs":
                 undo.enter_context(_ops.lstm.composed())
+                undo.enter_context(_ops.attention.one_path())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
             undo.enter_context(_install_kernels(settings))
@@ -191,8 +192,8 @@ def enable_op_determinism(
             "threads": for any number of intra-op threads, too, by the kernels of "machines". What they do not
             cover runs on one thread, unless torch's kernel is known to have the same bits.
             "machines": on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch that a row
-            is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile,
-            TorchScript and complex numbers (docs/machine-invariance.md).
+            is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile
+            and TorchScript (docs/machine-invariance.md).
         on_unimplemented: the effect of an op without a deterministic implementation: "raise"
             `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record
             have the setting.

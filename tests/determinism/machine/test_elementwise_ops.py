@@ -251,9 +251,9 @@ def test_complex_numbers_are_refused_by_name(machine_invariant_kernels):
     """The error names the op, the type and a way out."""
     with (
         machine_invariant_kernels(ELEMENTWISE),
-        pytest.raises(UnimplementedError, match=r"aten::exp of complex64.*Compute with"),
+        pytest.raises(UnimplementedError, match=r"aten::log of complex64.*Compute with"),
     ):
-        torch.exp(torch.ones(2, dtype=torch.complex64))
+        torch.log(torch.ones(2, dtype=torch.complex64))
 
 
 def test_numbers_where_the_schema_has_tensors(machine_invariant_kernels):

@@ -1,4 +1,4 @@
-"""Ops of several operands: powers, angles, and sums of products that torch's compiler may fuse."""
+"""Ops of several operands: powers, angles, sums of products, which compilers may fuse; complex numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
 from samebits.determinism._ops.elementwise import Call, Plan, forms
-from samebits.determinism._replacement import NotCoveredError, Replacement
+from samebits.determinism._replacement import NotCoveredError, Replacement, or_torchs, replacements
 
 _FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
 _CONTRACTED = (
     "vector code has a fused multiply-add where scalar code rounds the product; ours is one fused "
     "multiply-add"
+)
+_COMPLEX = (
+    "of complex numbers torch's compiler fuses products and sums or not: ours rounds each; of real ones it "
+    "is one operation, and torch's kernel stays"
 )
 
 
@@ -47,9 +52,11 @@ def _scaled(sign: int) -> Plan:
             return FUNCTIONS["add_number"], (self,), _as_torch_rounds(self.dtype, sign * alpha, other)
         if real and type(self) in _REAL and other.dtype.is_floating_point:
             return FUNCTIONS["number_add"], (other,), _as_torch_rounds(other.dtype, sign * alpha, self)
-        if isinstance(alpha, complex) and (_is_complex(self) or _is_complex(other)):
-            raise NotCoveredError("aten::add", "of complex numbers with a complex alpha")
-        if alpha == 1 or isinstance(alpha, complex) or not (_is_fraction(self) or _is_fraction(other)):
+        if alpha == 1 or not (_is_fraction(self) or _is_fraction(other)):
+            return None
+        if _is_complex(self) or _is_complex(other):
+            return COMPLEX["add_scaled"], (self, other, sign * alpha), ()
+        if isinstance(alpha, complex):
             return None
         if isinstance(self, Tensor) and self.dtype is torch.float32:  # a short type would give way to it
             return FUNCTIONS["add_scaled"], (self, other), (sign * alpha,)
@@ -77,12 +84,34 @@ def _rsub(self: Any, other: Any, *, alpha: float = 1) -> Call | None:
 
 
 def _addcmul(self: Tensor, tensor1: Any, tensor2: Any, *, value: float = 1) -> Call | None:
-    if isinstance(value, complex) or not any(map(_is_fraction, (self, tensor1, tensor2))):
+    operands = self, tensor1, tensor2
+    if any(map(_is_complex, operands)):
+        return COMPLEX["addcmul"], (*operands, value), ()
+    if isinstance(value, complex) or not any(map(_is_fraction, operands)):
         return None
-    return (FUNCTIONS["addcmul"], (self, tensor1, tensor2), (value,))
+    return (FUNCTIONS["addcmul"], operands, (value,))
+
+
+def _addcdiv(self: Tensor, tensor1: Any, tensor2: Any, *, value: float = 1) -> Call | None:
+    operands = self, tensor1, tensor2
+    return (COMPLEX["addcdiv"], (*operands, value), ()) if any(map(_is_complex, operands)) else None
+
+
+def _mul(self: Any, other: Any) -> Call | None:
+    return (COMPLEX["mul"], (self, other), ()) if _is_complex(self) or _is_complex(other) else None
+
+
+def _div(self: Any, other: Any) -> Call | None:
+    return (COMPLEX["div"], (self, other), ()) if _is_complex(self) or _is_complex(other) else None
+
+
+def _reciprocal(self: Tensor) -> Call | None:
+    return (COMPLEX["div"], (1.0, self), ()) if self.is_complex() else None
 
 
 def _lerp(self: Tensor, end: Tensor, weight: Any) -> Call | None:
+    if self.is_complex() and self.dtype == end.dtype:
+        return COMPLEX["lerp"], (self, end, weight), ()
     if self.dtype != end.dtype or not self.dtype.is_floating_point or isinstance(weight, complex):
         return None
     if not isinstance(weight, Tensor):
@@ -103,6 +132,8 @@ def _pow(self: Any, exponent: Any) -> Call | None:
     """Plans all three overloads: a number may stand on either side."""
     if not (_is_fraction(self) or _is_fraction(exponent)):
         return None
+    if _is_complex(self) or _is_complex(exponent):
+        return _complex_power(self, exponent)
     if not isinstance(exponent, Tensor):
         if not isinstance(exponent, complex) and exponent in _POWERS:
             return (_POWERS[exponent], (self,), ())
@@ -113,9 +144,24 @@ def _pow(self: Any, exponent: Any) -> Call | None:
     return (FUNCTIONS["pow"], (self, exponent), ())
 
 
+def _complex_power(self: Any, exponent: Any) -> Call | None:
+    """Plans the square; torch's kernel fills, or copies, for 0 and 1."""
+    if not isinstance(exponent, Tensor) and exponent == 2:
+        return COMPLEX["mul"], (self, self), ()
+    if not isinstance(exponent, Tensor) and exponent in (0, 1):
+        return None
+    raise NotCoveredError("aten::pow", "of complex numbers", "Multiply, or use torch.polar and exp")
+
+
 def _number_pow(self: complex, exponent: Tensor) -> Call | None:
     """Plans the powers of a number: torch's result is contiguous, whatever the layout of the exponents."""
     return _pow(self, exponent.contiguous())
+
+
+def _polygamma(n: int, self: Tensor) -> Call:
+    if n not in (0, 1):
+        raise NotCoveredError("aten::polygamma", f"of order {n}", "Orders 0 and 1 are covered")
+    return (UNARY["digamma"] if n == 0 else FUNCTIONS["trigamma"], (self,), ())
 
 
 def _of_two(op: str) -> Plan:
@@ -142,11 +188,16 @@ def _replacements() -> Iterator[Replacement]:
     yield from forms(_difference, _CONTRACTED, "sub.Tensor", "sub_.Tensor", "sub.out")
     yield from forms(_rsub, _CONTRACTED, "rsub.Tensor")
     yield from forms(_addcmul, _CONTRACTED, "addcmul", "addcmul_", "addcmul.out")
+    yield from forms(_addcdiv, _COMPLEX, "addcdiv", "addcdiv_", "addcdiv.out")
+    yield from forms(_mul, _COMPLEX, "mul.Tensor", "mul_.Tensor", "mul.out")
+    yield from forms(_div, _COMPLEX, "div.Tensor", "div_.Tensor", "div.out")
+    yield from forms(_reciprocal, _COMPLEX, "reciprocal", "reciprocal_", "reciprocal.out")
     yield from forms(_lerp, _CONTRACTED, "lerp.Scalar", "lerp_.Scalar", "lerp.Scalar_out")
     yield from forms(_lerp, _CONTRACTED, "lerp.Tensor", "lerp_.Tensor", "lerp.Tensor_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out")
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Tensor", "pow_.Tensor", "pow.Tensor_Tensor_out")
     yield from forms(_number_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
+    yield from forms(_polygamma, _FUNCTION, "polygamma", "", "polygamma.out")
     yield from forms(_of_two("atan2"), _FUNCTION, "atan2", "atan2_", "atan2.out")
     yield from forms(_of_two("xlogy"), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor")
     yield from forms(_of_two("special_xlog1py"), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out")
@@ -157,4 +208,67 @@ def _replacements() -> Iterator[Replacement]:
         yield from forms(_same_types(op), _FUNCTION, op, f"{op}_", f"{op}.out")
 
 
-REPLACEMENTS = tuple(_replacements())
+# Size, angle and sign of complex numbers: of their parts, by the functions of real ones.
+#
+# abs is hypot, angle atan2, polar(r, t) r cos(t) + r sin(t) i, and sgn z / |z| (0 for 0).
+
+
+def _abs(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    return torch.hypot(self.real, self.imag) if self.is_complex() else None
+
+
+def _angle(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    return torch.atan2(self.imag, self.real) if self.is_complex() else None
+
+
+def _sgn(self: Tensor, *, out: Tensor | None = None) -> Tensor | None:
+    if not self.is_complex():
+        return None
+    size = self.abs()
+    return torch.where(size == 0, torch.zeros((), dtype=self.dtype), self / size)
+
+
+def _sgn_in_place(self: Tensor) -> Tensor | None:
+    result = _sgn(self)
+    return None if result is None else self.copy_(result)
+
+
+def _polar(abs: Tensor, angle: Tensor, *, out: Tensor | None = None) -> Tensor | None:  # noqa: A002 (torch's)
+    if not abs.is_floating_point() or abs.dtype != angle.dtype:
+        return None
+    return torch.complex(abs * angle.cos(), abs * angle.sin())
+
+
+_REASON_OF_PARTS = "torch's vector code has its own functions of complex numbers: ours are of their parts"
+
+_PARTS = (
+    *replacements(["abs.out"], or_torchs(_abs), _REASON_OF_PARTS),
+    *replacements(["angle", "angle.out"], or_torchs(_angle), _REASON_OF_PARTS),
+    *replacements(["sgn", "sgn.out"], or_torchs(_sgn), _REASON_OF_PARTS),
+    *replacements(["sgn_"], or_torchs(_sgn_in_place), _REASON_OF_PARTS),
+    *replacements(["polar.out"], or_torchs(_polar), _REASON_OF_PARTS),
+)
+
+
+# Fake quantization by channel: torch's kernel, but for zero points that are no integers.
+#
+# q = round(x (1 / scale)) + zero point, to nearest even, bounded; the result is (q - zero point) scale. With
+# a zero point that is no integer the product is added to it before it is rounded, which the compiler may
+# fuse.
+
+
+def _by_channel(self: Tensor, scale: Tensor, zero_point: Tensor, *_bounds: Any) -> None:
+    if zero_point.is_floating_point():
+        op = "aten::fake_quantize_per_channel_affine_cachemask"
+        raise NotCoveredError(
+            op, "with zero points of floating point", "Round them: zero_point.round().int()"
+        )
+
+
+_FAKE_QUANTIZE = replacements(
+    ["fake_quantize_per_channel_affine_cachemask"],
+    or_torchs(_by_channel, ()),
+    "torch's kernel for integers, whose operations are not fused; other zero points raise",
+)
+
+REPLACEMENTS = (*_replacements(), *_PARTS, *_FAKE_QUANTIZE)

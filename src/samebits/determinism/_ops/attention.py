@@ -273,6 +273,18 @@ def _multi_head(kernel: Kernel) -> Kernel:
     return attention
 
 
+@contextmanager
+def one_path() -> Iterator[None]:
+    """A block in which evaluation runs the ops of training, without the layout of nested tensors."""
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
+
+
 _REASON = (
     "one opaque kernel, with the vendor's products and sums of the machine's lanes: composed of ops that are "
     "covered"

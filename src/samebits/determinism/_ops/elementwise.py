@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
+from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import ElementwiseFunction
 from samebits.arithmetic.elementwise_kernel import FILLED
 from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
@@ -95,7 +96,9 @@ def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
 def _general(call: Call) -> list[Tensor]:
     function, operands, numbers = call
     dtype, shape = _dtype(operands), _shape(operands)
-    run = function.kernels.get(dtype)
+    run = function.kernels.get(dtype) or (
+        COMPLEX[function.name].kernels.get(dtype) if function.name in COMPLEX else None
+    )
     if run is None:
         kind = str(dtype).removeprefix("torch.")
         cure = (
@@ -223,13 +226,13 @@ def _unary(function: ElementwiseFunction, kernel: Kernel) -> Kernel:
     return elementwise
 
 
-_BY_PARTS = ("add", "sub", "rsub")
-"""Complex sums of these are sums of real numbers; with a factor, the formula refuses them."""
+_PLANNED = ("add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv", "reciprocal", "pow")
+"""Their plans have a formula for complex numbers, but for sums and powers in which no product is rounded."""
 
 
 def _of_real_numbers(name: str, kernel: Kernel) -> Kernel:
     """Returns torch's kernel for what no formula takes; complex numbers raise: products may be fused."""
-    if name.partition(".")[0].rstrip("_") in _BY_PARTS:
+    if name.partition(".")[0].rstrip("_") in _PLANNED:
         return kernel
 
     def of_real_numbers(*args: Any, **kwargs: Any) -> Any:

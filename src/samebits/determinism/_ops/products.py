@@ -16,6 +16,8 @@ from samebits.determinism._kernels.out_argument import cast_into
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import NotCoveredError, Replacement, or_torchs, replacements
 
+_COMPLEX = (torch.complex64, torch.complex128)
+
 
 def _checked(result: Tensor | None, *factors: Tensor) -> Tensor | None:
     """Returns a product; None for what is none of ours: integers, empty factors, and wrong arguments.
@@ -24,16 +26,31 @@ def _checked(result: Tensor | None, *factors: Tensor) -> Tensor | None:
         NotCoveredError: factors that no kernel multiplies exactly.
     """
     if result is None:
-        if any(x.is_complex() for x in factors):
-            cure = "Multiply the real and imaginary parts (torch.view_as_real)"
-            raise NotCoveredError("aten::mm", "of complex matrices", cure)
-        takes("mm", *(x.dtype for x in factors))
+        takes("mm", *(x.dtype for x in factors if x.dtype not in _COMPLEX))
     return result
+
+
+def _dense_product(
+    a: Tensor, b: Tensor, added: Tensor | None = None, alpha: Any = 1, beta: Any = 1
+) -> Tensor | None:
+    """Returns alpha a b + beta added; None for what is none of ours.
+
+    Of complex numbers by four real products, of which two are subtracted, and two added.
+    """
+    if a.dtype not in _COMPLEX or a.dtype != b.dtype:
+        return product(a, b, added, alpha, beta)
+    p, q, r, s = (part for x in (a, b) for part in torch.view_as_real(x.resolve_conj()).unbind(-1))
+    parts = [made for x, y in ((p, r), (q, s), (p, s), (q, r)) if (made := product(x, y)) is not None]
+    if not parts:
+        return None
+    result = torch.complex(parts[0] - parts[1], parts[2] + parts[3])
+    result = result if alpha == 1 else result.mul_(alpha)
+    return result if added is None or beta == 0 else result.add_(added if beta == 1 else added * beta)
 
 
 def _multiplied(a: Tensor, b: Tensor, *, out: Tensor | None = None, ranks: tuple[int, int]) -> Tensor | None:
     """mm, bmm and mv; `ranks`: dimensions of the factors."""
-    return _checked(product(a, b) if (a.dim(), b.dim()) == ranks else None, a, b)
+    return _checked(_dense_product(a, b) if (a.dim(), b.dim()) == ranks else None, a, b)
 
 
 def _added(
@@ -49,7 +66,7 @@ def _added(
     """addmm, baddbmm and addmv."""
     result = None
     if self.dtype == a.dtype and (a.dim(), b.dim()) == ranks:
-        result = product(a, b, self, alpha, beta)
+        result = _dense_product(a, b, self, alpha, beta)
     return _checked(result, self, a, b)
 
 

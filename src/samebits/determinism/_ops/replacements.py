@@ -26,6 +26,7 @@ from samebits.determinism._ops import (
     lstm,
     products,
     softmax,
+    sparse,
     sums,
     vector_norms,
 )
@@ -39,7 +40,7 @@ ELEMENTWISE: tuple[Replacement, ...] = (
 )
 _ROOMS = (
     *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
-    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
+    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sparse, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""

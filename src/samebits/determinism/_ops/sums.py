@@ -31,7 +31,21 @@ def _summed(
     what: str,
     last: int = PLAIN,
 ) -> Tensor | None:
-    return _reduced(op, what, self, dim or (), keepdim, _kind(self, dtype, out), last)
+    kind = _kind(self, dtype, out)
+    if kind in (torch.complex64, torch.complex128):
+        return _of_parts(op, what, self.to(kind), dim or (), keepdim, last)
+    return _reduced(op, what, self, dim or (), keepdim, kind, last)
+
+
+def _of_parts(op: str, what: str, x: Tensor, dims: Any, keepdim: bool, last: int) -> Tensor | None:
+    """Returns the sum or mean of complex numbers: those of the real and of the imaginary parts."""
+    rank = x.dim()
+    if not rank or not all(-rank <= dim < rank for dim in dims):
+        return None
+    parts = torch.view_as_real(x.resolve_conj())
+    places = tuple(dim % rank for dim in dims) or tuple(range(rank))
+    result = _reduced(op, what, parts, places, keepdim, parts.dtype, last)
+    return None if result is None else torch.view_as_complex(result.contiguous())
 
 
 def _prod_of_all(self: Tensor, *, dtype: Any = None) -> Tensor | None:
@@ -44,8 +58,13 @@ def _prod_of_dim(
     return _reduced("prod", "prod", self, (dim,), keepdim, _kind(self, dtype, out), PLAIN)
 
 
-def _dot(self: Tensor, tensor: Tensor) -> Tensor | None:
-    """Those of two vectors: dot and vdot, whose form with `out=` calls the plain one."""
+def _dot(self: Tensor, tensor: Tensor, *, conjugate: bool = False) -> Tensor | None:
+    """Those of two vectors: dot and vdot, whose form with `out=` calls the plain one.
+
+    Of complex numbers: the sum of their products, each rounded.
+    """
+    if self.is_complex() and self.dtype == tensor.dtype and self.dim() == tensor.dim() == 1:
+        return torch.sum((self.conj() if conjugate else self) * tensor)
     is_ours = takes("dot", self.dtype, tensor.dtype) and self.dtype == tensor.dtype
     is_valid = self.numel() and self.dim() == tensor.dim() == 1 and self.shape == tensor.shape
     return reduce("dot", self.contiguous(), y=tensor.contiguous()) if is_ours and is_valid else None
@@ -89,7 +108,8 @@ REPLACEMENTS = tuple(
         (("mean.dim", "mean.out"), partial(_summed, op="mean", what="sum", last=QUOTIENT)),
         (("nansum", "nansum.out"), partial(_summed, op="nansum", what="nansum")),
         (("prod",), _prod_of_all),
-        (("dot", "vdot"), _dot),
+        (("dot",), _dot),
+        (("vdot",), partial(_dot, conjugate=True)),
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
     for replacement in replacements(names, or_torchs(compute), REASON)

@@ -29,6 +29,8 @@ def _vector_norm(
     dtype: Any = None,
     out: Any = None,
 ) -> Tensor | None:
+    if self.is_complex() and dtype is None:
+        self = self.abs()
     if not takes("linalg_vector_norm", self.dtype, dtype or self.dtype) or ord in _EXTREMES:
         return None  # an extreme is exact in any order
     try:
