@@ -9,7 +9,6 @@ from samebits.determinism._kernels import (
     fft,
     grid_sample,
     indexed_writes,
-    lapack,
     polynomials,
     upsample,
 )
@@ -19,7 +18,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *convolution.REPLACEMENTS,
     *fft.REPLACEMENTS,
     *grid_sample.REPLACEMENTS,
-    *lapack.REPLACEMENTS,
     *polynomials.REPLACEMENTS,
     *upsample.REPLACEMENTS,
     *uninitialized_memory.REPLACEMENTS,

@@ -22,6 +22,7 @@ from samebits.determinism._ops import (
     grid_sample,
     group_norm,
     layer_norm,
+    linear_algebra,
     losses,
     lstm,
     products,
@@ -39,7 +40,8 @@ ELEMENTWISE: tuple[Replacement, ...] = (
 )
 _ROOMS = (
     *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
-    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sums, vector_norms),
+    *(grid_sample, group_norm, layer_norm, linear_algebra, losses, lstm, products, softmax, sums),
+    vector_norms,
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
