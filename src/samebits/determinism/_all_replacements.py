@@ -6,7 +6,6 @@ from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import uninitialized_memory
 from samebits.determinism._kernels import (
     convolution,
-    fft,
     grid_sample,
     indexed_writes,
     polynomials,
@@ -16,7 +15,6 @@ from samebits.determinism._replacement import Replacement
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     *convolution.REPLACEMENTS,
-    *fft.REPLACEMENTS,
     *grid_sample.REPLACEMENTS,
     *polynomials.REPLACEMENTS,
     *upsample.REPLACEMENTS,

@@ -18,6 +18,7 @@ from samebits.determinism._ops import (
     coverage,
     creation,
     embedding_bag,
+    fourier,
     fused_optimizers,
     grid_sample,
     group_norm,
@@ -39,9 +40,9 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
-    *(grid_sample, group_norm, layer_norm, linear_algebra, losses, lstm, products, softmax, sums),
-    vector_norms,
+    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fourier),
+    *(fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, lstm, products),
+    *(softmax, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
