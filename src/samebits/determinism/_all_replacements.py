@@ -6,10 +6,8 @@ from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import uninitialized_memory
 from samebits.determinism._kernels import (
     convolution,
-    fft,
     grid_sample,
     indexed_writes,
-    lapack,
     polynomials,
     upsample,
 )
@@ -17,9 +15,7 @@ from samebits.determinism._replacement import Replacement
 
 REPLACEMENTS: tuple[Replacement, ...] = (
     *convolution.REPLACEMENTS,
-    *fft.REPLACEMENTS,
     *grid_sample.REPLACEMENTS,
-    *lapack.REPLACEMENTS,
     *polynomials.REPLACEMENTS,
     *upsample.REPLACEMENTS,
     *uninitialized_memory.REPLACEMENTS,

@@ -42,7 +42,8 @@ FAMILIES = {
     "recurrent": "nn.LSTM nn.GRU nn.RNN",
     "random numbers": "rand randn randperm bernoulli dropout multinomial",
     "Fourier transforms": "fft.fft fft.rfft stft istft",
-    "linear algebra": "linalg.inv linalg.solve linalg.svd linalg.eigh linalg.qr linalg.cholesky linalg.lstsq",
+    "linear algebra": "linalg.inv linalg.solve linalg.det linalg.qr linalg.cholesky linalg.solve_triangular",
+    "eigenvalues, SVD": "linalg.eigh linalg.eig linalg.svd linalg.pinv linalg.lstsq",
 }
 """Names as a person types them; what is printed of them is looked up in the table."""
 EQUAL, RAISES = "equal", "raises"
@@ -303,6 +304,6 @@ def _print_counts(console: Console, everything: Sequence[Entry]) -> None:
         f"GPU: {counts['cuda'][RAISES]} raise, {on_gpu} were seen equal on one, the rest is known by reading "
         "alone.\n"
         f"Measured or read in the source: all but {nobody['cpu']} (CPU) and {nobody['cuda']:,} (GPU), at "
-        "which nobody has looked.\n\nOne op: samebits ops torch.stft. All that raise on any CPU: --machine "
+        "which nobody has looked.\n\nOne op: samebits ops torch.svd. All that raise on any CPU: --machine "
         "refused. Every overload: --all.",
     )

@@ -356,8 +356,8 @@ def refused_parts(op: str) -> tuple[str, ...]:
         op: the full name of an overload.
 
     Example:
-        >>> samebits.determinism.table.refused_parts("aten::stft")
-        ('aten::_fft_r2c',)
+        >>> samebits.determinism.table.refused_parts("aten::svd")
+        ('aten::_linalg_svd',)
     """
     return op_table().refused_parts(op.removeprefix("aten::"))
 

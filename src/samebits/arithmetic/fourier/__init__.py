@@ -1,0 +1,1 @@
+"""Fourier transforms. The definition of their bits is in `definition`."""

@@ -1,0 +1,1 @@
+"""Triangular systems and factorisations. The definition of their bits is in `definition`."""
