@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samebits._native import inlined, vectors
 from samebits._native.float_bits import SIZE
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.fourier.butterflies import butterfly, load_columns, store_columns
 from samebits.arithmetic.fourier.definition import RADICES
 from samebits.arithmetic.fourier.roots import roots
@@ -56,7 +56,7 @@ def tables(n: int, dtype: torch.dtype) -> PassTables:
     return PassTables(torch.tensor(radices, dtype=torch.int64), made.to(dtype))
 
 
-@cache
+@variants(element=("float32", "float64"))
 def _kernel(element: str) -> OnTeam:
     """args: 1-4 of the numbers: address, strides (bytes) of matrices, along the transform, of columns; 5-8 of
     the results, alike; 9 length; 10 columns; 11 groups of 16 of a matrix; 12 all groups; 13 groups of a

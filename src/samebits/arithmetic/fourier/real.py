@@ -8,7 +8,6 @@ the normalization are one factor.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
 from samebits.arithmetic.fourier.passes import ELEMENTS
 from samebits.arithmetic.fourier.roots import roots_of
 from samebits.arithmetic.reductions.tensors import bits_of
@@ -32,7 +31,7 @@ def _times(real: Any, imaginary: Any, w_real: Any, w_imaginary: Any) -> Any:
     return _fma(real, w_real, -(imaginary * w_imaginary)), _fma(real, w_imaginary, imaginary * w_real)
 
 
-@cache
+@variants(element=("float32", "float64"))
 def _forward(element: str) -> OnTeam:
     """args: 1-3 addresses of the rows that are read, of those that are written, and of the roots; 4 m; 5
     rows; 6 rows of a chunk; 7 the factor's bits.
@@ -60,7 +59,7 @@ def _forward(element: str) -> OnTeam:
     return on_team(rows, name=f"real_forward_{element}")
 
 
-@cache
+@variants(element=("float32", "float64"))
 def _back(element: str) -> OnTeam:
     """args: as of `_forward`, without a factor."""
     numbers_at = {"float32": float32_at, "float64": float64_at}[element]

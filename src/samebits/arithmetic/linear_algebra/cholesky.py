@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import vectors
-from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.linear_algebra.definition import BLOCK
 from samebits.arithmetic.linear_algebra.matrices import minus_product
 from samebits.arithmetic.linear_algebra.triangular import substitute
@@ -19,7 +18,7 @@ from samebits.arithmetic.linear_algebra.triangular import substitute
 _fma = vectors.fma
 
 
-@cache
+@variants()
 def _diagonal_block() -> OnTeam:
     """args: 1-3 of the block: address, strides of rows, items; 4 rows; 5 address of the items' infos; 6 the
     block's first row.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import vectors
-from samebits._native.kernel_threads import OnTeam, float64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float64_at, on_team, variants
 from samebits.arithmetic.linear_algebra.definition import PANEL
 from samebits.arithmetic.linear_algebra.matrices import minus_product, multiplied
 from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
@@ -19,7 +18,7 @@ from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
 _fma, _splat = vectors.fma, vectors.splat
 
 
-@cache
+@variants()
 def _panel() -> OnTeam:
     """args: 1-3 of the columns: address, strides of columns, items; 4 their number; 5 their length; 6-7 of
     the factors tau: address, stride of items.
@@ -55,7 +54,7 @@ def _panel() -> OnTeam:
     return on_team(reflect, name="householder_panel")
 
 
-@cache
+@variants()
 def _triangle() -> OnTeam:
     """args: 1-2 of the products of the vectors with each other, rows of `4`: address, stride of items; 3 of
     T, which lies alike and holds zeros; 4 vectors; 5-6 of the factors tau: address, stride of items.

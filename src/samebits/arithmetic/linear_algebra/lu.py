@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.linear_algebra.definition import BLOCK
 from samebits.arithmetic.linear_algebra.matrices import minus_product
 from samebits.arithmetic.linear_algebra.triangular import solve_triangular, substitute
@@ -27,7 +26,7 @@ def _exchange(a: Any, row: Any, other: Any) -> None:
         a[other, i] = here
 
 
-@cache
+@variants()
 def _columns() -> OnTeam:
     """args: 1-3 of the matrices: address, rows, columns; 4-5 the block's first column and its end; 6-7
     addresses of the items' pivots and infos; 8 is 1 where rows are exchanged; 9 pivots of an item.
@@ -60,7 +59,7 @@ def _columns() -> OnTeam:
     return on_team(factor, name="lu_columns")
 
 
-@cache
+@variants()
 def _exchanges() -> OnTeam:
     """args: 1-3 of the matrices: address, rows, columns; 4 address of the pivots; 5 pivots of an item; 6 is 1
     for the last exchange first.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from samebits._native import vectors
-from samebits._native.kernel_threads import OnTeam, float64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float64_at, on_team, variants
 from samebits.arithmetic.linear_algebra.definition import BLOCK
 from samebits.arithmetic.linear_algebra.matrices import minus_product
 
@@ -20,7 +19,7 @@ _load, _store, _splat, _fma = vectors.LOAD["float64"], vectors.STORE["float64"],
 _load_part, _store_part = vectors.LOAD_PART["float64"], vectors.STORE_PART["float64"]
 
 
-@cache
+@variants()
 def _substitution() -> OnTeam:
     """args: 1-4 of the triangle: address, strides of rows, columns, items; 5-7 of the right sides: address,
     strides of rows, items; 8 rows; 9 right sides; 10 chunks of an item; 11 is 1 for a unit diagonal.

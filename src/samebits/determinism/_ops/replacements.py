@@ -41,14 +41,9 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-<<<<<<< HEAD
-    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fused_optimizers),
-    *(grid_sample, group_norm, layer_norm, losses, lstm, products, softmax, sparse, sums, vector_norms),
-=======
     *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fourier),
     *(fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, lstm, products),
-    *(softmax, sums, vector_norms),
->>>>>>> work-a
+    *(softmax, sparse, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
