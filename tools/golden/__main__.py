@@ -39,7 +39,7 @@ TEXTS = ROOT / "tests" / "golden"
 MACHINES = (
     *("machine_reductions", "machine_pointwise", "machine_products", "machine_lengths", "machine_training"),
     *("machine_convolutions", "machine_normalizations", "machine_attention", "machine_recurrent"),
-    *("machine_indexing", "machine_losses", "machine_others"),
+    *("machine_indexing", "machine_losses", "machine_others", "machine_linalg", "machine_fourier"),
 )
 """Sections that `across="machines"` promises to be the same on every CPU."""
 ANYWHERE = ("draws", "seeds", "pipelines", "loaders", *MACHINES)

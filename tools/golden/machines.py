@@ -196,10 +196,8 @@ def _convolutional() -> tuple[nn.Module, torch.Tensor]:
 
 
 _NETWORKS = {"perceptron": _perceptron, "transformer": _transformer, "convolutional": _convolutional}
-REFUSED = {"linalg", "fourier"}
-"""Families that the mode refuses, and what makes their operands."""
 SECTIONS: dict[str, Callable[[Path], Facts]] = {
-    **{f"machine_{name}": partial(_family, name) for name in kernels.FAMILIES if name not in REFUSED},
+    **{f"machine_{name}": partial(_family, name) for name in kernels.FAMILIES},
     "machine_lengths": machine_lengths,
     "machine_others": machine_others,
     "machine_training": machine_training,

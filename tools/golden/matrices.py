@@ -124,7 +124,7 @@ def _decompositions(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     )
     tall, few = tensor(260, 70, dtype=dtype), tensor(9, 40, 40, dtype=dtype) + 7 * torch.eye(40, dtype=dtype)
     good, la = a @ a.mT, torch.linalg
-    factor, (lu, pivots), (ldl, ldl_pivots) = la.cholesky(good), la.lu_factor(a), la.ldl_factor(good)
+    factor, (lu, pivots) = la.cholesky(good), la.lu_factor(a)
     reflectors, tau = torch.geqrf(tall)
     calls: dict[str, Callable[..., Any]] = {
         "cholesky": lambda: with_gradients(lambda x: [la.cholesky(x @ x.mT), torch.cholesky(x @ x.mT)], a),
@@ -138,7 +138,7 @@ def _decompositions(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "inv": lambda: with_gradients(la.inv, a), "pinv": lambda: la.pinv(tall), "det": lambda: with_gradients(la.det, few), "slogdet": lambda: list(la.slogdet(a)),
         "lstsq": lambda: [*la.lstsq(tall, tensor(260, 3, dtype=dtype))[:1]], "matrix_exp": lambda: la.matrix_exp(few / 20), "matrix_power": lambda: la.matrix_power(a / 12, 5),
         "multi_dot": lambda: la.multi_dot([b.mT, a, tensor(130, 9, dtype=dtype)]), "cond": lambda: la.cond(a), "matrix_rank": lambda: la.matrix_rank(a),
-        "norms": lambda: [la.norm(a), la.norm(a, "nuc"), la.norm(a, 2), la.norm(a, 1), la.matrix_norm(few, -2)], "ldl": lambda: [*la.ldl_factor(good), la.ldl_solve(ldl, ldl_pivots, b)],
+        "norms": lambda: [la.norm(a), la.norm(a, "nuc"), la.norm(a, 2), la.norm(a, 1), la.matrix_norm(few, -2)], "ldl": lambda: [*la.ldl_factor(good), la.ldl_solve(*la.ldl_factor(good), b)],
         "ldl_ex": lambda: [*la.ldl_factor_ex(good)], "cholesky_ex": lambda: [*la.cholesky_ex(good)], "torch.svd": lambda: [*torch.svd(tall)], "lu_with_info": lambda: [*torch._lu_with_info(a)],
         "householder": lambda: la.householder_product(reflectors, tau), "ormqr": lambda: torch.ormqr(reflectors, tau, tall), "geqrf": lambda: [*torch.geqrf(tall)],
     }  # fmt: skip

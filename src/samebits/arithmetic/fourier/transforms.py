@@ -117,6 +117,7 @@ def real_transform(x: Tensor, factor: float = 1.0) -> Tensor:
     n = x.shape[-1]
     rows = x.view(-1, n)
     if n % 2 == 0:
+        rows = rows if rows.storage_offset() % 2 == 0 else rows.clone()  # else it is no view of pairs
         z = _rows(torch.view_as_complex(rows.view(-1, n // 2, 2)), 1.0, inverse=False)
         return half_of_real(z, factor).view(*x.shape[:-1], n // 2 + 1)
     made = _rows(torch.complex(rows, torch.zeros_like(rows)), factor, inverse=False)

@@ -16,13 +16,11 @@ matrix is cut into blocks of 64 rows and columns, from the first on; "the produc
   magnitude becomes the pivot, by an exchange of rows; those below are divided by it, and each element of the
   block that is below and to the right takes its term by fma. Then the rows right of the block are solved from
   it, and from the rest of the matrix the product of both is taken.
-- QR: Householder's reflections H = I - tau v v^T, with the signs of LAPACK's `dlarfg`, in blocks of 32
+- QR: Householder's reflections H = I - tau v v^T, with the signs of LAPACK's `dlarfg`, in blocks of 64
   columns: T of (I - V T V^T) as in `dlarft` (forward, columnwise); sums along a column are those of
   `arithmetic.reductions`, and the rest of the matrix, and Q, take a block by three products. A float64 matrix
   is first multiplied by the power of two that brings its largest element to [1, 2), and R is brought back.
 """
 
 BLOCK = 64
-"""Rows and columns of a block of a triangular matrix."""
-PANEL = 32
-"""Reflections that are applied together."""
+"""Rows and columns of a block, and reflections that are applied together."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from samebits import _native as native
 from samebits._native import vectors
 from samebits._native.kernel_threads import OnTeam, float64_at, on_team, variants
-from samebits.arithmetic.linear_algebra.definition import PANEL
+from samebits.arithmetic.linear_algebra.definition import BLOCK
 from samebits.arithmetic.linear_algebra.matrices import minus_product, multiplied
 from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
 
@@ -78,7 +78,7 @@ def _triangle() -> OnTeam:
 
 def _block_of(columns: Tensor, tau: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Returns vectors (batch, count, length) with their leading ones and zeros, and T, of the block there."""
-    end = min(start + PANEL, tau.shape[-1])
+    end = min(start + BLOCK, tau.shape[-1])
     v = columns[:, start:end, start:].triu(1)
     v.diagonal(dim1=1, dim2=2).fill_(1.0)
     gram, t = multiplied(v, v.mT), v.new_zeros(len(v), end - start, end - start)
@@ -107,8 +107,8 @@ def reflectors(columns: Tensor) -> Tensor:
     batch, n, length = columns.shape
     tau = columns.new_zeros(batch, min(n, length))
     size = _scaled(columns)
-    for start in range(0, tau.shape[-1], PANEL):
-        count = min(PANEL, n - start)
+    for start in range(0, tau.shape[-1], BLOCK):
+        count = min(BLOCK, n - start)
         here, taus = columns[:, start:, start:], tau[:, start:]
         _panel()(
             batch, here.data_ptr(), length, n * length, count, length - start, taus.data_ptr(), tau.stride(0)
@@ -122,7 +122,7 @@ def reflectors(columns: Tensor) -> Tensor:
 
 def multiply(columns: Tensor, tau: Tensor, c: Tensor, *, transpose: bool = False) -> Tensor:
     """Multiplies columns (batch, columns, length) by Q, or its transpose, from the left, in place."""
-    starts = range(0, tau.shape[-1] if c.numel() else 0, PANEL)
+    starts = range(0, tau.shape[-1] if c.numel() else 0, BLOCK)
     for start in starts if transpose else reversed(starts):
         v, t = _block_of(columns, tau, start)
         _apply(c[:, :, start:], v, t.mT if transpose else t)
@@ -132,5 +132,8 @@ def multiply(columns: Tensor, tau: Tensor, c: Tensor, *, transpose: bool = False
 def orthogonal(columns: Tensor, tau: Tensor, count: int) -> Tensor:
     """Returns the first columns of Q, (batch, count, length)."""
     batch, _, length = columns.shape
-    unit = torch.eye(count, length, dtype=columns.dtype).repeat(batch, 1, 1)
-    return multiply(columns, tau, unit)
+    made = torch.eye(count, length, dtype=columns.dtype).repeat(batch, 1, 1)
+    for start in reversed(range(0, tau.shape[-1], BLOCK)):  # columns before the block are still those of I
+        v, t = _block_of(columns, tau, start)
+        _apply(made[:, start:, start:], v, t)
+    return made

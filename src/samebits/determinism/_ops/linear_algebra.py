@@ -230,7 +230,10 @@ def _solve_ex(
     all_factors = factors.view(*a.shape).expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
     all_pivots = pivots.view(a.shape[:-1]).expand(*batch, -1).reshape(-1, a.shape[-1])
     x = _with_factors(all_factors, all_pivots, b, left=left, adjoint=transposed)
-    return x.squeeze(-1) if is_vector else x, *_given(a, factors, pivots), info
+    if is_vector:  # torch lays a batch of vectors out as a matrix
+        x = x.squeeze(-1)
+        x = x if x.dim() < 2 else x.mT.contiguous().mT
+    return x, *_given(a, factors, pivots), info
 
 
 def _inv_ex(a: Tensor, *, check_errors: bool = False, **_out: Tensor) -> tuple[Tensor, ...] | None:
