@@ -19,6 +19,7 @@ from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 
 TILE = 512
 """Columns whose lanes are in the first level of cache at a time."""
+prefetch = vectors.prefetch
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
 _fma, _root, _float64_of_bits = vectors.fma, vectors.root, vectors.float64_of_bits
 _tile_room, _other_room = vectors.stack(16 * TILE * 8), vectors.stack(16 * TILE * 8 + 64)
@@ -76,6 +77,7 @@ def layer_norm(memory: str) -> OnTeam:
             for i in range(whole):
                 w, b = load(args[2] + i * 16 * width), load(args[3] + i * 16 * width)
                 h = standardized(read(x + i * 16 * size), center, scale)
+                prefetch(x + (length + i * 16) * size)  # the next row
                 store(out + i * 16 * size, _one_nan(_fma(h, w, b)))
             if rest:
                 w = load_part(args[2] + whole * 16 * width, rest)
@@ -162,6 +164,8 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
             alone, both = _splat(sum_alone / real(length)), _splat(-(sum_both / real(length)))
             for i in range(whole):
                 here, at = i * 16 * size, w + i * 16 * width
+                prefetch(g + length * size + here)
+                prefetch(x + length * size + here)
                 store(out + here, value(read(g + here), read(x + here), load(at), mean, rstd, alone, both))
             if rest:
                 here, at = whole * 16 * size, w + whole * 16 * width

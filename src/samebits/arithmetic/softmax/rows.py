@@ -59,7 +59,7 @@ def log_of_sum(x: Any, y: Any) -> Any:
 _splat, _first_of, _added, _one_nan = vectors.splat, vectors.first_of, vectors.added, vectors.one_nan
 _largest, _where_less, _fma = vectors.largest, vectors.where_less, vectors.fma
 _SHORT = 4096
-"""Numbers in a row whose exponentials stay in the first level of cache, where results are shorter than they."""
+"""Numbers in a row whose exponentials are kept, in the first level of cache, where results are shorter."""
 _row_room = vectors.stack(4 * _SHORT)
 
 
