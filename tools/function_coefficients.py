@@ -8,6 +8,7 @@ Needs mpmath, which torch brings with it (sympy). Run it from the root: `python 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,26 @@ def of_square(function: Callable[[mp.mpf], mp.mpf], value: int | mp.mpf) -> Call
     return lambda u: mp.mpf(value) if abs(u) < NEAR else function(mp.sqrt(u)) / mp.sqrt(u)
 
 
+def normal_tail(x: mp.mpf) -> mp.mpf:
+    """Returns exp(x^2 / 2) times the part of the normal distribution beyond x."""
+    return mp.exp(x * x / 2) * mp.erfc(x / mp.sqrt(2)) / 2
+
+
+def normal_tails(step: float, degree: int, *, with_rest: bool) -> list[list[float]]:
+    """Returns polynomials in u for normal_tail(i step + u), i from 0 to 15, the constant in one or two parts."""
+    rows = []
+    for center in (mp.mpf(step) * i for i in range(16)):
+        value = normal_tail(center)
+        slope = without_hole(
+            lambda u, c=center, v=value: (normal_tail(c + u) - v) / u, mp.diff(normal_tail, center)
+        )
+        half = mp.mpf(step) / 2
+        first = in_float32(value)
+        rest = [in_float32(value - first)] if with_rest else []
+        rows.append([first, *rest, *map(in_float32, fit(slope, (-half, half), degree - 1))])
+    return rows
+
+
 ERFC_K = mp.mpf("3.5")
 HALF_LN2 = LN2 / 2 * mp.mpf("1.001")
 POLYNOMIALS = {
@@ -87,6 +108,36 @@ POLYNOMIALS = {
         "(2^r - 1) / r",
         without_hole(lambda r: mp.expm1(r * LN2) / r, LN2),
         (mp.mpf(-1) / 2, mp.mpf(1) / 2),
+        9,
+    ),
+    "EXP_TAIL_NARROW": (
+        "(exp(r) - 1 - r) / r^2, float32",
+        without_hole(lambda r: (mp.expm1(r) - r) / r**2, mp.mpf(1) / 2),
+        (-HALF_LN2, HALF_LN2),
+        5,
+    ),
+    "EXP2_TAIL_NARROW": (
+        "(2^r - 1) / r, float32",
+        without_hole(lambda r: mp.expm1(r * LN2) / r, LN2),
+        (mp.mpf(-1) / 2, mp.mpf(1) / 2),
+        6,
+    ),
+    "ATANH_NARROW": (
+        "(2 atanh(s) - 2 s) / s^3 at u = s^2, s up to 1 / 3, float32",
+        without_hole(lambda u: (2 * mp.atanh(mp.sqrt(u)) / mp.sqrt(u) - 2) / u, mp.mpf(2) / 3),
+        (mp.mpf(0), mp.mpf(1) / 9),
+        4,
+    ),
+    "LOG_TAIL_SHORT": (
+        "(log(1 + f) - f) / f^2, float32",
+        without_hole(log_tail, mp.mpf(-1) / 2),
+        (mp.sqrt(mp.mpf(1) / 2) - 1, mp.sqrt(2) - 1),
+        6,
+    ),
+    "ERF_SHORT": (
+        "erf(x) / x at x^2 = 4.5 (t + 1), float32",
+        lambda t: erf_ratio((9 * t - 7) / 16),
+        (mp.mpf(-1), mp.mpf(1)),
         9,
     ),
     "LOG_TAIL": (
@@ -234,6 +285,11 @@ def largest_error(
     return worst
 
 
+def in_float32(value: mp.mpf | float) -> float:
+    """Returns the number rounded to float32."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
 def parts(value: mp.mpf, bits: tuple[int, ...]) -> list[float]:
     """Returns the value as a sum of float64, each but the last with no more than that many bits."""
     found, rest = [], value
@@ -278,9 +334,20 @@ def main() -> None:
     entries = {}
     for name, (words, function, interval, degree) in POLYNOMIALS.items():
         coefficients = fit(function, interval, degree)
+        if name.endswith(("NARROW", "SHORT")):
+            coefficients = [in_float32(c) for c in coefficients]
         error = f"2^{float(mp.log(largest_error(function, interval, coefficients), 2)):.1f}"
         print(f"{name:16} degree {degree:2}  {error}")
         entries[name] = entry(f"{words}; relative error {error}", coefficients)
+    entries["NORMAL_TAIL_NARROW"] = entry(
+        "for i from 0 to 15 exp(x^2 / 2) cdf(-x) at x = 5/16 i (float32, and the rest), and the polynomial in "
+        "u = x - 5/16 i of its difference quotient",
+        normal_tails(5 / 16, 5, with_rest=True),
+    )
+    entries["NORMAL_TAIL_SHORT"] = entry(
+        "for i from 0 to 15 the polynomial in u = x - 29/32 i of exp(x^2 / 2) cdf(-x)",
+        normal_tails(29 / 32, 5, with_rest=False),
+    )
     entries["LN2"] = entry("log(2) in two parts; the first has 42 bits", parts(LN2, (42, 53)))
     entries["PI"] = entry("pi in three parts", parts(mp.pi, (53, 53, 53)))
     entries["HALF_PI"] = entry("pi / 2 in three parts", parts(mp.pi / 2, (53, 53, 53)))

@@ -123,16 +123,18 @@ class TracedNumber(_Traced):
         """Returns the number with the sign of the other."""
         return self._new(f"with_sign_of({self.name}, {self._of(other)})")
 
-    def _reciprocal_of_float32(self, expression: str) -> TracedNumber:
-        return self._new(f"divided(tl.full((BLOCK,), 1.0, tl.float32), {expression}).to(tl.{self.dtype})")
-
     def float32_reciprocal(self) -> TracedNumber:
         """Returns 1 divided by this number in float32."""
-        return self._reciprocal_of_float32(f"{self.name}.to(tl.float32)")
+        one = "tl.full((BLOCK,), 1.0, tl.float32)"
+        return self._new(f"divided({one}, {self.name}.to(tl.float32)).to(tl.{self.dtype})")
 
-    def float32_reciprocal_root(self) -> TracedNumber:
-        """Returns 1 / sqrt in float32, each rounded."""
-        return self._reciprocal_of_float32(f"sqrt({self.name}.to(tl.float32))")
+    def as_float32(self) -> TracedNumber:
+        """Returns a float64 rounded to float32."""
+        return TracedNumber(self.trace, "float32", f"{self.name}.to(tl.float32)")
+
+    def as_float64(self) -> TracedNumber:
+        """Returns a float32 as a float64: exact."""
+        return TracedNumber(self.trace, "float64", f"{self.name}.to(tl.float64)")
 
     def bits(self) -> TracedBits:
         """Returns the bits."""
@@ -202,6 +204,13 @@ class TracedBits(_Traced):
     def __rshift__(self, places: int) -> TracedBits:
         """Shifts zeros in."""
         return self._with(">>", places)
+
+    def looked_up(self, table: Sequence[Sequence[float]]) -> list[TracedNumber]:
+        """Returns the row of a table of 16 rows of float32, by the last 4 of the 32 bits."""
+        number, columns = self.trace.table(table), len(table[0])
+        row = self.trace.name_of(f"({self.name} & {self._word(15)}).to(tl.int32) * {columns}")
+        loaded = (f"tl.load(table_{number} + {row} + {column}).to(tl.float32)" for column in range(columns))
+        return [TracedNumber(self.trace, "float32", one) for one in loaded]
 
     def number(self) -> TracedNumber:
         """Returns the number with these bits."""

@@ -120,9 +120,12 @@ class ExactNumber:
         with np.errstate(all="ignore"):
             return self._new(np.float32(1) / np.float32(self.value))
 
-    def float32_reciprocal_root(self):
+    def as_float32(self):
         with np.errstate(all="ignore"):
-            return self._new(np.float32(1) / np.sqrt(np.float32(self.value)))
+            return ExactNumber(np.float32(self.value), "float32")
+
+    def as_float64(self):
+        return ExactNumber(self.value)
 
     def bits(self):
         word, real = FORMS[self.kind]
@@ -187,6 +190,9 @@ class ExactBits:
 
     def __rshift__(self, places):
         return ExactBits(self.value >> places, self.kind)
+
+    def looked_up(self, table):
+        return [ExactNumber(np.float32(number), self.kind) for number in table[self.value % 16]]
 
     def number(self):
         word, real = FORMS[self.kind]

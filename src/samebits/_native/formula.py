@@ -17,7 +17,7 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native.lazy_kernel import Instruction
-from samebits._native.vector_writer import call, constant, element_of, like, suffix_of
+from samebits._native.vector_writer import call, constant, element_of, like, permuted, suffix_of
 
 
 class FormulaNumber:
@@ -117,10 +117,6 @@ class FormulaNumber:
         """Returns 1 divided by this number in float32, of a float64 in the range of float32."""
         return (1.0 / self.as_float32()).as_float64()
 
-    def float32_reciprocal_root(self) -> FormulaNumber:
-        """Returns 1 / sqrt in float32, each rounded, of a float64 in the range of float32."""
-        return (1.0 / self.as_float32().square_root()).as_float64()
-
     def bits(self) -> Bits:
         """Returns the bits of a float64 or float32."""
         width = 32 if isinstance(element_of(self.value.type), native.ir.FloatType) else 64
@@ -138,7 +134,8 @@ class FormulaNumber:
     def looked_up(self, table: Sequence[Sequence[float]], first: int) -> list[FormulaNumber]:
         """Returns the row of a table for an integral number; the first row has the number `first`."""
         rows = len(table)
-        columns = [_table(self.builder, numbers) for numbers in zip(*table, strict=True)]
+        double = native.ir.DoubleType()
+        columns = [_table(self.builder, numbers, double) for numbers in zip(*table, strict=True)]
         found = [native.ir.Constant(self.value.type, native.ir.Undefined) for _ in columns]
         for lane, value in _lanes(self.builder, self.value):
             index = self.builder.fptosi(value, native.ir.IntType(64))
@@ -242,6 +239,20 @@ class Bits:
     def constant(self, number: int) -> Bits:
         """Returns a Python integer as bits."""
         return Bits(self.builder, self.of(number))
+
+    def looked_up(self, table: Sequence[Sequence[float]]) -> list[FormulaNumber]:
+        """Returns the row of a table of 16 rows of float32, by the last 4 of the 32 bits."""
+        return [self._permuted(numbers) for numbers in zip(*table, strict=True)]
+
+    def _permuted(self, numbers: Sequence[float]) -> FormulaNumber:
+        real = native.ir.FloatType()
+        if not isinstance(self.value.type, native.ir.VectorType):
+            place = self.builder.and_(self.value, self.of(15))
+            column = _table(self.builder, numbers, real)
+            return FormulaNumber(
+                self.builder, self.builder.load(self.builder.gep(column, [place.type(0), place]))
+            )
+        return FormulaNumber(self.builder, permuted(self.builder, numbers, self.value))
 
     def converted(self) -> FormulaNumber:
         """Returns the value of 32 bits, as a signed integer, rounded to float32."""
@@ -359,8 +370,8 @@ def _with_lane(builder: Any, vector: Any, value: Any, lane: int | None) -> Any:
     return value if lane is None else builder.insert_element(vector, value, native.ir.IntType(32)(lane))
 
 
-def _table(builder: Any, numbers: Sequence[float]) -> Any:
-    kind = native.ir.ArrayType(native.ir.DoubleType(), len(numbers))
+def _table(builder: Any, numbers: Sequence[float], element: Any) -> Any:
+    kind = native.ir.ArrayType(element, len(numbers))
     name = builder.module.get_unique_name("samebits_table")
     table = native.ir.GlobalVariable(builder.module, kind, name)
     table.global_constant, table.linkage = True, "internal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from samebits import _native as native
@@ -85,14 +86,56 @@ class VectorWriter:
 
     def shuffled(self, left: Any, right: Any, lanes: list[int]) -> Any:
         """A vector of lanes of two."""
-        order = native.ir.Constant(native.ir.VectorType(self.i32, len(lanes)), lanes)
-        return self.builder.shuffle_vector(left, right, order)
+        return self.builder.shuffle_vector(left, right, _order(lanes))
 
 
 def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     """Calls an intrinsic of LLVM by its full name (llvmlite's `declare_intrinsic` refuses vectors)."""
     kind = native.ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(native.llvm.function(builder.module, kind, name), arguments)
+
+
+def permuted(builder: Any, numbers: Sequence[float], places: Any) -> Any:
+    """Returns for each int32 in a vector the one of 16 constants of float32 that its last 4 bits name."""
+    element, width = native.ir.FloatType(), 16 if "avx512f" in features() else 8
+    kind = native.ir.VectorType(element, width)
+    tables = [
+        native.ir.Constant(kind, [element(number) for number in numbers[start : start + width]])
+        for start in range(0, 16, width)
+    ]
+    parts = [_permuted_register(builder, tables, part) for part in _registers(builder, places, width)]
+    return _joined(builder, parts)
+
+
+def _permuted_register(builder: Any, tables: list[Any], places: Any) -> Any:
+    kind = tables[0].type
+    if len(tables) == 1:
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", kind, tables[0], places)
+    low, high = (call(builder, "llvm.x86.avx2.permps", kind, table, places) for table in tables)
+    is_high = builder.icmp_signed(
+        "!=", builder.and_(places, constant(places.type, 8)), constant(places.type, 0)
+    )
+    return builder.select(is_high, high, low)
+
+
+def _registers(builder: Any, vector: Any, width: int) -> list[Any]:
+    """Returns a vector in parts of `width` lanes."""
+    return [
+        builder.shuffle_vector(vector, vector, _order(range(start, start + width)))
+        for start in range(0, vector.type.count, width)
+    ]
+
+
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    """Returns the parts, a power of two of them, as one vector."""
+    while len(parts) > 1:
+        lanes = _order(range(2 * parts[0].type.count))
+        parts = [builder.shuffle_vector(a, b, lanes) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _order(lanes: Sequence[int]) -> Any:
+    return native.ir.Constant(native.ir.VectorType(native.ir.IntType(32), len(lanes)), list(lanes))
 
 
 def constant(kind: Any, number: float) -> Any:

@@ -133,6 +133,18 @@ def stack(size: int) -> Part:
 
 
 @instruction
+def prefetch(address: Any) -> Any:
+    """Prefetches the cache line at an address, without waiting for it; any address is allowed."""
+
+    def write(writer: VectorWriter, address: Any) -> None:
+        read, second_level, data = writer.i32(0), writer.i32(2), writer.i32(1)
+        place = writer.pointer(address)
+        writer.call("llvm.prefetch.p0", native.ir.VoidType(), place, read, second_level, data)
+
+    return native.types.void(native.types.int64), written(write)
+
+
+@instruction
 def copy_bytes(target: Any, source: Any, count: Any) -> Any:
     """Copies memory from one address to another; both pieces must be apart."""
 

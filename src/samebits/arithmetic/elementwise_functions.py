@@ -18,19 +18,25 @@ from samebits.arithmetic.functions import (
     hyperbolic,
     inverse_trigonometry,
     logarithm,
+    narrow_activations,
     optimizer_steps,
     powers,
     trigonometry,
 )
 
-_NARROW = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_NAMES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float64: "float64",
+}
 
 
 class ElementwiseFunction:
     """A function of elements; `kernels` has the types that it takes.
 
-    Of the formulas, `wide` computes float32 and shorter types in float64, `narrow` in float32; `double` is
-    for float64.
+    Of the formulas, `wide` computes float32 and shorter types in float64, `narrow` in float32; `short` is for
+    bfloat16 and float16 only, and computes in float32; `double` is for float64.
     """
 
     __slots__ = ("inputs", "kernels", "name", "numbers", "outputs")
@@ -41,25 +47,32 @@ class ElementwiseFunction:
         wide: Callable[..., Any] | None = None,
         *,
         narrow: Callable[..., Any] | None = None,
+        short: Callable[..., Any] | None = None,
         double: Callable[..., Any] | None = None,
         inputs: int = 1,
         outputs: int = 1,
         numbers: int = 0,
     ) -> None:
         self.name, self.inputs, self.outputs, self.numbers = name, inputs, outputs, numbers
-        define = wide or narrow
-        formulas = {**dict.fromkeys(_NARROW, define), torch.float64: double or narrow}
+        in_float32 = short or narrow
+        formulas = {
+            torch.float32: (wide or narrow, wide is not None),
+            torch.bfloat16: (in_float32 or wide, in_float32 is None),
+            torch.float16: (in_float32 or wide, in_float32 is None),
+            torch.float64: (double or narrow, False),
+        }
         self.kernels = {
             dtype: ElementwiseKernel(
                 formula,
-                _NARROW.get(dtype, "float64"),
+                _NAMES[dtype],
                 name,
                 inputs=inputs,
                 outputs=outputs,
                 numbers=numbers,
-                wide=formula is wide,
+                wide=is_wide,
+                registers=2 if is_wide or dtype is torch.float64 else 8,
             )
-            for dtype, formula in formulas.items()
+            for dtype, (formula, is_wide) in formulas.items()
             if formula is not None
         }
 
@@ -73,15 +86,20 @@ def _function(
 UNARY = dict(
     (
         _function("exp", narrow=exponential.exp_narrow, double=exponential.exp_double),
-        _function("exp2", exponential.exp2_wide, double=exponential.exp2_double),
+        _function("exp2", narrow=exponential.exp2_narrow, double=exponential.exp2_double),
         _function("expm1", exponential.expm1_wide, double=exponential.expm1_double),
-        _function("log", logarithm.log_wide, double=logarithm.log_double),
-        _function("log2", logarithm.log2_wide, double=logarithm.log2_double),
-        _function("log10", logarithm.log10_wide, double=logarithm.log10_double),
+        _function("log", logarithm.log_wide, short=logarithm.log_short, double=logarithm.log_double),
+        _function("log2", logarithm.log2_wide, short=logarithm.log2_short, double=logarithm.log2_double),
+        _function("log10", logarithm.log10_wide, short=logarithm.log10_short, double=logarithm.log10_double),
         _function("log1p", logarithm.log1p_wide, double=logarithm.log1p_double),
         _function("sqrt", narrow=powers.sqrt_narrow),
-        _function("rsqrt", powers.rsqrt_wide, double=powers.rsqrt_double),
-        _function("erf", error_functions.erf_wide, double=composed_functions.erf_double),
+        _function("rsqrt", narrow=powers.rsqrt_narrow, double=powers.rsqrt_double),
+        _function(
+            "erf",
+            error_functions.erf_wide,
+            short=error_functions.erf_short,
+            double=composed_functions.erf_double,
+        ),
         _function("erfc", error_functions.erfc_wide, double=composed_functions.erfc_double),
         _function("erfinv", error_functions.erfinv_wide, double=composed_functions.erfinv_double),
         _function("sin", trigonometry.sin_wide, double=trigonometry.sin_double),
@@ -97,8 +115,8 @@ UNARY = dict(
         _function("asinh", hyperbolic.asinh_wide, double=inverse_trigonometry.asinh_double),
         _function("acosh", hyperbolic.acosh_wide, double=inverse_trigonometry.acosh_double),
         _function("atanh", hyperbolic.atanh_wide, double=inverse_trigonometry.atanh_double),
-        _function("sigmoid", activations.sigmoid_wide, double=activations.sigmoid_double),
-        _function("silu", activations.silu_wide, double=activations.silu_double),
+        _function("sigmoid", narrow=narrow_activations.sigmoid_narrow, double=activations.sigmoid_double),
+        _function("silu", narrow=narrow_activations.silu_narrow, double=activations.silu_double),
         _function("mish", activations.mish_wide, double=composed_functions.mish_double),
         _function("lgamma", gamma_functions.log_gamma_wide, double=gamma_functions.log_gamma_double),
         _function("digamma", gamma_functions.digamma_wide, double=gamma_functions.digamma_double),
@@ -112,39 +130,58 @@ FUNCTIONS = {
     **dict(
         (
             _function("trigamma", gamma_functions.trigamma_wide, double=gamma_functions.trigamma_double),
-            _function("gelu", activations.gelu_wide, double=composed_functions.gelu_double),
+            _function(
+                "gelu",
+                narrow=narrow_activations.gelu_narrow,
+                short=narrow_activations.gelu_short,
+                double=composed_functions.gelu_double,
+            ),
             _function("gelu_tanh", activations.gelu_tanh_wide, double=composed_functions.gelu_tanh_double),
-            _function("softplus", activations.softplus_wide, double=activations.softplus_double, numbers=2),
+            _function(
+                "softplus",
+                narrow=narrow_activations.softplus_narrow,
+                double=activations.softplus_double,
+                numbers=2,
+            ),
             _function("elu", activations.elu_wide, double=composed_functions.elu_double, numbers=3),
             _function(
                 "log_sigmoid",
-                activations.log_sigmoid_with_exponential_wide,
+                narrow=narrow_activations.log_sigmoid_with_exponential_narrow,
                 double=activations.log_sigmoid_with_exponential_double,
                 outputs=2,
             ),
-            _function("logit", activations.logit_wide, double=composed_functions.logit_double),
+            _function(
+                "logit",
+                activations.logit_wide,
+                short=activations.logit_short,
+                double=composed_functions.logit_double,
+            ),
             _function(
                 "logit_clamped",
                 activations.logit_clamped_wide,
                 double=composed_functions.logit_clamped_double,
                 numbers=2,
             ),
-            _function("glu", activations.glu_wide, double=composed_functions.glu_double, inputs=2),
+            _function(
+                "glu", narrow=narrow_activations.glu_narrow, double=composed_functions.glu_double, inputs=2
+            ),
             _function(
                 "sigmoid_backward",
                 activations.sigmoid_backward_wide,
+                short=activations.sigmoid_backward_wide,
                 double=activations.sigmoid_backward_wide,
                 inputs=2,
             ),
             _function(
                 "tanh_backward",
                 activations.tanh_backward_wide,
+                short=activations.tanh_backward_wide,
                 double=activations.tanh_backward_wide,
                 inputs=2,
             ),
             _function(
                 "silu_backward",
-                activations.silu_backward_wide,
+                narrow=narrow_activations.silu_backward_narrow,
                 double=composed_functions.silu_backward_double,
                 inputs=2,
             ),
@@ -156,7 +193,8 @@ FUNCTIONS = {
             ),
             _function(
                 "gelu_backward",
-                activations.gelu_backward_wide,
+                narrow=narrow_activations.gelu_backward_narrow,
+                short=narrow_activations.gelu_backward_short,
                 double=composed_functions.gelu_backward_double,
                 inputs=2,
             ),
@@ -168,7 +206,7 @@ FUNCTIONS = {
             ),
             _function(
                 "softplus_backward",
-                activations.softplus_backward_wide,
+                narrow=narrow_activations.softplus_backward_narrow,
                 double=composed_functions.softplus_backward_double,
                 inputs=2,
                 numbers=2,
@@ -189,7 +227,7 @@ FUNCTIONS = {
             ),
             _function(
                 "log_sigmoid_backward",
-                activations.log_sigmoid_backward_wide,
+                narrow=narrow_activations.log_sigmoid_backward_narrow,
                 double=composed_functions.log_sigmoid_backward_double,
                 inputs=2,
             ),
@@ -208,7 +246,7 @@ FUNCTIONS = {
             ),
             _function(
                 "glu_gate_backward",
-                activations.glu_gate_backward_wide,
+                narrow=narrow_activations.glu_gate_backward_narrow,
                 double=composed_functions.glu_gate_backward_double,
                 inputs=3,
             ),

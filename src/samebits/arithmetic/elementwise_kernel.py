@@ -34,8 +34,7 @@ class ElementwiseKernel:
     `inputs` operands are read, each with a step of 1, or of 0 for one value that fills `FILLED` elements;
     `numbers` Python numbers, rounded to float32 unless the operands are float64, follow; the formula returns
     one number, or a list of `outputs`. As many elements are taken at a time as `registers` registers of
-    float64 hold: a long formula, each step of which waits for the one before, is faster with 4 (operands of
-    step 0 then have too few elements).
+    float64 hold, at most 8: a long formula, each step of which waits for the one before, is faster with more.
     """
 
     __slots__ = ("_pack", "_run", "define", "wide")
@@ -67,8 +66,8 @@ class ElementwiseKernel:
         self._run.run_packed(chunks, self._pack(0, chunks, elements, CHUNK, *args))
 
 
-FILLED = 16
-"""Elements of an operand of step 0: as many as two registers of float64 hold."""
+FILLED = 64
+"""Elements of an operand of step 0: as many as eight registers of float64 hold."""
 
 
 def _loop_of(

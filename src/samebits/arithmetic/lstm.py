@@ -14,18 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits._native.float_bits import in_bfloat16
+from samebits._native.float_bits import bfloat16_bits, in_bfloat16, number_of_bfloat16
 from samebits._native.formula import FormulaNumber, fma
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
-from samebits.arithmetic.functions.activations import sigmoid_wide
 from samebits.arithmetic.functions.hyperbolic import tanh_wide
+from samebits.arithmetic.functions.narrow_activations import sigmoid_narrow
 from samebits.arithmetic.product import product
 from samebits.arithmetic.product.scratch import scratch_tensor
 
 # The cell of an LSTM layer and its gradient, for one element: its four gates, and the states that it keeps.
 #
 # Sums and products are those that torch composes the layer of, each rounded to the layer's type
-# (`rounded`); the gradient is rounded once.
+# (`rounded`), of float32 numbers; the gradient is computed in float64, and rounded once.
+
+
+def _tanh(x: Any) -> Any:
+    return tanh_wide(x.as_float64()).as_float32()
 
 
 def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
@@ -35,10 +39,10 @@ def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
     Schmidhuber 1997).
     """
     gates = [rounded(x + y) for x, y in zip(numbers[:4], numbers[4:8], strict=True)]
-    functions = (sigmoid_wide, sigmoid_wide, tanh_wide, sigmoid_wide)
+    functions = (sigmoid_narrow, sigmoid_narrow, _tanh, sigmoid_narrow)
     i, f, g, o = (rounded(function(gate)) for function, gate in zip(functions, gates, strict=True))
     c = rounded(rounded(f * numbers[8]) + rounded(i * g))
-    squashed = rounded(tanh_wide(c))
+    squashed = rounded(_tanh(c))
     return [i, f, g, o, c, squashed, o * squashed]
 
 
@@ -67,14 +71,21 @@ def lstm_cell_backward(
     ]
 
 
-_ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": in_bfloat16}
+def _kept(x: Any) -> Any:
+    return x
+
+
+def _as_bfloat16(x: FormulaNumber) -> FormulaNumber:
+    return number_of_bfloat16(bfloat16_bits(x))
+
+
 _CELLS = {
     getattr(torch, element): (
         ElementwiseKernel(
-            partial(lstm_cell, rounded), element, "lstm_cell", inputs=9, outputs=7, registers=4
+            partial(lstm_cell, narrow), element, "lstm_cell", inputs=9, outputs=7, wide=False, registers=4
         ),
         ElementwiseKernel(
-            partial(lstm_cell_backward, rounded),
+            partial(lstm_cell_backward, wide),
             element,
             "lstm_cell_backward",
             inputs=8,
@@ -82,7 +93,10 @@ _CELLS = {
             registers=4,
         ),
     )
-    for element, rounded in _ROUNDINGS.items()
+    for element, narrow, wide in (
+        ("float32", _kept, FormulaNumber.in_float32),
+        ("bfloat16", _as_bfloat16, in_bfloat16),
+    )
 }
 DTYPES = frozenset(_CELLS)
 """The types of layers that are computed here."""

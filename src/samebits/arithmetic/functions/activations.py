@@ -18,7 +18,14 @@ from samebits.arithmetic.functions.exponential import (
     expm1_wide,
     scaled,
 )
-from samebits.arithmetic.functions.logarithm import log1p_pair, log1p_wide, log_wide
+from samebits.arithmetic.functions.logarithm import (
+    log1p_pair,
+    log1p_wide,
+    log_of_sum,
+    log_of_sum_short,
+    log_wide,
+    with_limits,
+)
 from samebits.arithmetic.functions.pairs import Pair, exact_sum, ordered_sum, quotient_of_pairs, rounded
 
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
@@ -32,19 +39,6 @@ def sigmoid_wide(x: Any) -> Any:
     e = exp_of_minus(x.magnitude())
     upper = quotient(1.0, 1.0 + e)
     return where(x < 0.0, e * upper, upper)
-
-
-@formula
-def silu_wide(x: Any) -> Any:
-    """Returns x / (1 + exp(-x)); NaN at minus infinity, as IEEE has it for infinity times zero."""
-    return x * sigmoid_wide(x)
-
-
-@formula
-def softplus_wide(x: Any, beta: Any, threshold: Any) -> Any:
-    """Returns log(1 + exp(beta x)) / beta, and x where beta x is above the threshold."""
-    scaled = x * beta
-    return where(scaled > threshold, x, log1p_wide(exp_wide(scaled)) / beta)
 
 
 @formula
@@ -74,26 +68,18 @@ def elu_wide(x: Any, negative: Any, positive: Any, inner: Any) -> Any:
 
 
 @formula
-def log_sigmoid_wide(x: Any) -> Any:
-    """Returns min(x, 0) - log(1 + exp(-|x|))."""
-    return log_sigmoid_with_exponential_wide(x)[0]
-
-
-@formula
-def log_sigmoid_with_exponential_wide(x: Any) -> Any:
-    """Returns log_sigmoid and exp(-|x|), which torch's kernel keeps for the derivative."""
-    e = exp_of_minus(x.magnitude())
-    return [at_most(x, 0.0) - log1p_wide(e), e]
-
-
-@formula
 def logit_wide(x: Any) -> Any:
-    """Returns log(x / (1 - x)): of the quotient far from 1/2, and log1p((2 x - 1) / (1 - x)) near it."""
-    rest = 1.0 - x
-    near = (x > 0.25) & (x < 0.75)
-    inner = log1p_wide(fma(2.0, x, -1.0) / where(near, rest, 1.0))
-    outer = where(x.equals(1.0), x.constant(INFINITY), log_wide(x / rest))
-    return where(near, inner, outer)
+    """Returns log(x / (1 - x)); near 1/2, the quotient is 1 + (2 x - 1) / (1 - x)."""
+    inverse = quotient(1.0, 1.0 - x)
+    odds = where(x.equals(1.0), x.constant(INFINITY), x * inverse)
+    return with_limits(odds, log_of_sum(odds, fma(2.0, x, -1.0) * inverse))
+
+
+@formula
+def logit_short(x: Any) -> Any:
+    """Returns log(x / (1 - x)) in float32, for bfloat16 and float16."""
+    odds = x / (1.0 - x)
+    return with_limits(odds, log_of_sum_short(odds, fma(2.0, x, -1.0) / (1.0 - x)))
 
 
 @formula
@@ -112,23 +98,6 @@ def sigmoid_backward_wide(grad: Any, output: Any) -> Any:
 def tanh_backward_wide(grad: Any, output: Any) -> Any:
     """Returns grad (1 - y^2)."""
     return grad * fma(-output, output, 1.0)
-
-
-@formula
-def silu_backward_wide(grad: Any, x: Any) -> Any:
-    """Returns grad s (1 + x (1 - s)) with s = sigmoid(x)."""
-    e = exp_of_minus(x.magnitude())
-    upper = quotient(1.0, 1.0 + e)
-    lower = e * upper
-    s, rest = where(x < 0.0, lower, upper), where(x < 0.0, upper, lower)
-    return grad * (s * fma(x, rest, 1.0))
-
-
-@formula
-def softplus_backward_wide(grad: Any, x: Any, beta: Any, threshold: Any) -> Any:
-    """Returns grad sigmoid(beta x), and grad where beta x is above the threshold."""
-    scaled = x * beta
-    return where(scaled > threshold, grad, grad * sigmoid_wide(scaled))
 
 
 @formula
@@ -176,12 +145,6 @@ def elu_backward_of_result_wide(grad: Any, y: Any, negative: Any, positive: Any,
 
 
 @formula
-def log_sigmoid_backward_wide(grad: Any, x: Any) -> Any:
-    """Returns grad sigmoid(-x)."""
-    return grad * sigmoid_wide(-x)
-
-
-@formula
 def logit_backward_wide(grad: Any, x: Any) -> Any:
     """Returns grad / (x (1 - x)), NaN outside of 0 and 1."""
     inside = (x >= 0.0) & (x <= 1.0)
@@ -193,20 +156,6 @@ def logit_backward_clamped_wide(grad: Any, x: Any, low: Any, high: Any) -> Any:
     """Returns grad / (x (1 - x)), and zero outside of [low, high]."""
     outside = (x < low) | (x > high)
     return where(outside, 0.0, grad / (x * (1.0 - x)))
-
-
-@formula
-def glu_wide(x: Any, gate: Any) -> Any:
-    """Returns x sigmoid(gate)."""
-    return x * sigmoid_wide(gate)
-
-
-@formula
-def glu_gate_backward_wide(grad: Any, x: Any, gate: Any) -> Any:
-    """Returns grad x s (1 - s) with s = sigmoid(gate)."""
-    e = exp_of_minus(gate.magnitude())
-    inverse = quotient(1.0, 1.0 + e)
-    return (grad * x) * (e * (inverse * inverse))
 
 
 # sigmoid, tanh and what is made of them, of float64, from exponentials as pairs; at most 0.6 ulp.

@@ -15,6 +15,7 @@ from samebits._native.formula import (
     NAN,
     at_least,
     at_most,
+    by_horners_rule,
     fma,
     formula,
     polynomial,
@@ -23,6 +24,7 @@ from samebits._native.formula import (
 )
 from samebits.arithmetic.functions.coefficients import (
     ERF,
+    ERF_SHORT,
     ERFC,
     ERFC_LONG,
     ERFINV_CENTER,
@@ -40,6 +42,13 @@ def erf_wide(x: Any) -> Any:
     inside = at_least(at_most(x, 4.0), -4.0)
     near = x * polynomial(fma(inside * inside, 0.125, -1.0), ERF)
     return where(x.magnitude() >= 4.0, x.constant(1.0).with_sign_of(x), near)
+
+
+@formula
+def erf_short(x: Any) -> Any:
+    """Returns the error function to 2^-17, for bfloat16 and float16, which have 1 from 3 on."""
+    inside = at_least(at_most(x, 3.0), -3.0)
+    return inside * by_horners_rule(fma(inside * inside, 2.0 / 9.0, -1.0), ERF_SHORT)
 
 
 def erfc_positive(x: Any, exponential: Any, coefficients: Sequence[float] = ERFC) -> Any:

@@ -27,7 +27,15 @@ from samebits._native.formula import (
     polynomial,
     where,
 )
-from samebits.arithmetic.functions.coefficients import EXP2_TAIL, EXP_TAIL, EXP_TAIL_LONG, LN2, LN2_LONG
+from samebits.arithmetic.functions.coefficients import (
+    EXP2_TAIL,
+    EXP2_TAIL_NARROW,
+    EXP_TAIL,
+    EXP_TAIL_LONG,
+    EXP_TAIL_NARROW,
+    LN2,
+    LN2_LONG,
+)
 from samebits.arithmetic.functions.pairs import Pair, exact_sum, ordered_sum, rounded
 
 LOG2_E = 1.4426950408889634
@@ -81,6 +89,37 @@ def _by_taylor(x: Any, ln2: tuple[float, float], terms: int, rounding: float, bi
 def exp_narrow(x: Any) -> Any:
     """Returns exp(x) of a float32, in float32."""
     return _by_taylor(at_least(at_most(x, 89.0), -104.0), LN2_OF_NARROW, 8, ROUNDING_NARROW, 127, 23)
+
+
+@formula
+def exp2_narrow(x: Any) -> Any:
+    """Returns 2^x of a float32, in float32; exactly, for integers."""
+    bounded = at_least(at_most(x, 129.0), -151.0)
+    k = (bounded + ROUNDING_NARROW) - ROUNDING_NARROW
+    r = bounded - k
+    p = fma(r, by_horners_rule(r, EXP2_TAIL_NARROW), 1.0)
+    return _times_powers(p, k, ROUNDING_NARROW, 127, 23)
+
+
+def power_of_two_narrow(rounded: Any, more: int = 0) -> Any:
+    """Returns the float32 2^(k + more) for k + ROUNDING_NARROW; k + more is between -126 and 128."""
+    return ((rounded.bits() + (127 + more)) << 23).number()
+
+
+def reduced_narrow(x: Any, low: Any = None) -> tuple[Any, Any, Any]:
+    """Returns k + ROUNDING_NARROW, r, and exp(r) - 1 - r for x + low = k log(2) + r, in float32."""
+    rounded = fma(x, LOG2_E, ROUNDING_NARROW)
+    k = rounded - ROUNDING_NARROW
+    part = fma(-k, LN2_OF_NARROW[0], x)
+    r = fma(-k, LN2_OF_NARROW[1], part) if low is None else part + fma(-k, LN2_OF_NARROW[1], low)
+    return rounded, r, (r * r) * by_horners_rule(r, EXP_TAIL_NARROW)
+
+
+def exp_pair_narrow(x: Any, low: Any = None) -> tuple[Any, Pair]:
+    """Returns k + ROUNDING_NARROW and a pair of float32 with exp(x + low) = 2^k pair, to 2^-25."""
+    rounded, r, tail = reduced_narrow(x, low)
+    first = r + 1.0
+    return rounded, ordered_sum(first, (r - (first - 1.0)) + tail)
 
 
 @formula

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, by_horners_rule, fma, formula, polynomial, where
+from samebits._native.formula import (
+    INFINITY,
+    NAN,
+    ROUNDING,
+    ROUNDING_NARROW,
+    by_horners_rule,
+    fma,
+    formula,
+    polynomial,
+    where,
+)
 from samebits.arithmetic.functions.coefficients import (
     LN2,
     LOG2_E_PAIR,
@@ -18,6 +28,7 @@ from samebits.arithmetic.functions.coefficients import (
     LOG_ATANH,
     LOG_ATANH_LONG,
     LOG_TAIL,
+    LOG_TAIL_SHORT,
 )
 from samebits.arithmetic.functions.exponential import LN2_OF_DOUBLE
 from samebits.arithmetic.functions.pairs import (
@@ -98,13 +109,62 @@ def log10_wide(x: Any) -> Any:
     return with_limits(x, fma(k, LOG10_2, log_near_one(m - 1.0) * LOG10_E))
 
 
-@formula
-def log1p_wide(x: Any) -> Any:
-    """Returns log(1 + x), with f = x itself where 1 + x needs no scaling, so that small x lose nothing."""
-    total = x + 1.0
+def log_of_sum(total: Any, x: Any) -> Any:
+    """Returns log(1 + x) from the sum, with f = x itself where it needs no scaling: small x lose nothing."""
     k, m = split(total)
     f = where(k.equals(0.0), x, m - 1.0)
-    return with_limits(total, fma(k, LN2[0] + LN2[1], log_near_one(f)).with_sign_of(x))
+    return fma(k, LN2[0] + LN2[1], log_near_one(f))
+
+
+@formula
+def log1p_wide(x: Any) -> Any:
+    """Returns log(1 + x)."""
+    total = x + 1.0
+    return with_limits(total, log_of_sum(total, x).with_sign_of(x))
+
+
+# Logarithms in float32, for bfloat16 and float16: to 2^-17.
+
+
+def _split_short(x: Any) -> tuple[Any, Any]:
+    """Returns k and 2^-k x - 1, of a positive float32."""
+    small = x < 2.0**-126
+    bits = where(small, x * 2.0**24, x).bits()
+    shifted = bits + (0x3F800000 - 0x3F3504F3)
+    k = ((shifted >> 23) + (0x4B400000 - 127)).number() - ROUNDING_NARROW
+    f = (bits - ((shifted & 0xFF800000) - 0x3F800000)).number() - 1.0
+    return where(small, k - 24.0, k), f
+
+
+def _near_one_short(f: Any) -> Any:
+    return fma(f * f, by_horners_rule(f, LOG_TAIL_SHORT), f)
+
+
+def log_of_sum_short(total: Any, x: Any) -> Any:
+    """Returns log(1 + x) from the sum."""
+    k, f = _split_short(total)
+    return fma(k, LN2[0], _near_one_short(where(k.equals(0.0), x, f)))
+
+
+@formula
+def log_short(x: Any) -> Any:
+    """Returns log(x)."""
+    k, f = _split_short(x)
+    return with_limits(x, fma(k, LN2[0], _near_one_short(f)))
+
+
+@formula
+def log2_short(x: Any) -> Any:
+    """Returns the logarithm to base 2; exactly, for powers of two."""
+    k, f = _split_short(x)
+    return with_limits(x, fma(_near_one_short(f), LOG2_E, k))
+
+
+@formula
+def log10_short(x: Any) -> Any:
+    """Returns the logarithm to base 10."""
+    k, f = _split_short(x)
+    return with_limits(x, fma(k, LOG10_2, _near_one_short(f) * LOG10_E))
 
 
 # Logarithms of float64, as pairs with an error of 2^-64 of the result; at most 0.51 ulp when rounded.

@@ -55,11 +55,15 @@ def sqrt_narrow(x: Any) -> Any:
 
 
 @formula
-def rsqrt_wide(x: Any) -> Any:
-    """Returns 1 / sqrt(x): in float32, and a Newton step."""
-    start = x.float32_reciprocal_root()
-    result = fma(0.5 * start, fma(-(x * start), start, 1.0), start)
-    return where((x > 0.0) & (x < INFINITY), result, start)
+def rsqrt_narrow(x: Any) -> Any:
+    """Returns 1 / sqrt(x) in float32: each rounded, and a Newton step with both rests; NaN by choice."""
+    small = x < 2.0**-100
+    bounded = where(small, x * 2.0**48, x)  # so that the rest of the root is no subnormal
+    root = bounded.square_root()
+    start = 1.0 / root
+    rest = fma(-root, start, 1.0) - (start * fma(-root, root, bounded)) * (0.5 * start)
+    result = where((x > 0.0) & (x < INFINITY), fma(start, rest, start), start)
+    return where(x >= 0.0, where(small, result * 2.0**24, result), NAN)
 
 
 @formula

@@ -17,8 +17,9 @@ from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
 from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 
-TILE = 256
+TILE = 512
 """Columns whose lanes are in the first level of cache at a time."""
+prefetch = vectors.prefetch
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
 _fma, _root, _float64_of_bits = vectors.fma, vectors.root, vectors.float64_of_bits
 _tile_room, _other_room = vectors.stack(16 * TILE * 8), vectors.stack(16 * TILE * 8 + 64)
@@ -76,6 +77,7 @@ def layer_norm(memory: str) -> OnTeam:
             for i in range(whole):
                 w, b = load(args[2] + i * 16 * width), load(args[3] + i * 16 * width)
                 h = standardized(read(x + i * 16 * size), center, scale)
+                prefetch(x + (length + i * 16) * size)  # the next row
                 store(out + i * 16 * size, _one_nan(_fma(h, w, b)))
             if rest:
                 w = load_part(args[2] + whole * 16 * width, rest)
@@ -96,26 +98,38 @@ def _sums_of_row(memory: str) -> Any:
     push, total = running(lanes_type)
 
     @inlined
+    def of_block(g: Any, x: Any, w: Any, count: Any, mean: Any, rstd: Any) -> Any:
+        alone, both = _splat(real(0)), _splat(real(0))
+        for i in range(count >> 4):
+            at = i * 16
+            u = read(g + at * size) * load(w + at * width)
+            alone = alone + u
+            both = _fma(u, standardized(read(x + at * size), mean, rstd), both)
+        rest = count & 15
+        if rest:
+            at = (count >> 4) * 16
+            u = read_part(g + at * size, rest) * load_part(w + at * width, rest)
+            h = standardized(read_part(x + at * size, rest), mean, rstd)
+            alone, both = _first_of(rest, alone + u, alone), _first_of(rest, _fma(u, h, both), both)
+        return _added(alone), _added(both)
+
+    @inlined
     def sums(g: Any, x: Any, w: Any, length: Any, mean: Any, rstd: Any, room: Any, other: Any) -> Any:
-        blocks = (length + BLOCK - 1) >> 8
-        for number in range(blocks):
-            alone, both = _splat(real(0)), _splat(real(0))
-            first = number * BLOCK
-            count = min(BLOCK, length - first)
-            for i in range(count >> 4):
-                at = first + i * 16
-                u = read(g + at * size) * load(w + at * width)
-                alone = alone + u
-                both = _fma(u, standardized(read(x + at * size), mean, rstd), both)
-            rest = count & 15
-            if rest:
-                at = first + (count >> 4) * 16
-                u = read_part(g + at * size, rest) * load_part(w + at * width, rest)
-                h = standardized(read_part(x + at * size, rest), mean, rstd)
-                alone, both = _first_of(rest, alone + u, alone), _first_of(rest, _fma(u, h, both), both)
-            push(room, number, _added(alone))
-            push(other, number, _added(both))
-        return total(room, blocks), total(other, blocks)
+        alone, both = of_block(g, x, w, min(length, BLOCK), mean, rstd)
+        if length <= BLOCK:
+            alone, both = alone + real(0), both + real(0)  # as the sum of one block is: no negative zero
+        else:
+            push(room, 0, alone)
+            push(other, 0, both)
+            blocks = (length + BLOCK - 1) >> 8
+            for number in range(1, blocks):
+                at = number * BLOCK
+                count = min(BLOCK, length - at)
+                more, product = of_block(g + at * size, x + at * size, w + at * width, count, mean, rstd)
+                push(room, number, more)
+                push(other, number, product)
+            alone, both = total(room, blocks), total(other, blocks)
+        return alone, both
 
     return sums
 
@@ -150,6 +164,8 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
             alone, both = _splat(sum_alone / real(length)), _splat(-(sum_both / real(length)))
             for i in range(whole):
                 here, at = i * 16 * size, w + i * 16 * width
+                prefetch(g + length * size + here)
+                prefetch(x + length * size + here)
                 store(out + here, value(read(g + here), read(x + here), load(at), mean, rstd, alone, both))
             if rest:
                 here, at = whole * 16 * size, w + whole * 16 * width
@@ -160,26 +176,62 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
     return on_team(rows, name=f"layer_norm_input_gradient_{memory}")
 
 
+@cache
+def _lane_of_columns(memory: str, rows: int) -> Any:
+    """Returns the part of kernels that adds so many rows to the lanes of g h and of g of some columns."""
+    lanes_type = lanes_of(memory)
+    load_some, load_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    load, store, width = vectors.LOAD[lanes_type], vectors.STORE[lanes_type], vectors.SIZE[lanes_type]
+    load_one = vectors.LOAD_ONE[lanes_type]
+
+    @inlined
+    def of_row(args: Any, row: Any, first: Any) -> Any:
+        mean, rstd = _splat(load_one(args[3] + row * width)), _splat(load_one(args[4] + row * width))
+        start = (row * args[8] + first) * size
+        return args[1] + start, args[2] + start, mean, rstd
+
+    @inlined
+    def add(products: Any, plain: Any, args: Any, row: Any, first: Any, number: Any) -> None:
+        whole, rest = number >> 4, number & 15
+        taken = (of_row(args, row, first),)
+        if rows == 4:
+            taken = (
+                of_row(args, row, first), of_row(args, row + 16, first),
+                of_row(args, row + 32, first), of_row(args, row + 48, first),
+            )  # fmt: skip
+        for j in range(whole):
+            here, at = j * 16 * size, j * 16 * width
+            both, alone = load(products + at), load(plain + at)
+            for g_row, x_row, mean, rstd in taken:
+                g = load_some(g_row + here)
+                both, alone = _fma(g, standardized(load_some(x_row + here), mean, rstd), both), alone + g
+            store(products + at, both)
+            store(plain + at, alone)
+        if rest:
+            here, at = whole * 16 * size, whole * 16 * width
+            both, alone = load(products + at), load(plain + at)
+            for g_row, x_row, mean, rstd in taken:
+                g, x = load_part(g_row + here, rest), load_part(x_row + here, rest)
+                both, alone = _fma(g, standardized(x, mean, rstd), both), alone + g
+            store(products + at, both)
+            store(plain + at, alone)
+
+    return add
+
+
 @variants(memory=vectors.SIZE)
 def layer_norm_weight_gradients(memory: str) -> OnTeam:
     """Sums of g h and g over blocks of 256 rows; args: 1-4 addresses of g, x, means, rstds; 5-6 of the sums
     (blocks x columns); 7 rows; 8 columns; 9 groups of columns; 10 columns of a group.
+
+    The rows of one lane follow each other, so that its sums stay in the first level of cache.
     """
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
-    load_some, load_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     load, store, store_part = (
         table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.STORE_PART)
     )
-    load_one = vectors.LOAD_ONE[lanes_type]
-
-    @inlined
-    def take(at: Any, number: Any, value: Any) -> Any:
-        store(at, (_splat(real(0)) if number < 16 else load(at)) + value)
-
-    @inlined
-    def take_product(at: Any, number: Any, x: Any, y: Any) -> Any:
-        store(at, _fma(x, y, _splat(real(0)) if number < 16 else load(at)))
+    add_four, add_one = _lane_of_columns(memory, 4), _lane_of_columns(memory, 1)
 
     @inlined
     def tree(room: Any, used: Any, across: Any) -> Any:
@@ -200,23 +252,18 @@ def layer_norm_weight_gradients(memory: str) -> OnTeam:
         for first in range(begin, min(columns, begin + group), TILE):
             number = min(TILE, columns - first)
             across = (number + 15) >> 4
-            whole, rest = number >> 4, number & 15
-            for i in range(count):
-                row = block * BLOCK + i
-                mean, rstd = _splat(load_one(args[3] + row * width)), _splat(load_one(args[4] + row * width))
-                start = (row * columns + first) * size
-                lanes = (i & 15) * across * 16 * width
-                for j in range(whole):
-                    at, here = lanes + j * 16 * width, start + j * 16 * size
-                    g = load_some(args[1] + here)
-                    take_product(products + at, i, g, standardized(load_some(args[2] + here), mean, rstd))
-                    take(plain + at, i, g)
-                if rest:
-                    at, here = lanes + whole * 16 * width, start + whole * 16 * size
-                    g = load_part(args[1] + here, rest)
-                    h = standardized(load_part(args[2] + here, rest), mean, rstd)
-                    take_product(products + at, i, g, h)
-                    take(plain + at, i, g)
+            for lane in range(min(16, count)):
+                room = lane * across * 16 * width
+                for i in range(across):
+                    store(products + room + i * 16 * width, none)
+                    store(plain + room + i * 16 * width, none)
+                several = lane
+                while several + 48 < count:
+                    add_four(products + room, plain + room, args, block * BLOCK + several, first, number)
+                    several += 64
+                while several < count:
+                    add_one(products + room, plain + room, args, block * BLOCK + several, first, number)
+                    several += 16
             tree(products, min(16, count), across)
             tree(plain, min(16, count), across)
             for j in range(across):
@@ -292,7 +339,7 @@ def weight_gradients(
     rows = x.numel() // length
     blocks = -(-rows // BLOCK)
     sums = torch.empty((2, length) if blocks == 1 else (2, blocks, length), dtype=mean.dtype)
-    group = TILE * max(1, 128 // min(rows, BLOCK))
+    group = (TILE if blocks > 7 else TILE // 2) * max(1, 128 // min(rows, BLOCK))
     groups, at = -(-length // group), sums.data_ptr()
     layer_norm_weight_gradients(MEMORY[x.dtype])(
         blocks * groups,

@@ -59,6 +59,9 @@ def log_of_sum(x: Any, y: Any) -> Any:
 
 _splat, _first_of, _added, _one_nan = vectors.splat, vectors.first_of, vectors.added, vectors.one_nan
 _largest, _where_less, _fma = vectors.largest, vectors.where_less, vectors.fma
+_SHORT = 4096
+"""Numbers in a row whose exponentials are kept, in the first level of cache, where results are shorter."""
+_row_room = vectors.stack(4 * _SHORT)
 
 
 def lanes_of(memory: str) -> str:
@@ -88,7 +91,7 @@ def _maximum(memory: str) -> Part:
 
 
 @cache
-def _exponentials(memory: str, stored: str) -> Part:
+def _exponentials(memory: str, *, stored: bool) -> Part:
     """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if `stored`."""
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     lanes_type = lanes_of(memory)
@@ -99,7 +102,6 @@ def _exponentials(memory: str, stored: str) -> Part:
         vectors.SIZE[lanes_type],
     )
     push, total = running(lanes_type)
-    write = bool(stored)
 
     @inlined
     def sum_of_block(x: Any, out: Any, count: Any, center: Any) -> Any:
@@ -108,12 +110,12 @@ def _exponentials(memory: str, stored: str) -> Part:
         for i in range(whole):
             e = exp(read(x + i * 16 * size) - center)
             lanes = lanes + e
-            if write:
+            if stored:
                 store(out + i * 16 * step, e)
         if rest:
             e = exp(read_part(x + whole * 16 * size, rest) - center)
             lanes = _first_of(rest, lanes + e, lanes)
-            if write:
+            if stored:
                 store_part(out + whole * 16 * step, e, rest)
         return _added(lanes)
 
@@ -137,33 +139,44 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     """
     lanes_type = lanes_of(memory)
     in_place = not log and result == lanes_type
-    maximum, exponentials = _maximum(memory), _exponentials(memory, result if in_place else "")
+    maximum, exponentials = _maximum(memory), _exponentials(memory, stored=False)
+    kept_exponentials = _exponentials(memory, stored=True)
     read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    load, load_part = vectors.LOAD[result], vectors.LOAD_PART[result]
+    load, load_part = vectors.LOAD[lanes_type], vectors.LOAD_PART[lanes_type]
     store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
     store_total, width = vectors.STORE_ONE[lanes_type], vectors.SIZE[lanes_type]
-    real, value = getattr(np, lanes_type), softmax_value(lanes_type, log=log, is_exp=in_place)
+    real, value = getattr(np, lanes_type), softmax_value(lanes_type, log=log, is_exp=False)
+    quotient = softmax_value(lanes_type, log=log, is_exp=True)
 
     def rows(chunk: int, args: Any) -> None:
-        length, room = args[4], room_of_sums()
+        length, room, kept_row = args[4], room_of_sums(), _row_room()
         for row in range(chunk * args[5], min(args[3], (chunk + 1) * args[5])):
             x, out = args[1] + row * length * size, args[2] + row * length * step
             shown = min(length, row % args[7] + 1) if args[7] else length
             whole, rest = shown >> 4, shown & 15
             best = maximum(x, shown)
             center = _splat(best)
-            total = exponentials(x, out, shown, center, room)
+            kept = True if in_place else (False if log else shown <= _SHORT)
+            e = out if in_place else kept_row
+            if kept:
+                total = kept_exponentials(x, e, shown, center, room)
+            else:
+                total = exponentials(x, e, shown, center, room)
             divisor = _splat(real(log_by_series(np.float64(total))) if log else total)
             if args[6]:
                 store_total(args[6] + row * width, _one_nan(best + real(log_by_series(np.float64(total)))))
-            for i in range(whole):
-                at = out + i * 16 * step
-                here = load(at) if in_place else read(x + i * 16 * size)
-                store(at, value(here, center, divisor))
-            if rest:
-                at = out + whole * 16 * step
-                here = load_part(at, rest) if in_place else read_part(x + whole * 16 * size, rest)
-                store_part(at, value(here, center, divisor), rest)
+            if kept:
+                for i in range(whole):
+                    store(out + i * 16 * step, quotient(load(e + i * 16 * width), center, divisor))
+                if rest:
+                    last = load_part(e + whole * 16 * width, rest)
+                    store_part(out + whole * 16 * step, quotient(last, center, divisor), rest)
+            else:
+                for i in range(whole):
+                    store(out + i * 16 * step, value(read(x + i * 16 * size), center, divisor))
+                if rest:
+                    last = read_part(x + whole * 16 * size, rest)
+                    store_part(out + whole * 16 * step, value(last, center, divisor), rest)
             for i in range(shown, length, 16):
                 store_part(out + i * step, _splat(real(0)), min(16, length - i))
 

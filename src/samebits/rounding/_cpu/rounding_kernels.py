@@ -19,11 +19,11 @@ from samebits._native.kernel_threads import (
     uint16_at,
     uint64_at,
 )
-from samebits._native.vectors import stack
+from samebits._native.vectors import prefetch, stack
 from samebits.random._cpu.philox import MULTIPLIERS, WEYL
 from samebits.random._cpu.tiles import address
 from samebits.rounding._cpu.number_formats import FORMATS, Format, rounding_to
-from samebits.rounding._cpu.tile_passes import LINE_BYTES, prefetch, random_word, run, tile_kernel
+from samebits.rounding._cpu.tile_passes import LINE_BYTES, random_word, run, tile_kernel
 
 # float32 rounded to bfloat16, 64 numbers at a time, which stay in vector registers from the cipher's
 # counter on.

@@ -18,6 +18,7 @@ import numpy as np
 from samebits import _native as native
 from samebits._native import inlined, instruction
 from samebits._native.kernel_threads import OnTeam, int64_at, on_team, uint64_at
+from samebits._native.vectors import prefetch
 from samebits.random._cpu.philox import block
 
 _TILE = 512
@@ -49,21 +50,6 @@ def _as_halves(words: Any) -> Any:
         return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
 
     return native.types.pointer_to(native.types.uint16)(words), build
-
-
-@instruction
-def prefetch(place: Any) -> Any:
-    """Prefetches the cache line at an address, without waiting for it; any address is allowed."""
-
-    def build(builder: Any, *arguments: Any) -> Any:
-        pointer, number = native.ir.IntType(8).as_pointer(), native.ir.IntType(32)
-        form = native.ir.FunctionType(native.ir.VoidType(), [pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=form)
-        read, second_level, data = number(0), number(2), number(1)
-        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
-        return None
-
-    return native.types.void(place), build
 
 
 @inlined
