@@ -341,9 +341,9 @@ for compute in (spectrogram, operator, transforms):
 @pytest.mark.slow
 def test_the_same_bits_on_another_cpu():
     """Spectrogram losses, a Fourier neural operator's layer and transforms of 51 lengths: one result over threads, and with AVX2's kernels."""
-    here = printed_elsewhere("-W", "ignore", "-c", TRAINING, "threads")
+    here = printed_elsewhere("-W", "ignore", "-c", TRAINING, "machines")
     assert [len(line.split()) for line in here.splitlines()] == [2, 2, 2]
-    assert here == printed_elsewhere("-W", "ignore", "-c", TRAINING, "threads", **AVX2_ENVIRONMENT)
+    assert here == printed_elsewhere("-W", "ignore", "-c", TRAINING, "machines", **AVX2_ENVIRONMENT)
 
 
 @pytest.mark.slow
