@@ -96,13 +96,16 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
         return kernel
 
     def with_tensors(*args: Any, **kwargs: Any) -> Any:
-        if any(not isinstance(args[i], Tensor) for i in places):
-            like = next(args[i] for i in places if isinstance(args[i], Tensor))
-            args = tuple(
-                a if isinstance(a, Tensor) or i not in places else _as_tensor(a, like)
-                for i, a in enumerate(args)
-            )
-        return kernel(*args, **kwargs)
+        for place in places:
+            if not isinstance(args[place], Tensor):
+                break
+        else:
+            return kernel(*args, **kwargs)
+        like = next(args[i] for i in places if isinstance(args[i], Tensor))
+        given = [
+            a if isinstance(a, Tensor) or i not in places else _as_tensor(a, like) for i, a in enumerate(args)
+        ]
+        return kernel(*given, **kwargs)
 
     return with_tensors
 

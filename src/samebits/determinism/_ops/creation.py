@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,32 +115,39 @@ _DRAWS = (
 def _counting(kernel: Kernel) -> Kernel:
     """arange.start_out and range.out: torch's kernel checks the arguments and gives `out` its length."""
 
+    @np.errstate(all="ignore")
     def counting(start: Any, end: Any, step: Any = 1, *, out: Tensor) -> Tensor:
         kernel(start, end, step, out=out)
         if not out.is_floating_point():
             return out
-        return out.copy_(_multiples(out.numel(), float(step)).add_(float(start)).view(out.shape))
+        return _copied(_multiples(out.numel(), float(step)) + float(start), out)
 
     return counting
 
 
 def _linspace(kernel: Kernel) -> Kernel:
+    @np.errstate(all="ignore")
     def linspace(start: Any, end: Any, steps: int, *, out: Tensor) -> Tensor:
         kernel(start, end, steps, out=out)
         if not out.is_floating_point() or steps < 2:
             return out
         step, half = (float(end) - float(start)) / (steps - 1), steps // 2
         values = _multiples(steps, step)
-        late = values[: steps - half].flip(0).neg_().add_(float(end))
-        values.add_(float(start))[half:] = late
-        return out.copy_(values.view(out.shape))
+        late = float(end) - values[: steps - half][::-1]
+        values += float(start)
+        values[half:] = late
+        return _copied(values, out)
 
     return linspace
 
 
-def _multiples(count: int, step: float) -> Tensor:
-    """Returns 0, step, 2 step, ... in float64."""
-    return torch.arange(count, dtype=torch.int64).double().mul_(step)
+def _multiples(count: int, step: float) -> np.ndarray:
+    """Returns 0, step, 2 step, ... in float64; NumPy's short calls take a tenth of torch's."""
+    return np.arange(count) * step
+
+
+def _copied(values: np.ndarray, out: Tensor) -> Tensor:
+    return out.copy_(torch.from_numpy(values).view(out.shape))
 
 
 _REASON_SEQUENCES = (
