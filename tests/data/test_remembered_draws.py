@@ -515,7 +515,7 @@ print(next(iter(pipeline.map(lambda x: x + held.drawn).with_options(seed=1))))
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 def test_a_memo_that_reading_missed_is_an_error_in_a_process_first_task_too(order):
-    """That task imports Numba, which says nothing of who drew: no library of the user's was imported."""
+    """That task imports LLVM, which says nothing of who drew: no library of the user's was imported."""
     for seed in "12":
         done = subprocess.run(
             [sys.executable, "-c", FIRST_TASK, order, seed], capture_output=True, text=True, check=False
