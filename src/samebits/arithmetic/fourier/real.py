@@ -1,9 +1,9 @@
 """Real numbers of even length n = 2 m: their transform from that of m complex numbers, and back.
 
 z[j] = x[2 j] + i x[2 j + 1], Z its transform, w = exp(-2 pi i / n), e = Z[k] + conj(Z[m - k]), d = Z[k] -
-conj(Z[m - k]), Z[m] = Z[0]: X[k] = (e - i w^k d) / 2, for k = 0, ..., m. Back: Z[k] = e + i conj(w^k) d with
-e and d of X, for k = 0, ..., m - 1, where X[0] and X[m] are taken as real numbers. The half and the factor of
-the normalization are one factor.
+conj(Z[m - k]), Z[m] = Z[0]: X[k] = e / 2 - i w^k d / 2, for k = 0, ..., m, times the factor of the
+normalization. Z is halved first, so that no sum overflows. Back: Z[k] = e + i conj(w^k) d with e and d of X,
+for k = 0, ..., m - 1, where X[0] and X[m] are taken as real numbers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ def _forward(element: str) -> OnTeam:
     rows; 6 rows of a chunk; 7 the factor's bits.
     """
     real, numbers_at = getattr(np, element), {"float32": float32_at, "float64": float64_at}[element]
+    half = real(0.5)
 
     @inlined
     def number(z: Any, y: Any, w: Any, k: Any, here: Any, there: Any, factor: Any) -> None:
-        e_real, e_imaginary = z[here, 0] + z[there, 0], z[here, 1] - z[there, 1]
-        t_real, t_imaginary = _times(z[here, 0] - z[there, 0], z[here, 1] + z[there, 1], w[k, 0], w[k, 1])
+        a, b = z[here, 0] * half, z[here, 1] * half
+        c, d = z[there, 0] * half, z[there, 1] * half
+        e_real, e_imaginary = a + c, b - d
+        t_real, t_imaginary = _times(a - c, b + d, w[k, 0], w[k, 1])
         y[k, 0] = _one_nan((e_real + t_imaginary) * factor)
         y[k, 1] = _one_nan((e_imaginary - t_real) * factor)
 
@@ -92,7 +95,7 @@ def _run(kernel: OnTeam, x: Tensor, y: Tensor, m: int, factor: float) -> Tensor:
 def half_of_real(z: Tensor, factor: float) -> Tensor:
     """Returns the first m + 1 of n results (rows, m + 1) of real numbers times a factor, from Z (rows, m)."""
     m = z.shape[1]
-    return _run(_forward(ELEMENTS[z.dtype]), z, z.new_empty(len(z), m + 1), m, 0.5 * factor)
+    return _run(_forward(ELEMENTS[z.dtype]), z, z.new_empty(len(z), m + 1), m, factor)
 
 
 def complex_of_half(x: Tensor) -> Tensor:

@@ -105,8 +105,9 @@ def glu_gate_backward_narrow(grad: Any, x: Any, gate: Any) -> Any:
 def silu_backward_narrow(grad: Any, x: Any) -> Any:
     """Returns grad s (1 + x (1 - s)) with s = sigmoid(x)."""
     exponential, pair = _inverse_of_one_plus_exp(x)
-    inverse = rounded(pair)
-    return grad * ((inverse * 2.0**-_SHIFT) * fma(x, exponential * inverse, 1.0))
+    inverse, bounded = rounded(pair), at_most(at_least(x, -110.0), float(_SHIFT))
+    slope = (inverse * 2.0**-_SHIFT) * fma(bounded, exponential * inverse, 1.0)
+    return grad * where(x.magnitude() < INFINITY, slope, NAN)
 
 
 @formula
@@ -185,12 +186,17 @@ def gelu_narrow(x: Any) -> Any:
     return (~(x.magnitude() < _FAR)).rarely(near, lambda: gelu_wide(x.as_float64()).as_float32())
 
 
+def _is_positive(x: Any) -> Any:
+    """Returns 1 for a positive sign, that of +0 too, else 0."""
+    return x.constant(0.5).with_sign_of(x) + 0.5
+
+
 @formula
 def gelu_backward_narrow(grad: Any, x: Any) -> Any:
     """Returns grad (cdf(x) + x density(x))."""
     k, e, tail = _density_and_tail(x)
     slope = fma(x, _DENSITY, -tail[0].with_sign_of(x))
-    near = grad * fma(e[0] * power_of_two_narrow(k), slope, where(x > 0.0, x.constant(1.0), 0.0))
+    near = grad * fma(e[0] * power_of_two_narrow(k), slope, _is_positive(x))
 
     def far() -> Any:
         return gelu_backward_wide(grad.as_float64(), x.as_float64()).as_float32()
@@ -222,5 +228,5 @@ def gelu_backward_short(grad: Any, x: Any) -> Any:
     size = at_most(x.magnitude(), 14.0)
     density, tail = _density_and_tail_short(size)
     slope = fma(size.with_sign_of(x), _DENSITY, -tail.with_sign_of(x))
-    derivative = fma(density, slope, where(x > 0.0, x.constant(1.0), 0.0))
+    derivative = fma(density, slope, _is_positive(x))
     return grad * where(x.magnitude() < INFINITY, derivative, NAN)

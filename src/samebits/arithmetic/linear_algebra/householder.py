@@ -16,6 +16,8 @@ from samebits.arithmetic.linear_algebra.matrices import minus_product, multiplie
 from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
 
 _fma, _splat = vectors.fma, vectors.splat
+_TINY, _LARGE = 2.0**-480, 2.0**700
+"""Columns of smaller numbers are multiplied before they are squared."""
 
 
 @variants()
@@ -35,6 +37,13 @@ def _panel() -> OnTeam:
             v = native.carray(float64_at(here), (length - k,))
             tau, head = 0.0, v[0]
             square = dot(here + 8, here + 8, rest, none, room) if rest > 0 else 0.0
+            scale = 1.0
+            if rest > 0 and square < _TINY * _TINY and head < _TINY and head > -_TINY:
+                scale = 1.0 / _LARGE  # squares underflow
+                for i in range(length - k):
+                    v[i] = v[i] * _LARGE
+                head, square = v[0], dot(here + 8, here + 8, rest, none, room)
+                v[0] = head * scale
             if square != 0.0:
                 norm = math.sqrt(_fma(head, head, square))
                 beta = norm if head < 0.0 else -norm
@@ -48,7 +57,7 @@ def _panel() -> OnTeam:
                     c[0] = c[0] + factor
                     for i in range(1, length - k):
                         c[i] = _fma(factor, v[i], c[i])
-                v[0] = beta
+                v[0] = beta * scale
             taus[k] = tau
 
     return on_team(reflect, name="householder_panel")
@@ -93,8 +102,9 @@ def _apply(c: Tensor, v: Tensor, t: Tensor) -> None:
 
 
 def _scaled(columns: Tensor) -> Tensor:
-    """Brings the largest element of each matrix to [1, 2), in place; returns what undoes it."""
-    exponent = (columns.abs().amax((1, 2), keepdim=True).view(torch.int64) >> 52).clamp(1, 2045)
+    """Brings the largest element of each finite matrix to [1, 2), in place; returns what undoes it."""
+    exponent = columns.abs().amax((1, 2), keepdim=True).view(torch.int64) >> 52
+    exponent = exponent.where(exponent < 2047, 1023).clamp(1, 2045)
     columns.mul_(((2046 - exponent) << 52).view(torch.float64))
     return (exponent << 52).view(torch.float64)
 

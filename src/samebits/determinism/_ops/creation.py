@@ -165,8 +165,8 @@ _SEQUENCES = (
 #
 # A call takes one integer of 63 bits from the generator (none for no elements): the key of
 # `random._cpu.rejection`, which computes in float64; the numbers are rounded to their type once. A Dirichlet
-# draw is gamma draws divided by their sum. As torch's, a gamma draw is at least the smallest normal number,
-# and a Dirichlet one is below 1, too.
+# draw is gamma draws divided by their sum. As torch's, a gamma draw is at least the smallest normal number of
+# the type, and a Dirichlet one is below 1, too.
 
 
 _REAL = (torch.float32, torch.float64)
@@ -189,8 +189,8 @@ def _gamma(self: Tensor, generator: Any = None) -> Tensor | None:
 def _dirichlet(self: Tensor, generator: Any = None) -> Tensor | None:
     if self.dtype not in _REAL or not self.dim():
         return None
-    parts = _draws(GAMMA, generator, self)
     kind = torch.finfo(self.dtype)
+    parts = _draws(GAMMA, generator, self).clamp_min_(kind.tiny)
     return parts.div_(parts.sum(-1, keepdim=True)).to(self.dtype).clamp_(kind.tiny, 1 - kind.eps / 2)
 
 

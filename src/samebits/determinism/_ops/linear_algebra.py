@@ -156,6 +156,8 @@ def _ormqr(
 ) -> Tensor | None:
     if not _fits("ormqr", self, input2.unsqueeze(-1), input3) or not _is_tau(self, input2):
         return None
+    if input2.shape[-1] != min(input3.shape[-2 if left else -1], self.shape[-1]):
+        return None
     if self.shape[:-2] != input3.shape[:-2] or self.shape[-2] != input3.shape[-2 if left else -1]:
         return None
     c = wide(input3.mT if left else input3)
@@ -176,7 +178,7 @@ def _given(a: Tensor, factors: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
 def _lu_factor_ex(
     a: Tensor, *, pivot: bool = True, check_errors: bool = False, **_out: Tensor
 ) -> tuple[Tensor, ...] | None:
-    if not _fits("linalg_lu_factor_ex", a):
+    if not pivot or not _fits("linalg_lu_factor_ex", a):
         return None
     factors, pivots, infos = _factored(a, pivot=pivot)
     info = infos.to(torch.int32).view(a.shape[:-2])
@@ -186,7 +188,7 @@ def _lu_factor_ex(
 
 
 def _lu(a: Tensor, *, pivot: bool = True, **_out: Tensor) -> tuple[Tensor, ...] | None:
-    if not _fits("linalg_lu", a):
+    if not pivot or not _fits("linalg_lu", a):
         return None
     factors, pivots, _ = _factored(a, pivot=pivot)
     p, lower, upper = torch.lu_unpack(*_given(a, factors, pivots), unpack_pivots=pivot)
@@ -199,6 +201,8 @@ def _lu_solve(
     if not _fits("linalg_lu_solve", factors, b, square=True) or pivots.shape != factors.shape[:-1]:
         return None
     both = _broadcast(factors, b)
+    if bool(((pivots < 1) | (pivots > factors.shape[-1])).any()):
+        return None
     if both is None or pivots.dtype != torch.int32 or factors.shape[-1] != b.shape[-2 if left else -1]:
         return None
     factors, b = both

@@ -8,6 +8,7 @@ to 0 in the order in which they were stored. `sparse_mask` copies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,7 +29,25 @@ def _places(indices: Tensor, shape: torch.Size) -> Tensor:
 
 def _rows(dense: Tensor, like: Tensor) -> Tensor:
     """Returns the dense tensor with its sparse dimensions, those of `like`, as one."""
-    return dense.reshape(-1, *dense.shape[like.sparse_dim() :])
+    dims = like.sparse_dim()
+    return dense.reshape(math.prod(dense.shape[:dims]), *dense.shape[dims:])
+
+
+def _check(self: Any, other: Any, alpha: Any, in_place: bool) -> torch.dtype | None:
+    """Returns the type of a sum; None if `other` is not sparse (COO), or has another shape."""
+    if not isinstance(self, Tensor) or not isinstance(other, Tensor):
+        raise NotCoveredError("aten::add.Tensor", "of a sparse tensor and a number", "Use tensor.to_dense()")
+    if other.layout != torch.sparse_coo or self.shape != other.shape:
+        return None
+    dtype = torch.promote_types(self.dtype, other.dtype)
+    if in_place and not torch.can_cast(dtype, self.dtype):
+        raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {self.dtype}")
+    of_alpha = torch.promote_types(dtype, torch.tensor(alpha).dtype)
+    if isinstance(alpha, bool) or not torch.can_cast(of_alpha, dtype):
+        raise RuntimeError(
+            f"alpha={alpha!r} is no number for a sum of {dtype}: argument alpha must be one of that type"
+        )
+    return dtype
 
 
 def _scaled(x: Tensor, alpha: Any, dtype: torch.dtype) -> Tensor:
@@ -37,13 +56,13 @@ def _scaled(x: Tensor, alpha: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _add(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor | None:
-    if not isinstance(other, Tensor) or other.layout != torch.sparse_coo or self.shape != other.shape:
+    dtype = _check(self, other, alpha, in_place=False)
+    if dtype is None:
         return None
     if self.layout != torch.sparse_coo:
-        return _add_in_place(self.clone(), other, alpha=alpha)
+        return _add_in_place(self.to(dtype, copy=True), other, alpha=alpha)
     if self.sparse_dim() != other.sparse_dim():
         return None
-    dtype = torch.promote_types(self.dtype, other.dtype)
     made = torch.sparse_coo_tensor(
         torch.cat((self._indices(), other._indices()), 1),
         torch.cat((self._values().to(dtype), _scaled(other, alpha, dtype))),
@@ -54,11 +73,11 @@ def _add(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor | None:
 
 
 def _add_in_place(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor | None:
+    if _check(self, other, alpha, in_place=True) is None:
+        return None
     if self.layout == torch.sparse_coo:
         made = _add(self, other, alpha=alpha)
         return None if made is None else self.copy_(made)
-    if not isinstance(other, Tensor) or other.layout != torch.sparse_coo or self.shape != other.shape:
-        return None
     rows = _rows(self, other)
     rows.index_add_(0, _places(other._indices(), self.shape), _scaled(other, alpha, self.dtype))
     return self if rows.data_ptr() == self.data_ptr() else self.copy_(rows.view(self.shape))
@@ -84,9 +103,9 @@ def _is_number(x: Any) -> bool:
 
 def _times(self: Any, other: Any, *, op: str) -> Tensor:
     """Returns the product or quotient of a sparse tensor and a number."""
-    if not isinstance(self, Tensor) or self.layout != torch.sparse_coo:
+    if op == "mul" and (not isinstance(self, Tensor) or self.layout != torch.sparse_coo):
         self, other = other, self
-    if not _is_number(other):
+    if not isinstance(self, Tensor) or self.layout != torch.sparse_coo or not _is_number(other):
         raise NotCoveredError(f"aten::{op}.Tensor", "of sparse tensors", "Use tensor.to_dense()")
     values = getattr(torch, op)(self._values(), other)
     return torch.sparse_coo_tensor(

@@ -132,7 +132,8 @@ def _binomial(count: Any, probability: Any, key: Any, element: Any) -> Any:
     if not (count > 0.0 and p > 0.0):
         k = p * count if np.isnan(p) or np.isnan(count) else 0.0
     elif count * p < 10.0:
-        log_rest, place = log_64(1.0 - p), 0.0
+        rest, place = 1.0 - p, 0.0
+        log_rest = log_64(rest) * p / (1.0 - rest) if rest < 1.0 else -p  # log1p(-p); Kahan
         while place <= count:
             u, _second = _uniforms(key, element, attempt, 0)
             place -= np.floor(-(log_64(u) / log_rest))
