@@ -20,7 +20,7 @@ import samebits
 from samebits import random
 
 Facts = Iterator[tuple[str, Any]]
-VARYING = ("argv", "time", "seconds", "started", "ended", "host", "pid", "script", "hashseed")
+VARYING = ("argv", "time", "seconds", "started", "ended", "host", "pid", "script", "hashseed", "compiled")
 """Keys of records whose values depend on when, where and how the script was started; replaced by their type."""
 COMMITTED = ("chain.jsonl", "samebits-run.json")
 """Files of a run directory beside the commits; its locks hold process numbers."""
