@@ -4,7 +4,7 @@
 
 Every kernel that a module declares is compiled for each kind of CPU in `llvm.TARGETS`, on any x86-64 machine, into
 build/packs/KIND.zip, which hatch_build.py puts into the wheel. Of x86-64-v4-bf16 only those are kept whose code has its
-instruction: for the others that kind reads the pack of x86-64-v4. A pack of the same sources is kept.
+instruction: for the others that kind reads the pack of x86-64-v4. A pack of the same sources and kernels is kept.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def main() -> None:
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*wheel, "--wheel-dir", asked.into, ROOT], check=True)
     for made in [*PACKS.glob("*.zip"), *asked.into.glob("*.whl")]:
-        print(
-            f"{made.relative_to(Path.cwd()) if made.is_relative_to(Path.cwd()) else made}: {made.stat().st_size / 1e6:.1f} MB"
-        )
+        print(f"{os.path.relpath(made)}: {made.stat().st_size / 1e6:.1f} MB")
     return None
 
 
@@ -63,7 +61,7 @@ def pack(kind: str, only: str) -> None:
     label = compilation.sources_digest().encode()
     if made.exists():
         with ZipFile(made) as before:
-            if before.comment == label and (kind.endswith("bf16") or set(before.namelist()) == set(names)):
+            if before.comment == label and set(before.namelist()) == set(names):
                 print(f"{kind}: kept, it is of these sources")
                 return
     beside = made.with_suffix(".new")

@@ -30,7 +30,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
 _WHOLE = {"_native", "arithmetic"}
 """Here every file counts: formulas are traced through plain functions and tables, which have no mark."""
-_MARKS = b"@kernel", b"@inlined", b"@instruction", b"on_team"
+_MARKS = b"@kernel", b"@inlined", b"@instruction", b"@variants", b"on_team"
 
 
 @lru_cache(maxsize=1)

@@ -124,7 +124,7 @@ def softplus_backward_narrow(grad: Any, x: Any, beta: Any, threshold: Any) -> An
 
 
 def _bounded_product(x: Any, factor: Any) -> Pair:
-    """Returns the product as a pair, of which the second is zero where the first is beyond 200."""
+    """Returns the product as a pair; the second number is zero where the first is beyond 200."""
     product, low = exact_product(x, factor)
     return product, where(product.magnitude() < 200.0, low, 0.0)
 

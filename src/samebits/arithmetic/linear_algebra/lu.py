@@ -29,20 +29,19 @@ def _exchange(a: Any, row: Any, other: Any) -> None:
 @variants()
 def _columns() -> OnTeam:
     """args: 1-3 of the matrices: address, rows, columns; 4-5 the block's first column and its end; 6-7
-    addresses of the items' pivots and infos; 8 is 1 where rows are exchanged; 9 pivots of an item.
+    addresses of the items' pivots and infos; 8 pivots of an item.
     """
 
     def factor(item: int, args: Any) -> None:
         rows, columns, end = args[2], args[3], args[5]
         a = native.carray(float64_at(args[1] + item * rows * columns * 8), (rows, columns))
-        pivots = native.carray(int64_at(args[6]), (args[0], args[9]))[item]
+        pivots = native.carray(int64_at(args[6]), (args[0], args[8]))[item]
         infos = native.carray(int64_at(args[7]), (args[0],))
         for k in range(args[4], end):
             place, largest = k, _magnitude(a[k, k])
-            if args[8]:
-                for i in range(k + 1, rows):
-                    if _magnitude(a[i, k]) > largest:
-                        place, largest = i, _magnitude(a[i, k])
+            for i in range(k + 1, rows):
+                if _magnitude(a[i, k]) > largest:
+                    place, largest = i, _magnitude(a[i, k])
             pivots[k] = place + 1
             if place != k:
                 _exchange(a, k, place)
@@ -76,7 +75,7 @@ def _exchanges() -> OnTeam:
     return on_team(exchange, name="row_exchanges")
 
 
-def factor(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:
+def factor(a: Tensor) -> tuple[Tensor, Tensor]:
     """Factors matrices (batch, rows, columns) in float64, contiguous, in place.
 
     Returns LAPACK's pivots (batch, the smaller size) and infos, both int64: 0, or the number of the first
@@ -87,7 +86,7 @@ def factor(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor]:
     infos = torch.zeros(batch, dtype=torch.int64)
     for start in range(0, pivots.shape[1] if batch else 0, BLOCK):
         end = min(start + BLOCK, pivots.shape[1])
-        places = pivots.data_ptr(), infos.data_ptr(), int(pivot), pivots.shape[1]
+        places = pivots.data_ptr(), infos.data_ptr(), pivots.shape[1]
         _columns()(batch, a.data_ptr(), rows, columns, start, end, *places)
         right = a[:, start:end, end:]
         if right.shape[2]:

@@ -178,7 +178,7 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
 
 @cache
 def _lane_of_columns(memory: str, rows: int) -> Any:
-    """Returns the part of kernels that adds so many rows to the lanes of g h and of g of some columns."""
+    """Returns the part of kernels that adds that number of rows to the lanes of g h and of g of columns."""
     lanes_type = lanes_of(memory)
     load_some, load_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
     load, store, width = vectors.LOAD[lanes_type], vectors.STORE[lanes_type], vectors.SIZE[lanes_type]

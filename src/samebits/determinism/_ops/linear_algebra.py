@@ -165,10 +165,10 @@ def _ormqr(
     return result(made.mT if left else made, input3)
 
 
-def _factored(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the factors (batch, rows, columns) in float64, pivots and infos, int64."""
     factors = wide(a)
-    return factors, *lu.factor(factors, pivot=pivot)
+    return factors, *lu.factor(factors)
 
 
 def _given(a: Tensor, factors: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def _lu_factor_ex(
 ) -> tuple[Tensor, ...] | None:
     if not pivot or not _fits("linalg_lu_factor_ex", a):
         return None
-    factors, pivots, infos = _factored(a, pivot=pivot)
+    factors, pivots, infos = _factored(a)
     info = infos.to(torch.int32).view(a.shape[:-2])
     if check_errors:
         torch._linalg_check_errors(info, "torch.linalg.lu_factor_ex", is_matrix=a.dim() == 2)
@@ -190,8 +190,8 @@ def _lu_factor_ex(
 def _lu(a: Tensor, *, pivot: bool = True, **_out: Tensor) -> tuple[Tensor, ...] | None:
     if not pivot or not _fits("linalg_lu", a):
         return None
-    factors, pivots, _ = _factored(a, pivot=pivot)
-    p, lower, upper = torch.lu_unpack(*_given(a, factors, pivots), unpack_pivots=pivot)
+    factors, pivots, _ = _factored(a)
+    p, lower, upper = torch.lu_unpack(*_given(a, factors, pivots))
     return p, lower, upper
 
 

@@ -35,7 +35,7 @@ def _dense_product(
 ) -> Tensor | None:
     """Returns alpha a b + beta added; None for what is none of ours.
 
-    Of complex numbers by four real products, of which two are subtracted, and two added.
+    Of complex numbers: four real products; two are subtracted for the real part, two added for the other.
     """
     if a.dtype not in _COMPLEX or a.dtype != b.dtype:
         return product(a, b, added, alpha, beta)
