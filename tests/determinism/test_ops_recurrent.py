@@ -133,6 +133,25 @@ def test_a_layer_is_that_which_torch_composes(options, dtype, mode, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
+@pytest.mark.parametrize("hidden", [160, 700, 701])
+def test_a_wide_layer_has_the_same_bits_over_threads(hidden, dtype, mode):
+    """Products of several chunks and cells of several chunks, on 1 to 5 threads."""
+
+    def of_wide_layer():
+        torch.manual_seed(5)
+        model, x = torch.nn.LSTM(24, hidden).to(dtype), torch.randn(6, 40, 24).to(dtype)
+        y, last = model(x)
+        return [y, *last, *torch.autograd.grad(y.square().sum(), list(model.parameters()))]
+
+    seen = set()
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        seen.add(of_value(of_wide_layer()))
+    assert len(seen) == 1
+
+
+@pytest.mark.slow
 def test_a_gradient_can_be_differentiated_again(mode):
     """Second derivatives are those of the composed layer in float64, but for rounding."""
 

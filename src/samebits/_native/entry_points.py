@@ -64,6 +64,36 @@ def team_module(part: Any, name: str) -> Any:
     return module
 
 
+def rounds_module(name: str, *, has_barrier: bool) -> Any:
+    """Returns the module of `name(packed)`, which calls kernels in turn, round by round; see `kernel_rounds`.
+
+    `packed` is the address of their codes, the number of them, the address of what they are called with, how
+    many numbers that is each time, the number of rounds, and whether each thread of a team calls them: then
+    all wait at a barrier after each call. Numbers have 64 bits.
+    """
+    module = ir.Module(name)
+    form = ir.FunctionType(ir.VoidType(), [I64.as_pointer()])
+    function = ir.Function(module, form, name)
+    builder, (packed,) = ir.IRBuilder(function.append_basic_block("entry")), function.args
+    numbers = [builder.load(builder.gep(packed, [I64(i)])) for i in range(6)]
+    codes, given = (
+        builder.inttoptr(numbers[place], kind.as_pointer())
+        for place, kind in ((0, form.as_pointer()), (2, I64))
+    )
+    _, calls, _, width, rounds, is_team = numbers
+    with llvm.for_range(builder, rounds) as turn, llvm.for_range(builder, calls) as number:
+        done = builder.add(builder.mul(turn, calls), number)
+        builder.call(
+            builder.load(builder.gep(codes, [number])), [builder.gep(given, [builder.mul(done, width)])]
+        )
+        if has_barrier:
+            with builder.if_then(builder.icmp_signed("!=", is_team, I64(0))):
+                wait = ir.FunctionType(ir.VoidType(), [])
+                builder.call(llvm.function(module, wait, "samebits_GOMP_barrier"), [])
+    builder.ret_void()
+    return module
+
+
 _BYTES = ir.IntType(8).as_pointer()
 _I32 = ir.IntType(32)
 _BUFFER_BYTES, _OWNER, _DIMENSIONS, _FORMAT, _SHAPE, _STRIDES = 80, 8, 36, 40, 48, 56

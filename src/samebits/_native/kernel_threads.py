@@ -82,6 +82,10 @@ class OnTeam:
         """Returns the kernel for its only chunk, on this thread: takes `packed` as `run_packed` does."""
         return (self._compiled or self._compile())[1]
 
+    def code(self) -> int:
+        """Returns the address of the machine code, which takes `packed` as `run_packed` does."""
+        return (self._compiled or self._compile())[0]
+
     def run_packed(self, chunks: int, packed: bytes) -> None:
         """Runs all chunks; `packed` has 0, their number and the arguments, 64 bits each, and is used once.
 

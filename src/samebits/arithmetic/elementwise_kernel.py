@@ -12,13 +12,16 @@ NaN is always the one quiet NaN with a positive sign and no payload.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from samebits import _native as native
 from samebits._native import instruction
 from samebits._native.float_bits import SIZE, narrowed, stored, widened
 from samebits._native.formula import FormulaNumber, one_nan
+from samebits._native.kernel_rounds import Call
 from samebits._native.kernel_threads import OnTeam, on_team
 from samebits._native.vector_writer import VectorWriter, element_of, features
 
@@ -65,7 +68,19 @@ class ElementwiseKernel:
         chunks = -(-elements // CHUNK)
         self._run.run_packed(chunks, self._pack(0, chunks, elements, CHUNK, *args))
 
+    def call(self, elements: int, inputs: Sequence[Moved], outputs: Sequence[Moved]) -> Call:
+        """Returns the call for `run_rounds` on dense operands, of a formula without `numbers`."""
+        shared = -(-elements // torch.get_num_threads())
+        each = -(-max(shared, _SHORTEST) // FILLED) * FILLED
+        places = [*(one for place in inputs for one in (place, (1, 0))), *outputs]
+        args, moves = zip(*((elements, 0), (each, 0), *places), strict=True)
+        return Call(self._run, -(-elements // each), args, moves)
 
+
+Moved = tuple[int, int]
+"""An address, and by how many bytes it moves on from round to round."""
+_SHORTEST = 1024
+"""Elements that are worth another thread, where the threads are awake."""
 FILLED = 64
 """Elements of an operand of step 0: as many as eight registers of float64 hold."""
 

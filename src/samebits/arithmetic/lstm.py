@@ -16,10 +16,11 @@ from torch import Tensor
 
 from samebits._native.float_bits import bfloat16_bits, in_bfloat16, number_of_bfloat16
 from samebits._native.formula import FormulaNumber, fma
-from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
+from samebits._native.kernel_rounds import run_rounds
+from samebits.arithmetic.elementwise_kernel import ElementwiseKernel, Moved
 from samebits.arithmetic.functions.hyperbolic import tanh_wide
 from samebits.arithmetic.functions.narrow_activations import sigmoid_narrow
-from samebits.arithmetic.product import product
+from samebits.arithmetic.product import product, product_calls
 from samebits.arithmetic.product.scratch import scratch_tensor
 
 # The cell of an LSTM layer and its gradient, for one element: its four gates, and the states that it keeps.
@@ -103,12 +104,15 @@ DTYPES = frozenset(_CELLS)
 
 
 class LstmMemory(NamedTuple):
-    """For the gradient: gates (steps, 4, hidden, batch), states (steps + 1, hidden, batch), tanh(c)."""
+    """What the steps make: gates (steps, 4, hidden, batch), c (steps + 1, hidden, batch), tanh(c), outputs.
+
+    The outputs (steps + 1, batch, hidden) have the first h in front, as c has the first c.
+    """
 
     gates: Tensor
-    h: Tensor
     c: Tensor
     squashed: Tensor
+    outputs: Tensor
 
 
 def lstm_outputs(
@@ -120,60 +124,74 @@ def lstm_outputs(
     gates.
     """
     steps, batch, _ = x.shape
-    hidden = h.shape[1]
-    made = LstmMemory(
-        x.new_empty(steps, 4, hidden, batch),
-        x.new_empty(steps + 1, hidden, batch),
-        x.new_empty(steps + 1, hidden, batch),
-        x.new_empty(steps, hidden, batch),
-    )
-    made.h[0], made.c[0] = h.t(), c.t()
+    hidden, back = h.shape[1], weights[1].contiguous()
+    odd = hidden % 2 if x.dtype == torch.bfloat16 else 0  # pairs have no rest
+    states = x.new_empty(steps + 1, hidden + odd, batch)
+    states[0, :hidden] = h.t()
+    if odd:
+        states[:, hidden] = 0
+        back = torch.nn.functional.pad(back, (0, 1))
+    gates, squashed = x.new_empty(steps, 4, hidden, batch), x.new_empty(steps, hidden, batch)
+    cs = x.new_empty(steps + 1, hidden, batch)
+    cs[0] = c.t()
     # The same for each sequence of the batch, and dense: so the product adds it in its last step.
     of_x, of_h = (None, None) if biases is None else (one.unsqueeze(1).repeat(1, batch) for one in biases)
     cell, _ = _CELLS[x.dtype]
-    plane = hidden * batch * x.element_size()
-    at = _Addresses(made, plane)
-    states = made.h.unbind()
-    with scratch_tensor(made.gates.numel(), x.dtype) as pieces:
+    fed_back = x.new_empty(4, hidden, batch)
+    with scratch_tensor(gates.numel(), x.dtype) as pieces:
         of_inputs = pieces.view(steps, 4 * hidden, batch)
         _product(weights[0].expand(steps, -1, -1), x.transpose(1, 2), of_x, of_inputs)
-        for step in range(steps):
-            fed_back = _product(weights[1], states[step], of_h)
-            first, second = fed_back.data_ptr(), pieces.data_ptr() + 4 * step * plane
-            given = (*at.four(first), *at.four(second), at.c(step))
-            made_here = (*at.gates(step), at.c(step + 1), at.squashed(step), at.h(step + 1))
-            _run(cell, hidden * batch, given, made_here)
-    return made
+        with product_calls(back, states[0], of_h, fed_back, (0, _bytes(states), 0, 0)) as calls:
+            given = (
+                *((gate.data_ptr(), 0) for gate in fed_back),
+                *_gates_from(pieces.view(gates.shape), 0),
+                _from(cs, 0),
+            )
+            results = *_gates_from(gates, 0), _from(cs, 1), _from(squashed, 0), _from(states, 1)
+            run_rounds([*calls, cell.call(hidden * batch, given, results)], steps)
+    return LstmMemory(gates, cs, squashed, states[:, :hidden].transpose(1, 2).contiguous())
 
 
 def lstm_gradients(
-    x: Tensor, weights: tuple[Tensor, Tensor], made: LstmMemory, grad_output: Tensor, grad_c: Tensor
+    x: Tensor,
+    weights: tuple[Tensor, Tensor],
+    made: LstmMemory,
+    grad_outputs: Tensor,
+    grad_h: Tensor,
+    grad_c: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
     """Returns the gradients of the inputs, of both first states, of the weights, and of each of both biases.
 
-    `grad_output` (steps, batch, hidden) has that of the last h added to its last step; `grad_c` is that of
-    the last c.
+    It takes those of the outputs (steps, batch, hidden), of the last h and of the last c.
     """
     steps, batch, features = x.shape
     hidden = grad_c.shape[1]
-    of_c = grad_c.t().contiguous()
-    back = weights[1].t()
+    of_h, of_c = (grad_outputs[-1] + grad_h).t().contiguous(), grad_c.t().contiguous()
+    back = weights[1].contiguous().t()
+    if x.dtype == torch.bfloat16:  # pairs are read where they stand
+        back = back.contiguous()
+    # What is added to each step's gradient of h: that of the output before it; -0 changes no number.
+    added = x.new_empty(steps, hidden, batch)
+    added[0], added[1:] = -0.0, grad_outputs[:-1].transpose(1, 2)
     _, cell = _CELLS[x.dtype]
-    plane = hidden * batch * x.element_size()
-    at = _Addresses(made, plane)
     with scratch_tensor(made.gates.numel(), x.dtype) as flat, scratch_tensor(len(flat), x.dtype) as more:
         of_gates = flat.view(steps, 4 * hidden, batch)
-        grads = grad_output.transpose(1, 2).contiguous()
-        of_h, added, products = grads[-1], grads.unbind(), of_gates.unbind()
-        for step in reversed(range(steps)):
-            given = (of_h.data_ptr(), of_c.data_ptr(), *at.gates(step), at.c(step), at.squashed(step))
-            # an element's gradient is written after its old one is read
-            _run(cell, hidden * batch, given, (*at.four(products[step].data_ptr()), of_c.data_ptr()))
-            of_h = _product(back, products[step], added[step - 1] if step else None)
+        last, states = steps - 1, ((of_h.data_ptr(), 0), (of_c.data_ptr(), 0))
+        given = *states, *_gates_from(made.gates, last), _from(made.c, last), _from(made.squashed, last)
+        # An element's gradient is written after its old one is read.
+        results = *_gates_from(flat.view(made.gates.shape), last), states[1]
+        moves = 0, -_bytes(of_gates), -_bytes(added), 0
+        with product_calls(back, of_gates[last], added[last], of_h, moves) as calls:
+            backwards = cell.call(
+                hidden * batch, *([_reversed(one) for one in places] for places in (given, results))
+            )
+            run_rounds([backwards, *calls], steps)
         # (4 hidden, steps x batch): the chains of the weights' gradients
         rows = more.view(4 * hidden, steps, batch).copy_(of_gates.transpose(0, 1)).view(4 * hidden, -1)
-        states = made.h[:-1].transpose(1, 2).reshape(-1, hidden)
-        of_weights = _product(rows, x.reshape(-1, features)), _product(rows, states)
+        of_weights = (
+            _product(rows, x.reshape(-1, features)),
+            _product(rows, made.outputs[:-1].view(-1, hidden)),
+        )
         of_x = _product(of_gates.transpose(1, 2), weights[0].expand(steps, -1, -1))
         return of_x, of_h.t(), of_c.t(), of_weights, rows.sum(1)
 
@@ -181,33 +199,23 @@ def lstm_gradients(
 def _product(a: Tensor, b: Tensor, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     made = product(a, b, added, out=out)
     assert made is not None  # the caller has checked types and shapes
-    return made.contiguous()  # a cell's kernel takes dense gates
+    return made
 
 
-class _Addresses:
-    """Where each step's part of an `LstmMemory` begins; a plane is the bytes of (hidden, batch)."""
-
-    def __init__(self, made: LstmMemory, plane: int) -> None:
-        self.plane = plane
-        self._gates, self._h, self._c, self._squashed = (one.data_ptr() for one in made)
-
-    def four(self, first: int) -> tuple[int, int, int, int]:
-        """Returns the addresses of four planes, one behind the other."""
-        return first, first + self.plane, first + 2 * self.plane, first + 3 * self.plane
-
-    def gates(self, step: int) -> tuple[int, int, int, int]:
-        return self.four(self._gates + 4 * step * self.plane)
-
-    def h(self, step: int) -> int:
-        return self._h + step * self.plane
-
-    def c(self, step: int) -> int:
-        return self._c + step * self.plane
-
-    def squashed(self, step: int) -> int:
-        return self._squashed + step * self.plane
+def _bytes(steps: Tensor) -> int:
+    """Returns the bytes from one step to the next."""
+    return steps.stride(0) * steps.element_size()
 
 
-def _run(kernel: ElementwiseKernel, elements: int, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-    steps = [number for one in inputs for number in (one, 1)]
-    kernel(elements, *steps, *outputs)
+def _from(steps: Tensor, first: int) -> Moved:
+    """Returns where the first step's part is, and the bytes to the next."""
+    return steps[first].data_ptr(), _bytes(steps)
+
+
+def _gates_from(gates: Tensor, first: int) -> list[Moved]:
+    """The same for each of the four gates."""
+    return [_from(gates[:, gate], first) for gate in range(4)]
+
+
+def _reversed(place: Moved) -> Moved:
+    return place[0], -place[1]

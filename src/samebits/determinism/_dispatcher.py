@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -102,9 +103,12 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
         else:
             return kernel(*args, **kwargs)
         like = next(args[i] for i in places if isinstance(args[i], Tensor))
-        given = [
-            a if isinstance(a, Tensor) or i not in places else _as_tensor(a, like) for i, a in enumerate(args)
-        ]
+        given = list(args)
+        for place in places:
+            number = args[place]
+            if not isinstance(number, Tensor):
+                sign = math.copysign(1.0, number) if type(number) is float else 1.0  # 0.0 == -0.0
+                given[place] = _as_tensor(number, type(number), sign, like.dtype, like.dim() == 0)
         return kernel(*given, **kwargs)
 
     return with_tensors
@@ -116,11 +120,18 @@ def _tensor_places(name: str) -> list[int]:
     return [i for i, a in arguments if str(a.type) == "Tensor" and not a.kwarg_only]
 
 
-def _as_tensor(number: complex, like: Tensor) -> Tensor:
-    """Returns a tensor of no dimensions that promotes with `like` as the number does, exact if possible."""
-    exact = torch.tensor(number, dtype=_EXACT[type(number)])
-    dtype = torch.result_type(like, number)
-    return exact if torch.result_type(like, exact) == dtype else exact.to(dtype)
+@functools.lru_cache(maxsize=256)
+def _as_tensor(
+    number: complex, kind: type, sign: float, dtype: torch.dtype, has_no_dimensions: bool
+) -> Tensor:
+    """Returns a tensor of no dimensions that promotes with another as the number does, exact if possible.
+
+    The other has that type. To make it takes 4 us, so it is kept: torch's kernels do not write to it.
+    """
+    like = torch.empty(() if has_no_dimensions else 0, dtype=dtype)
+    exact = torch.tensor(number, dtype=_EXACT[kind])
+    result = torch.result_type(like, number)
+    return exact if torch.result_type(like, exact) == result else exact.to(result)
 
 
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.product.finish import finish
+from samebits._native.kernel_rounds import Call
+from samebits.arithmetic.product.finish import finish, finish_work, finisher
 from samebits.arithmetic.product.plan import NOTHING, ProductPlan, planned
 from samebits.arithmetic.product.scratch import borrow, give_back
 
@@ -88,6 +91,40 @@ def _product(
         plan.run(plan.chunks, first.data_ptr(), second.data_ptr(), c, s, *places)
     give_back(memory)
     return out
+
+
+@contextmanager
+def product_calls(
+    a: Tensor, b: Tensor, added: Tensor | None, out: Tensor, moves: tuple[int, int, int, int]
+) -> Iterator[list[Call]]:
+    """Yields the calls for `run_rounds` that make `out`, dense, the product of two matrices plus `added`.
+
+    From round to round a, b, added and out move on by these bytes. The factors have dense rows or columns;
+    those of bfloat16 an even inner dimension.
+    """
+    dtype = a.dtype
+    more = NOTHING if added is None else (added.shape, added.stride(), added.dtype)
+    shapes = a.shape, b.shape, a.stride(), b.stride()
+    plan = _plan(dtype, b.dtype, dtype, *shapes, more, True, torch.get_num_threads(), NOTHING)
+    assert plan is not None
+    assert not plan.is_copied
+    places = [(a.data_ptr(), moves[0]), (b.data_ptr(), moves[1])]
+    if plan.is_swapped:
+        places.reverse()
+    made = out.data_ptr(), moves[3]
+    own = made if added is None else (added.data_ptr(), moves[2])
+    memory, factors = borrow(plan.memory), array("d" if dtype == torch.float64 else "f", (1, 1))
+    scale = factors.buffer_info()[0]
+    sums = torch.empty(plan.sums, dtype=plan.sum_dtype) if plan.planes > 1 else None
+    target = made if sums is None else (sums.data_ptr(), 0)
+    last = ((place, 0) for place in (plan.address, scale, memory[1], plan.memory_parts))
+    calls = [Call(plan.run, plan.chunks, *zip(*places, target, own, *last, strict=True))]
+    if sums is not None:
+        chunks, fields = finish_work(sums, plan.steps, plan.adds_self, plan.mxcsr)
+        given = (target, made, own, (fields.buffer_info()[0], 0), (scale, 0))
+        calls.append(Call(finisher(dtype), chunks, *zip(*given, strict=True)))
+    yield calls
+    give_back(memory)
 
 
 def _readable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,14 +167,19 @@ def finisher(dtype: torch.dtype) -> OnTeam:
 def finish(
     sums: Tensor, out: Tensor, s: int, steps: tuple[int, ...], adds_self: int, scale: int, mxcsr: int
 ) -> None:
-    """`out` becomes alpha (sums[0] + sums[1] + ...) + beta self.
+    """`out` becomes alpha (sums[0] + sums[1] + ...) + beta self; see `finish_call`."""
+    chunks, fields = finish_work(sums, steps, adds_self, mxcsr)
+    finisher(out.dtype)(chunks, sums.data_ptr(), out.data_ptr(), s, fields.buffer_info()[0], scale)
+
+
+def finish_work(sums: Tensor, steps: tuple[int, ...], adds_self: int, mxcsr: int) -> tuple[int, array[int]]:
+    """Returns the number of chunks, and the fields, of a call of `finisher`.
 
     `steps`: bytes of the result and of self from item to item, row to row and column to column of `sums[0]`.
-    `s` and `scale` are the addresses of self, and of alpha and beta.
     """
     planes, batch, inner, columns = sums.shape
     rows = batch * inner
     each = max(1, (1 << 14) // (columns * planes))
     plane = rows * columns * sums.element_size()
-    fields = array("q", FinishFields(rows, columns, planes, plane, each, inner, adds_self, mxcsr, *steps))
-    finisher(out.dtype)(-(-rows // each), sums.data_ptr(), out.data_ptr(), s, fields.buffer_info()[0], scale)
+    fields = FinishFields(rows, columns, planes, plane, each, inner, adds_self, mxcsr, *steps)
+    return -(-rows // each), array("q", fields)

@@ -29,8 +29,8 @@ class _LstmLayer(torch.autograd.Function):
         ctx.composed = composed
         ctx.save_for_backward(x, h, c, *parameters, *made)
         return (
-            made.h[1:].transpose(1, 2).contiguous(),
-            made.h[-1].t().contiguous(),
+            made.outputs[1:],
+            made.outputs[-1].clone(),
             made.c[-1].t().contiguous(),
         )
 
@@ -44,10 +44,8 @@ class _LstmLayer(torch.autograd.Function):
             wanted = [one for one in (x, h, c, *parameters) if one.requires_grad]
             found = iter(torch.autograd.grad(outputs, wanted, [grads[0], *states], create_graph=True))
             return None, *(next(found) if one.requires_grad else None for one in (x, h, c, *parameters))
-        of_output = grads[0].clone()
-        of_output[-1] += grads[1]
         of_x, of_h, of_c, of_weights, of_bias = lstm_gradients(
-            x, (parameters[0], parameters[1]), LstmMemory(*saved[-4:]), of_output, grads[2]
+            x, (parameters[0], parameters[1]), LstmMemory(*saved[-4:]), *grads
         )
         biases = (of_bias, of_bias.clone()) if len(parameters) == 4 else ()
         return None, of_x, of_h, of_c, *of_weights, *biases
