@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,11 @@ def mlp() -> nn.Module:
 
 
 class Sequences(nn.Module):
-    """Two LSTM layers over 32 steps, and a head on the last."""
+    """Two recurrent layers over 32 steps, and a head on the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.LSTM(64, 128, 2, batch_first=True)
+        self.layers = kind(64, 128, 2, batch_first=True)
         self.head = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,7 +132,8 @@ def steps() -> dict[str, Callable[[], None]]:
     models = {
         "transformer, 6 layers": (Transformer, tokens, torch.randint(1000, (4 * 256,))),
         "convnet, like ResNet": (convnet, torch.randn(32, 3, 32, 32), torch.randint(10, (32,))),
-        "LSTM, 2 layers": (Sequences, torch.randn(32, 32, 64), torch.randint(10, (32,))),
+        "LSTM, 2 layers": (partial(Sequences, nn.LSTM), torch.randn(32, 32, 64), torch.randint(10, (32,))),
+        "GRU, 2 layers": (partial(Sequences, nn.GRU), torch.randn(32, 32, 64), torch.randint(10, (32,))),
         "MLP, batch 256": (mlp, torch.randn(256, 784), torch.randint(10, (256,))),
     }
     return {

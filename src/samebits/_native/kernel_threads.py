@@ -60,7 +60,7 @@ def count_up(_counter: Any) -> Any:
 class OnTeam:
     """A kernel `part(chunk, args)` whose chunks are shared among the threads; see `on_team`."""
 
-    def __init__(self, part: Callable[[int, Any], None], name: str, is_vectorized: bool) -> None:
+    def __init__(self, part: Callable[..., None], name: str, is_vectorized: bool) -> None:
         self._part, self.is_vectorized = part, is_vectorized
         self.name = f"{part.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
         """Of the machine code."""

@@ -114,7 +114,7 @@ class _Switch:
         with ExitStack() as undo:
             undo.enter_context(_set_flags())
             if settings.across != "runs":
-                undo.enter_context(_ops.lstm.composed())
+                undo.enter_context(_ops.recurrent.composed())
                 undo.enter_context(_ops.attention.one_path())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()

@@ -10,11 +10,11 @@ from samebits._lazy_imports import attach
 if TYPE_CHECKING:
     from samebits.determinism._ops import attention as attention
     from samebits.determinism._ops import coverage as coverage
-    from samebits.determinism._ops import lstm as lstm
     from samebits.determinism._ops import one_thread as one_thread
+    from samebits.determinism._ops import recurrent as recurrent
     from samebits.determinism._ops import refusal as refusal
     from samebits.determinism._ops import replacements as replacements
 
 __getattr__, __dir__ = attach(
-    __name__, ["attention", "coverage", "lstm", "one_thread", "refusal", "replacements"]
+    __name__, ["attention", "coverage", "one_thread", "recurrent", "refusal", "replacements"]
 )

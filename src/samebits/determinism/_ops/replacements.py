@@ -25,8 +25,8 @@ from samebits.determinism._ops import (
     layer_norm,
     linear_algebra,
     losses,
-    lstm,
     products,
+    recurrent,
     softmax,
     sparse,
     sums,
@@ -42,7 +42,7 @@ ELEMENTWISE: tuple[Replacement, ...] = (
 )
 _ROOMS = (
     *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fourier),
-    *(fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, lstm, products),
+    *(fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, products, recurrent),
     *(softmax, sparse, sums, vector_norms),
 )
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
