@@ -17,8 +17,8 @@ from torch import Tensor
 from samebits._native.float_bits import bfloat16_bits, in_bfloat16, number_of_bfloat16
 from samebits._native.formula import FormulaNumber, fma
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
-from samebits.arithmetic.functions.hyperbolic import tanh_wide
 from samebits.arithmetic.functions.narrow_activations import sigmoid_narrow
+from samebits.arithmetic.functions.narrow_functions import tanh_narrow
 from samebits.arithmetic.product import product
 from samebits.arithmetic.product.scratch import scratch_tensor
 
@@ -29,7 +29,7 @@ from samebits.arithmetic.product.scratch import scratch_tensor
 
 
 def _tanh(x: Any) -> Any:
-    return tanh_wide(x.as_float64()).as_float32()
+    return tanh_narrow(x)
 
 
 def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
