@@ -283,6 +283,18 @@ POLYNOMIALS = {
         (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
         4,
     ),
+    "SIN_NARROW": (
+        "(sin(r) / r - 1) / u at u = r^2, r up to pi / 4, float32",
+        without_hole(lambda u: (mp.sin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 6),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.01")) ** 2),
+        3,
+    ),
+    "COS_NARROW": (
+        "(cos(r) - 1 + u / 2) / u^2 at u = r^2, r up to pi / 4, float32",
+        without_hole(lambda u: (mp.cos(mp.sqrt(u)) - 1 + u / 2) / u**2, mp.mpf(1) / 24),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.01")) ** 2),
+        2,
+    ),
     "ASIN": (
         "(asin(x) / x - 1) / u at u = x^2, x up to 1 / 2",
         without_hole(lambda u: (mp.asin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(1) / 6),
@@ -389,6 +401,7 @@ def main() -> None:
     entries["LN2"] = entry("log(2) in two parts; the first has 42 bits", parts(LN2, (42, 53)))
     entries["PI"] = entry("pi in three parts", parts(mp.pi, (53, 53, 53)))
     entries["HALF_PI"] = entry("pi / 2 in three parts", parts(mp.pi / 2, (53, 53, 53)))
+    entries["HALF_PI_NARROW"] = entry("pi / 2 in three parts of float32", parts(mp.pi / 2, (24, 24, 24)))
     entries["LOG2_E_PAIR"] = entry("log2(e) in two parts", parts(1 / LN2, (53, 53)))
     entries["LOG10_E_PAIR"] = entry("log10(e) in two parts", parts(mp.log10(mp.e), (53, 53)))
     entries["LOG10_2_PAIR"] = entry(
