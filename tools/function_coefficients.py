@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,43 @@ def normal_tails(step: float, degree: int, *, with_rest: bool) -> list[list[floa
     return rows
 
 
+def pieces(function: Callable[[mp.mpf], mp.mpf], shift: float) -> list[list[float]]:
+    """Returns for i from 0 to 15 a center c, function(c), and the polynomial of the difference quotient in x - c.
+
+    Row i is of the x for which i are the last 4 bits down to the second of the mantissa of s = x + shift, for s
+    from 5/8 to 10. The row of 5/8 begins at zero: its center is 0, and its polynomial function(x) / x - 1.
+    """
+    edges = [mp.mpf(4 + i % 4) * mp.mpf(2) ** (i // 4 - 3) - shift for i in range(1, 18)]
+    rows = [first_piece(function, edges[1]), *(piece(function, *each) for each in pairwise(edges[1:]))]
+    return rows[7:] + rows[:7]
+
+
+def first_piece(function: Callable[[mp.mpf], mp.mpf], stop: mp.mpf) -> list[float]:
+    """Returns the row of the numbers from zero on."""
+    ratio = without_hole(lambda x: function(x) / x - 1, mp.diff(function, 0) - 1)
+    return [0.0, 0.0, *map(in_float32, fit(ratio, (mp.mpf(0), stop), 5))]
+
+
+def piece(function: Callable[[mp.mpf], mp.mpf], start: mp.mpf, stop: mp.mpf) -> list[float]:
+    """Returns the row of an interval; at its center the function and its derivative are next to float32 numbers."""
+    width = stop - start
+
+    def error(c: float) -> mp.mpf:
+        """Returns the error of rounding both to float32."""
+        return far_from_float32(function(c)) + width / 2 * far_from_float32(mp.diff(function, c))
+
+    middle = (start + stop) / 2
+    center = mp.mpf(min((in_float32(middle + width * i / 16000) for i in range(-2000, 2000)), key=error))
+    value = function(center)
+    slope = without_hole(lambda u: (function(center + u) - value) / u, mp.diff(function, center))
+    return list(map(in_float32, [center, value, *fit(slope, (start - center, stop - center), 5)]))
+
+
+def far_from_float32(value: mp.mpf) -> mp.mpf:
+    """Returns the distance of a value to the next float32."""
+    return abs(in_float32(value) - value)
+
+
 ERFC_K = mp.mpf("3.5")
 HALF_LN2 = LN2 / 2 * mp.mpf("1.001")
 POLYNOMIALS = {
@@ -133,12 +171,6 @@ POLYNOMIALS = {
         without_hole(log_tail, mp.mpf(-1) / 2),
         (mp.sqrt(mp.mpf(1) / 2) - 1, mp.sqrt(2) - 1),
         6,
-    ),
-    "ERF_SHORT": (
-        "erf(x) / x at x^2 = 4.5 (t + 1), float32",
-        lambda t: erf_ratio((9 * t - 7) / 16),
-        (mp.mpf(-1), mp.mpf(1)),
-        9,
     ),
     "LOG_TAIL": (
         "(log(1 + f) - f) / f^2",
@@ -251,6 +283,18 @@ POLYNOMIALS = {
         (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
         4,
     ),
+    "SIN_NARROW": (
+        "(sin(r) / r - 1) / u at u = r^2, r up to pi / 4, float32",
+        without_hole(lambda u: (mp.sin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 6),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.01")) ** 2),
+        3,
+    ),
+    "COS_NARROW": (
+        "(cos(r) - 1 + u / 2) / u^2 at u = r^2, r up to pi / 4, float32",
+        without_hole(lambda u: (mp.cos(mp.sqrt(u)) - 1 + u / 2) / u**2, mp.mpf(1) / 24),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.01")) ** 2),
+        2,
+    ),
     "ASIN": (
         "(asin(x) / x - 1) / u at u = x^2, x up to 1 / 2",
         without_hole(lambda u: (mp.asin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(1) / 6),
@@ -348,9 +392,16 @@ def main() -> None:
         "for i from 0 to 15 the polynomial in u = x - 29/32 i of exp(x^2 / 2) cdf(-x)",
         normal_tails(29 / 32, 5, with_rest=False),
     )
+    for name, function in (("TANH", mp.tanh), ("ERF", mp.erf)):
+        entries[f"{name}_NARROW"] = entry(
+            f"for each of 16 intervals a center c, {name.lower()}(c), and the polynomial in x - c of the difference "
+            "quotient; about zero c = 0, and the quotient less 1",
+            pieces(function, 9 / 16),
+        )
     entries["LN2"] = entry("log(2) in two parts; the first has 42 bits", parts(LN2, (42, 53)))
     entries["PI"] = entry("pi in three parts", parts(mp.pi, (53, 53, 53)))
     entries["HALF_PI"] = entry("pi / 2 in three parts", parts(mp.pi / 2, (53, 53, 53)))
+    entries["HALF_PI_NARROW"] = entry("pi / 2 in three parts of float32", parts(mp.pi / 2, (24, 24, 24)))
     entries["LOG2_E_PAIR"] = entry("log2(e) in two parts", parts(1 / LN2, (53, 53)))
     entries["LOG10_E_PAIR"] = entry("log10(e) in two parts", parts(mp.log10(mp.e), (53, 53)))
     entries["LOG10_2_PAIR"] = entry(

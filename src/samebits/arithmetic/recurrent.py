@@ -19,8 +19,8 @@ from samebits._native.float_bits import bfloat16_bits, in_bfloat16, number_of_bf
 from samebits._native.formula import FormulaNumber, fma
 from samebits._native.kernel_rounds import run_rounds
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel, Moved
-from samebits.arithmetic.functions.hyperbolic import tanh_wide
 from samebits.arithmetic.functions.narrow_activations import sigmoid_narrow
+from samebits.arithmetic.functions.narrow_functions import tanh_narrow
 from samebits.arithmetic.product import product, product_calls
 from samebits.arithmetic.product.scratch import scratch_tensor
 
@@ -28,10 +28,6 @@ from samebits.arithmetic.product.scratch import scratch_tensor
 #
 # Sums and products are those that torch composes the layer of, each rounded to the layer's type
 # (`rounded`), of float32 numbers; the gradient is computed in float64, and rounded once.
-
-
-def _tanh(x: Any) -> Any:
-    return tanh_wide(x.as_float64()).as_float32()
 
 
 def _gate(rounded: Callable[[Any], Any], x: Any, y: Any) -> Any:
@@ -46,9 +42,9 @@ def lstm_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
     """
     fed_back, given, c = numbers[:4], numbers[4:8], numbers[8]
     i, f, o = (_gate(rounded, fed_back[place], given[place]) for place in (0, 1, 3))
-    g = rounded(_tanh(rounded(fed_back[2] + given[2])))
+    g = rounded(tanh_narrow(rounded(fed_back[2] + given[2])))
     c = rounded(rounded(f * c) + rounded(i * g))
-    squashed = rounded(_tanh(c))
+    squashed = rounded(tanh_narrow(c))
     return [i, f, g, o, squashed, c, o * squashed]
 
 
@@ -88,7 +84,7 @@ def gru_cell(rounded: Callable[[Any], Any], *numbers: Any) -> list[Any]:
     """
     fed_back, given, h = numbers[:3], numbers[3:6], numbers[6]
     r, z = (_gate(rounded, fed_back[place], given[place]) for place in (0, 1))
-    n = rounded(_tanh(rounded(given[2] + rounded(fed_back[2] * r))))
+    n = rounded(tanh_narrow(rounded(given[2] + rounded(fed_back[2] * r))))
     return [r, z, n, fed_back[2], rounded(rounded(h - n) * z) + n]
 
 

@@ -95,12 +95,6 @@ def sigmoid_backward_wide(grad: Any, output: Any) -> Any:
 
 
 @formula
-def tanh_backward_wide(grad: Any, output: Any) -> Any:
-    """Returns grad (1 - y^2)."""
-    return grad * fma(-output, output, 1.0)
-
-
-@formula
 def mish_backward_wide(grad: Any, x: Any) -> Any:
     """Returns grad (t + x s (1 - t^2)) with t = tanh(softplus(x)), s = sigmoid(x)."""
     e = exp_wide(at_most(x, 40.0))

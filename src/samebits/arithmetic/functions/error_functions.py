@@ -1,6 +1,6 @@
-"""erf, erfc and erfinv in float64 with an error of 2^-44 of the result: to be rounded once to float32.
+"""erfc and erfinv in float64 with an error of 2^-44 of the result: to be rounded once to float32.
 
-erf(x) = x P(x^2) for |x| < 4, and 1 in float32 beyond. erfc(x) = exp(-x^2) R(t) / (x + 3.5) with t = (x -
+erfc(x) = exp(-x^2) R(t) / (x + 3.5) with t = (x -
 3.5) / (x + 3.5) for x >= 0, which is zero in float32 from 10.06 on, and 2 - erfc(-x) below. erfinv(x) = x
 P(w) with w = -log(1 - x^2), and x P(sqrt(w)) for w > 6.25. The arguments are float32 numbers, as float64.
 """
@@ -13,9 +13,7 @@ from typing import Any
 from samebits._native.formula import (
     INFINITY,
     NAN,
-    at_least,
     at_most,
-    by_horners_rule,
     fma,
     formula,
     polynomial,
@@ -24,7 +22,6 @@ from samebits._native.formula import (
 )
 from samebits.arithmetic.functions.coefficients import (
     ERF,
-    ERF_SHORT,
     ERFC,
     ERFC_LONG,
     ERFINV_CENTER,
@@ -34,21 +31,6 @@ from samebits.arithmetic.functions.exponential import exp_of_minus
 from samebits.arithmetic.functions.logarithm import log_wide
 
 _BEYOND_ERFC = 10.6
-
-
-@formula
-def erf_wide(x: Any) -> Any:
-    """Returns the error function."""
-    inside = at_least(at_most(x, 4.0), -4.0)
-    near = x * polynomial(fma(inside * inside, 0.125, -1.0), ERF)
-    return where(x.magnitude() >= 4.0, x.constant(1.0).with_sign_of(x), near)
-
-
-@formula
-def erf_short(x: Any) -> Any:
-    """Returns the error function to 2^-17, for bfloat16 and float16, which have 1 from 3 on."""
-    inside = at_least(at_most(x, 3.0), -3.0)
-    return inside * by_horners_rule(fma(inside * inside, 2.0 / 9.0, -1.0), ERF_SHORT)
 
 
 def erfc_positive(x: Any, exponential: Any, coefficients: Sequence[float] = ERFC) -> Any:

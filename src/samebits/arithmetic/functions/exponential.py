@@ -143,17 +143,12 @@ def exp2_wide(x: Any) -> Any:
     return polynomial(r, (1.0, *EXP2_TAIL)) * power_of_two(rounded)
 
 
-def expm1_bounded(x: Any) -> Any:
-    """Returns exp(x) - 1 for x between SMALLEST and 709; a zero loses its sign."""
-    rounded, r = reduced(x)
-    power = power_of_two(rounded)
-    return fma(power, fma(r * r, polynomial(r, EXP_TAIL), r), power - 1.0)
-
-
 @formula
 def expm1_wide(x: Any) -> Any:
     """Returns exp(x) - 1 with a small relative error: 2^k (exp(r) - 1) + (2^k - 1); at most exp(709)."""
-    return expm1_bounded(at_least(at_most(x, 709.0), SMALLEST)).with_sign_of(x)
+    rounded, r = reduced(at_least(at_most(x, 709.0), SMALLEST))
+    power = power_of_two(rounded)
+    return fma(power, fma(r * r, polynomial(r, EXP_TAIL), r), power - 1.0).with_sign_of(x)
 
 
 # exp, exp2 and expm1 of float64: exp(r) = 1 + r + tail, with 1 + r and the rest of r kept apart; at most

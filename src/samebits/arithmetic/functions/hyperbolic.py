@@ -1,4 +1,4 @@
-"""sinh, cosh, tanh and their inverses in float64 to 2^-44 of the result: to be rounded once to float32.
+"""sinh, cosh, asinh, acosh and atanh in float64 to 2^-44 of the result: to be rounded once to float32.
 
 With |x| = k log(2) + r, 2 sinh and 2 cosh are sums of 2^k exp(r) and 2^-k exp(-r), and exp(r) = cosh(r) +
 sinh(r) has one even and one odd polynomial. The inverses are log1p of what it needs. The arguments are
@@ -17,11 +17,10 @@ from samebits._native.formula import (
     fma,
     formula,
     polynomial,
-    quotient,
     where,
 )
 from samebits.arithmetic.functions.coefficients import COSH_TAIL, SINH_TAIL
-from samebits.arithmetic.functions.exponential import expm1_bounded, power_of_two, reduced
+from samebits.arithmetic.functions.exponential import power_of_two, reduced
 from samebits.arithmetic.functions.logarithm import log1p_wide
 
 
@@ -47,13 +46,6 @@ def cosh_wide(x: Any) -> Any:
     """Returns the hyperbolic cosine; of arguments beyond 100, what float32 takes for infinite."""
     sine, cosine, up, down = _parts(at_most(x.magnitude(), 100.0))
     return fma(sine, up - down, cosine * (up + down))
-
-
-@formula
-def tanh_wide(x: Any) -> Any:
-    """Returns the hyperbolic tangent: e / (e + 2) with e = exp(2 |x|) - 1; 1 in float32 from 10 on."""
-    e = expm1_bounded(2.0 * at_most(x.magnitude(), 22.0))
-    return quotient(e, e + 2.0).with_sign_of(x)
 
 
 @formula

@@ -102,6 +102,12 @@ def glu_gate_backward_narrow(grad: Any, x: Any, gate: Any) -> Any:
 
 
 @formula
+def tanh_backward_narrow(grad: Any, output: Any) -> Any:
+    """Returns grad (1 - y^2)."""
+    return grad * fma(-output, output, 1.0)
+
+
+@formula
 def silu_backward_narrow(grad: Any, x: Any) -> Any:
     """Returns grad s (1 + x (1 - s)) with s = sigmoid(x)."""
     exponential, pair = _inverse_of_one_plus_exp(x)
