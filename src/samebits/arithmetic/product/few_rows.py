@@ -15,7 +15,7 @@ import torch
 from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, float32_at, on_team, variants
-from samebits.arithmetic.product.finish import FORMS, is_made, row_finisher
+from samebits.arithmetic.product.finish import RESULTS, is_made, row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
@@ -182,7 +182,7 @@ def add_sums_kernel(number: Number) -> Any:
     return procedure(number, add_sums)
 
 
-@variants(number=NUMBERS.values(), dtype=FORMS, only=is_made)
+@variants(number=NUMBERS.values(), dtype=RESULTS, only=is_made)
 def few(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products with few rows; its arguments are those of `tiled`."""
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes
@@ -270,4 +270,4 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
                         )
         set_mxcsr(before)
 
-    return on_team(work, name=f"few_rows_{number.name}_{dtype}")
+    return on_team(work, name=f"few_rows_{number.name}_{dtype}", is_vectorized=True)
