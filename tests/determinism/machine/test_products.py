@@ -88,6 +88,24 @@ def test_every_type_has_its_definition(dtype, size, left, right, seed):
     assert equal(product(a, b, added, 2.5, 0.1), reference(a, b, added.expand(m, n), 2.5, 0.1))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rows", (2, 3, 13))
+def test_the_last_steps_are_the_same_in_every_layout_of_self_and_of_the_result(dtype, rows):
+    """At each end of a row within a vector, self dense, in steps, or one number for a row, and rows of the result apart."""
+    a, b = numbers((rows, 6), dtype, 1), numbers((6, 70), dtype, 2)
+    full = numbers((rows, 70), dtype, 3)
+    laid = full, full.t().contiguous().t(), full[:, :1].expand(rows, 70), full[:1].expand(rows, 70)
+    for columns, added in itertools.product((2, 7, 15, 16, 17, 31, 32, 33, 64, 70), laid):
+        expected = reference(a, b[:, :columns], added[:, :columns], 0.3, -1.7)
+        assert equal(product(a, b[:, :columns], added[:, :columns], 0.3, -1.7), expected)
+        assert equal(product(b[:, :columns].t(), a.t(), added[:, :columns].t(), 0.3, -1.7), expected.t())
+        place = torch.full((rows, 80), 7.0, dtype=dtype)
+        product(a[None], b[None, :, :columns], added[:, :columns], 0.3, -1.7, out=place[None, :, :columns])
+        assert equal(place[:, :columns], expected)
+        assert (place[:, columns:] == 7).all()
+        assert not equal(expected, reference(a, b[:, :columns], added[:, :columns], 0.3, -1.8))
+
+
 @pytest.mark.parametrize("dtype", FLOATS[::2])
 @pytest.mark.parametrize("scale", (2.0**-62, 2.0**-74, 2.0**62))
 def test_denormals_and_infinities_follow_the_definition(dtype, scale):

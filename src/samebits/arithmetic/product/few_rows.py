@@ -15,35 +15,31 @@ import torch
 from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, float32_at, on_team, variants
-from samebits.arithmetic.product.finish import FORMS, is_made, row_finisher
+from samebits.arithmetic.product.finish import RESULTS, is_made, row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
 from samebits.arithmetic.product.scratch import part_of_thread
-from samebits.arithmetic.product.tiles import NEGATIVE_ZERO, ProductFields, register_tile
+from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, NEGATIVE_ZERO, ProductFields, register_tile
 from samebits.arithmetic.product.vectors import NUMBERS, Emitter, Number
 
 MOST = 4
-"""Rows whose sums are computed together."""
+"""Rows of a product that is as fast as the second factor is read: their sums are computed together."""
 DEPTH = 8
 """Rows of the second factor that are read together."""
 
 
-def _depth(rows: int) -> int:
-    return DEPTH if rows <= 2 else DEPTH // 2
-
-
-def add_rows_kernel(number: Number, depth: int | None = None) -> Any:
-    """Returns the instruction that adds some rows of b to the sums of up to 4 rows of the product.
+def add_rows_kernel(number: Number, rows: int, depth: int) -> Any:
+    """Returns the instruction that adds `depth` rows of b to the sums of some rows of the product.
 
     Its arguments: rows; a, from row to row, from k to k; b, from k to k; the sums, from row to row; the
-    number of columns. `depth`: rows of b; None: as many as suit the number of rows.
+    number of columns.
     """
 
     def add_rows(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
-        _add_rows(emit, rows, depth or _depth(rows), *arguments)
+        _add_rows(emit, rows, depth, *arguments)
 
-    return procedure_of_cases(number, f"rows_{depth}", range(1, MOST + 1), 9, add_rows)
+    return procedure_of_cases(number, f"rows_{depth}", [rows], 9, add_rows)
 
 
 def _add_rows(
@@ -95,8 +91,8 @@ def _add_rows(
         step(builder.mul(whole, emit.i64(width)), emit.mask(builder.sub(columns, done)))
 
 
-def columns_kernel(number: Number) -> Any:
-    """Returns the instruction that multiplies up to 4 rows by up to 2 vectors of columns, contiguous along k.
+def columns_kernel(number: Number, rows: int) -> Any:
+    """Returns the instruction that multiplies some rows by up to 2 vectors of columns, contiguous along k.
 
     Its arguments: rows; a, from row to row, from k to k; b, from column to column; the sums, from row to row;
     the length; the number of columns. The sums beyond those columns are of no use.
@@ -105,7 +101,7 @@ def columns_kernel(number: Number) -> Any:
     def columns(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
         _columns(emit, rows, *arguments)
 
-    return procedure_of_cases(number, "columns", range(1, MOST + 1), 10, columns)
+    return procedure_of_cases(number, "columns", [rows], 10, columns)
 
 
 def _columns(
@@ -182,42 +178,41 @@ def add_sums_kernel(number: Number) -> Any:
     return procedure(number, add_sums)
 
 
-@variants(number=NUMBERS.values(), dtype=FORMS, only=is_made)
-def few(number: Number, dtype: torch.dtype) -> OnTeam:
-    """Returns the kernel of products with few rows; its arguments are those of `tiled`."""
+def _is_few(number: Number, dtype: torch.dtype, rows: int, order: int) -> bool:
+    return is_made(number, dtype)
+
+
+@variants(
+    number=NUMBERS.values(), dtype=RESULTS, rows=range(1, MOST + 1), order=(DIRECT, COLUMNS), only=_is_few
+)
+def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
+    """Returns the kernel of products with that number of rows; its arguments are those of `tiled`.
+
+    `order`: what is contiguous in the second factor, its rows (DIRECT) or its COLUMNS. Each is a kernel of
+    its own, as most programs need one or two, and each takes time to compile.
+    """
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes
-    add_rows, add_row = add_rows_kernel(number), add_rows_kernel(number, 1)
-    columns, add_sums, finish_row = columns_kernel(number), add_sums_kernel(number), row_finisher(dtype)
+    depth = DEPTH if rows <= 2 else DEPTH // 2
+    add_rows, add_row = add_rows_kernel(number, rows, depth), add_rows_kernel(number, rows, 1)
+    columns, add_sums, finish_row = columns_kernel(number, rows), add_sums_kernel(number), row_finisher(dtype)
     read = fields_at(ProductFields)
 
     @inlined
-    def by_rows(
-        t: Any, tm: Any, m: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, n: Any, length: Any
-    ) -> None:
-        k = 0
-        while k < length:
-            deep = DEPTH if k + DEPTH <= length else 1
-            for row in range(0, m, MOST):
-                rows = min(MOST, m - row)
-                if deep == 1:
-                    add_row(rows, a + row * am + k * ak, am, ak, b + k * bk, bk, t + row * tm, tm, n)
-                else:
-                    add_rows(rows, a + row * am + k * ak, am, ak, b + k * bk, bk, t + row * tm, tm, n)
-                    if rows > 2:
-                        half = k + DEPTH // 2
-                        add_rows(
-                            rows, a + row * am + half * ak, am, ak, b + half * bk, bk, t + row * tm, tm, n
-                        )
-            k += deep
+    def by_rows(t: Any, tm: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, n: Any, length: Any) -> None:
+        whole = length // depth * depth
+        for k in range(0, whole, depth):
+            add_rows(rows, a + k * ak, am, ak, b + k * bk, bk, t, tm, n)
+        for k in range(whole, length):
+            add_row(rows, a + k * ak, am, ak, b + k * bk, bk, t, tm, n)
 
     def work(index: int, args: Any) -> None:
         f = read(args[5])
         before = set_mxcsr(f.mxcsr)
-        m, am, ak, bk, bn, cm, sm, plane = f.m, f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
+        am, ak, bk, bn, cm, sm, plane = f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
         pitch = ((f.tile_n + wide - 1) // wide * wide) * size
         is_final = f.is_final != 0
         t = part_of_thread(args[7], args[8], f.memory)
-        sums = t + m * pitch
+        sums = t + rows * pitch
         if is_final:  # the sums become the result as soon as they are complete
             cm = pitch
         part = index % f.parts
@@ -231,29 +226,27 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
             c0 = args[3] + item * f.c_item + j0 * size
             s0 = args[4] + item * f.self_item + j0 * size
             # Columns that are contiguous along k are read to their end, some at a time; rows chunk by chunk.
-            width = n if f.pack_b == 0 else wide
+            width = n if order == DIRECT else wide
             for j in range(0, n, width):
                 count = min(width, n - j)
                 for k0 in range(k_begin, k_end, chunk):
                     length = min(chunk, f.k - k0)
                     a, b = a0 + k0 * ak, b0 + k0 * bk + j * bn
-                    if f.pack_b == 0:
-                        for i in range(m):
+                    if order == DIRECT:
+                        for i in range(rows):
                             clear = native.carray(float32_at(t + i * pitch), (count * size // 4,))
                             for x in range(count * size // 4):
                                 clear[x] = 0
-                        by_rows(t, pitch, m, a, am, ak, b, bk, count, length)
+                        by_rows(t, pitch, a, am, ak, b, bk, count, length)
                     else:
-                        for row in range(0, m, MOST):
-                            rows = min(MOST, m - row)
-                            columns(rows, a + row * am, am, ak, b, bn, t + row * pitch, pitch, length, count)
+                        columns(rows, a, am, ak, b, bn, t, pitch, length, count)
                     is_old = 1 if k0 > k_begin and plane == 0 else 0
                     is_own = 1 if f.is_adding != 0 and k0 + length == f.k else 0
                     c, s = sums if is_final else c0 + k0 // chunk * plane + j * size, s0 + j * size
-                    for row in range(m):
+                    for row in range(rows):
                         add_sums(t + row * pitch, c + row * cm, s + row * sm, count, is_old, is_own)
                 if is_final:
-                    for row in range(m):
+                    for row in range(rows):
                         out = args[3] + item * f.out_item + row * f.out_row + (j0 + j) * f.out_column
                         own_row = (
                             args[4] + item * f.added_item + row * f.added_row + (j0 + j) * f.added_column
@@ -270,4 +263,4 @@ def few(number: Number, dtype: torch.dtype) -> OnTeam:
                         )
         set_mxcsr(before)
 
-    return on_team(work, name=f"few_rows_{number.name}_{dtype}")
+    return on_team(work, name=f"few_rows_{number.name}_{dtype}_{rows}_{order}", is_vectorized=True)

@@ -11,93 +11,138 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native import inlined
-from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
-from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, uint16_at, variants
-from samebits.arithmetic.product.instructions import fields_at
+from samebits._native.float_bits import SIZE, narrowed, stored, widened
+from samebits._native.formula import FormulaNumber, one_nan
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
+from samebits._native.vector_writer import VectorWriter, features
+from samebits.arithmetic.product.instructions import fields_at, procedure
 from samebits.arithmetic.product.mxcsr import set_mxcsr
-from samebits.arithmetic.product.vectors import FLOAT32, NUMBERS, Number
+from samebits.arithmetic.product.vectors import FLOAT32, NUMBERS, Emitter, Number
 
-
-@inlined
-def _same(x: Any) -> Any:
-    return x
-
-
-FORMS = {
-    torch.float32: (float32_at, 4, _same, _same),
-    torch.float64: (float64_at, 8, _same, _same),
-    torch.bfloat16: (uint16_at, 2, of_bfloat16, to_bfloat16),
-    torch.float16: (uint16_at, 2, of_float16, to_float16),
-}
-"""By type: pointer, bytes, how it becomes the type of the sums, and how that becomes it."""
+RESULTS = {getattr(torch, name): name for name in SIZE}
+"""The types of results, and their names in memory."""
 BLOCK = 512
 """Elements of a row that are finished together."""
-
-
-def _finished(dtype: torch.dtype) -> Any:
-    """Returns the part of kernels that rounds a sum to the result's type, with the one NaN."""
-    rounded = FORMS[dtype][3]
-    if dtype == torch.bfloat16:  # its NaN is that one
-        return rounded
-    nan: Any = (np.float64 if dtype == torch.float64 else np.float32)(np.nan)
-
-    @inlined
-    def finished(x: Any) -> Any:
-        return rounded(nan if x != x else x)  # noqa: PLR0124 (not a number)
-
-    return finished
+REGISTERS = 2
+"""Vectors of sums that are finished together, as each step waits for the one before."""
 
 
 def is_made(number: Number, dtype: torch.dtype) -> bool:
     """Returns True if products of such numbers are made of that type: float16 is multiplied as float32."""
-    return NUMBERS.get(dtype, FLOAT32) is number
+    return _number(dtype) is number
+
+
+def _number(dtype: torch.dtype) -> Number:
+    return NUMBERS.get(dtype, FLOAT32)
 
 
 @lru_cache(maxsize=4)
 def row_finisher(dtype: torch.dtype) -> Any:
-    """Returns the part of kernels that makes a row of the result of a row of sums.
+    """Returns the instruction that makes a row of the result of a row of sums, to the end of their vectors.
 
     Its arguments, addresses and bytes from column to column: sums (side by side); result; self; is self
-    added; alpha and beta; the number of columns.
+    added; alpha and beta; the number of columns. If self is added, alpha times the sum is rounded to the
+    result's type before.
     """
-    at, bytes_of_one, read, rounded = FORMS[dtype]
-    pointer = float64_at if dtype == torch.float64 else float32_at
-    finished = _finished(dtype)
+    number, memory = _number(dtype), RESULTS[dtype]
 
-    @inlined
-    def rounded_and_read(x: Any) -> Any:
-        return read(rounded(x))
-
-    in_type = rounded_and_read if bytes_of_one == 2 else _same
-
-    @inlined
     def finish_row(
-        t: Any, out: Any, out_step: Any, s: Any, s_step: Any, is_adding: Any, scale: Any, count: Any
+        emit: Emitter, t: Any, out: Any, out_step: Any, s: Any, s_step: Any, adds: Any, scale: Any, count: Any
     ) -> None:
-        factors = native.carray(pointer(scale), (2,))
-        alpha, beta = factors[0], factors[1]
-        sums = native.carray(pointer(t), (count,))
-        if is_adding != 0 and s_step == bytes_of_one:
-            more = native.carray(at(s), (count,))
-            for j in range(count):
-                sums[j] = in_type(sums[j] * alpha) + beta * read(more[j])
-        elif is_adding != 0:
-            for j in range(count):
-                sums[j] = in_type(sums[j] * alpha) + beta * read(native.carray(at(s + j * s_step), (1,))[0])
-        elif alpha != 1:
-            for j in range(count):
-                sums[j] = sums[j] * alpha
-        if out_step == bytes_of_one:
-            result = native.carray(at(out), (count,))
-            for j in range(count):
-                result[j] = finished(sums[j])
-        else:
-            for j in range(count):
-                one = native.carray(at(out + j * out_step), (1,))
-                one[0] = finished(sums[j])
+        builder, writer = emit.builder, VectorWriter(emit.builder, REGISTERS * emit.lanes)
+        factors = emit.pointer(scale)
+        alpha, beta = (
+            writer.splat(builder.load(emit.at(factors, place * number.size, emit.scalar), align=1))
+            for place in range(2)
+        )
+        total = native.llvm.local(builder, alpha.type)
+        with native.llvm.for_range(builder, count, step=emit.i64(writer.lanes)) as first:
+            row = _PartOfRow(writer, memory, first, count)
+            sums = emit.pointer(builder.add(t, builder.mul(first, emit.i64(number.size))))
+            scaled = builder.fmul(writer.read(sums, emit.scalar, number.size), alpha)
+            builder.store(scaled, total)
+            with builder.if_then(builder.icmp_signed("!=", adds, emit.i64(0))):
+                own = widened(builder, memory, row.read(s, s_step))
+                rounded = widened(builder, memory, narrowed(builder, memory, scaled))
+                builder.store(builder.fadd(rounded, builder.fmul(beta, own)), total)
+            value = builder.load(total)
+            if memory != "bfloat16":  # its NaN is that one
+                value = one_nan(FormulaNumber(builder, value)).value
+            row.write(narrowed(builder, memory, value), out, out_step)
 
-    return finish_row
+    return procedure(number, finish_row)
+
+
+class _PartOfRow:
+    """The elements of a row from `first` on that fit a vector, in memory side by side or steps apart.
+
+    Those that are apart are copied one by one; so are some at the row's end, on a CPU without masks for them.
+    """
+
+    def __init__(self, writer: VectorWriter, memory: str, first: Any, count: Any) -> None:
+        builder, lanes = writer.builder, writer.i64(writer.lanes)
+        self._writer, self._builder, self._first = writer, builder, first
+        self._kind, self._size = stored(memory), SIZE[memory]
+        left = builder.sub(count, first)
+        self._is_whole = builder.icmp_signed(">=", left, lanes)
+        self._count = builder.select(self._is_whole, lanes, left)
+        self._mask = writer.first_lanes(left) if "avx512bw" in features() else None
+
+    def read(self, row: Any, step: Any) -> Any:
+        """The vector of elements of a row at an address; one number for the whole row is copied once."""
+        writer, builder, zero = self._writer, self._builder, self._writer.i64(0)
+        begin, buffer, is_apart = self._begin(row, step), self._buffer(), self._is_apart(step)
+        is_new = builder.or_(
+            builder.icmp_signed("!=", step, zero), builder.icmp_signed("==", self._first, zero)
+        )
+        with builder.if_then(builder.and_(is_apart, is_new)):
+            self._copy(buffer, writer.i64(self._size), begin, step)
+        place = writer.pointer(builder.select(is_apart, buffer, begin))
+        return writer.read(place, self._kind, self._size, self._mask)
+
+    def write(self, value: Any, row: Any, step: Any) -> None:
+        """Writes the vector to elements of a row at an address."""
+        writer, begin = self._writer, self._begin(row, step)
+        with self._builder.if_else(self._is_apart(step)) as (apart, side_by_side):
+            with apart:
+                buffer = self._buffer()
+                writer.write(value, writer.pointer(buffer), self._size)
+                self._copy(begin, step, buffer, writer.i64(self._size))
+            with side_by_side:
+                writer.write(value, writer.pointer(begin), self._size, self._mask)
+
+    def _begin(self, row: Any, step: Any) -> Any:
+        return self._builder.add(row, self._builder.mul(step, self._first))
+
+    def _buffer(self) -> Any:
+        place = native.llvm.local(self._builder, self._writer.vector_of(self._kind))
+        return self._builder.ptrtoint(place, self._writer.i64)
+
+    def _is_apart(self, step: Any) -> Any:
+        is_apart = self._builder.icmp_signed("!=", step, self._writer.i64(self._size))
+        return is_apart if self._mask else self._builder.or_(is_apart, self._builder.not_(self._is_whole))
+
+    def _copy(self, target: Any, target_step: Any, source: Any, source_step: Any) -> None:
+        builder, pointer = self._builder, self._kind.as_pointer()
+        with native.llvm.for_range(builder, self._count) as index:
+            there, here = (
+                builder.inttoptr(builder.add(begin, builder.mul(step, index)), pointer)
+                for begin, step in ((target, target_step), (source, source_step))
+            )
+            builder.store(builder.load(here, align=1), there, align=1)
+
+
+def add_row(dtype: torch.dtype) -> Any:
+    """Returns the instruction that adds a row of sums to a row of sums; its arguments: both, the columns."""
+    number = _number(dtype)
+
+    def add(emit: Emitter, total: Any, more: Any, count: Any) -> None:
+        builder, place, term = emit.builder, emit.pointer(total), emit.pointer(more)
+        with native.llvm.for_range(builder, count, step=emit.i64(emit.lanes)) as first:
+            offset, mask = builder.mul(first, emit.i64(number.size)), emit.mask(builder.sub(count, first))
+            emit.store(builder.fadd(emit.load(place, offset), emit.load(term, offset, mask)), place, offset)
+
+    return procedure(number, add)
 
 
 class FinishFields(NamedTuple):
@@ -124,14 +169,14 @@ class FinishFields(NamedTuple):
     self_column: int
 
 
-@variants(dtype=FORMS)
+@variants(dtype=RESULTS)
 def finisher(dtype: torch.dtype) -> OnTeam:
     """Returns the kernel for sums of chunks, stored each by itself, in float64 for float64, else float32."""
     wide = dtype == torch.float64
     pointer = float64_at if wide else float32_at
     kind: Any = np.float64 if wide else np.float32
     size = 8 if wide else 4
-    finish_row, read = row_finisher(dtype), fields_at(FinishFields)
+    finish_row, add, read = row_finisher(dtype), add_row(dtype), fields_at(FinishFields)
 
     def work(chunk: int, args: Any) -> None:
         # args: 1-3 addresses of sums, result and self; 4 the fields; 5 alpha and beta
@@ -151,9 +196,7 @@ def finisher(dtype: torch.dtype) -> OnTeam:
                     for p in range(1, f.planes):
                         total[0] += first[p]
                 for p in range(1, 1 if is_one else f.planes):
-                    more = native.carray(pointer(here + p * f.plane), (count,))
-                    for j in range(count):
-                        total[j] += more[j]
+                    add(native.address_of(total), here + p * f.plane, count)
                 out = args[2] + item * f.out_item + row_of_item * f.out_row + j0 * f.out_column
                 s = args[3] + item * f.self_item + row_of_item * f.self_row + j0 * f.self_column
                 finish_row(
@@ -161,7 +204,7 @@ def finisher(dtype: torch.dtype) -> OnTeam:
                 )
         set_mxcsr(before)
 
-    return on_team(work, name=f"finish_product_{dtype}")
+    return on_team(work, name=f"finish_product_{dtype}", is_vectorized=True)
 
 
 def finish(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samebits._strides import contiguous_strides
-from samebits.arithmetic.product.few_rows import few
+from samebits.arithmetic.product.few_rows import MOST, few
 from samebits.arithmetic.product.mxcsr import mxcsr_of
 from samebits.arithmetic.product.packing import STRIPS
 from samebits.arithmetic.product.scratch import LINE
@@ -23,8 +23,6 @@ from samebits.arithmetic.product.vectors import BFLOAT16, NUMBERS, Number
 
 ALONE = 1 << 19
 """Multiply-adds of a product for one thread: some 6 us, and to wake another takes 2."""
-FEW = 4
-"""Rows of a product that is as fast as the second factor is read."""
 WIDE = 512
 """Columns of a tile, at most: a packed chunk of them, half a megabyte, stays in the cache of one core."""
 TALL = 504
@@ -93,7 +91,7 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
     m, n, k, batch = layout.m, layout.n, layout.k, layout.batch
     work = m * n * k
     chunks_of_k = ceil(k, form.chunk)
-    if m <= FEW and (number is not BFLOAT16 or layout.ak == layout.bk == number.size):
+    if m <= MOST and (number is not BFLOAT16 or layout.ak == layout.bk == number.size):
         return _cut_few(number, layout, threads, is_adding)
     made = ProductCut(m, n, 1, 1, 1, *_packing(number, layout), chunks_of_k, 1, 0, is_adding)
     if is_final and chunks_of_k > 1:
@@ -248,7 +246,7 @@ class ProductPlan:
         self._fields = array("q", fields)
         self.address = self._fields.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
-        self.run = (few if cut.is_few else tiled)(number, dtype)
+        self.run = few(number, dtype, layout.m, cut.pack_b) if cut.is_few else tiled(number, dtype)
         self.alone = self.run.alone()
         self.memory_parts = min(threads, self.chunks)
         self.memory = memory * self.memory_parts
@@ -301,7 +299,7 @@ def planned(
     s = _broadcast(result, len(right) < 2, added) if is_more else (0, 0, 0)
     if s is None or 0 in (batch, m, n, k) or (is_more and added[2] != made):
         return None
-    is_swapped = n <= FEW and n < m and out == NOTHING
+    is_swapped = n <= MOST and n < m and out == NOTHING
     if is_swapped:  # the transposed product has few rows
         m, n, a, b, s = n, m, *((one[0], one[2], one[1]) for one in (b, a, s))
     strides = (_of_pairs if number is BFLOAT16 else _of_elements)(number, m, n, k, a, b)

@@ -16,7 +16,7 @@ import torch
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.product.definition import CHUNK
-from samebits.arithmetic.product.finish import FORMS, is_made, row_finisher
+from samebits.arithmetic.product.finish import RESULTS, is_made, row_finisher
 from samebits.arithmetic.product.instructions import fields_at, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import (
@@ -283,7 +283,7 @@ class ProductFields(NamedTuple):
     adds_self: int
 
 
-@variants(number=NUMBERS.values(), dtype=FORMS, only=is_made)
+@variants(number=NUMBERS.values(), dtype=RESULTS, only=is_made)
 def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products of a kind of number, with a result of a type."""
     form = register_tile(number)
@@ -385,4 +385,4 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                     row += rows
         set_mxcsr(before)
 
-    return on_team(work, name=f"product_{number.name}_{dtype}")
+    return on_team(work, name=f"product_{number.name}_{dtype}", is_vectorized=True)
