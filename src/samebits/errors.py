@@ -109,6 +109,10 @@ class NonFiniteLossError(SamebitsError, FloatingPointError):
     """The loss became NaN or infinite."""
 
 
+class ReplayMismatchError(SamebitsError, RuntimeError):
+    """A step that was computed twice had other bits the second time (`Run(replay_check=)`)."""
+
+
 class RecordError(SamebitsError, RuntimeError):
     """A record cannot be written or read."""
 

@@ -38,6 +38,7 @@ from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import LoopSteps, Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._object_states import RunState, Stateful, note_objects
+from samebits.train._replay_check import ReplayCheck
 from samebits.train._resume import ResumeState
 from samebits.train._run_arguments import (
     check_number,
@@ -94,6 +95,9 @@ class Run:
         check_complete: check, in the first steps and now and then, that every value that the loop carries
             from step to step is in the commit: locals, globals, attributes of reachable objects.
         ignore: paths to `ignore`, from the start.
+        replay_check: compute the forward and backward of the run's modules twice in this share of the steps
+            ("1%", or a number of steps from one to the next), and compare bits before the optimizer sees the
+            gradients: for machines that compute wrongly, without a word. It costs about that share of time.
         stateful: the objects to save, by name.
 
     Raises:
@@ -103,6 +107,7 @@ class Run:
         RunMismatchError: the folder is of a run with other objects, hyperparameters, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and no seed is set.
+        ReplayMismatchError: in the loop: a step that was computed twice had other bits the second time.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
 
     Example:
@@ -135,6 +140,7 @@ class Run:
         grace: float = 20.0,
         check_complete: bool = True,
         ignore: Sequence[str] = (),
+        replay_check: str | int | None = None,
         **stateful: Any,
     ) -> None:
         chosen = BestCommits(keep_best, best)
@@ -168,6 +174,7 @@ class Run:
         self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
+        self._replays = None if replay_check is None else ReplayCheck(self, replay_check)
         for name, thing in stateful.items():
             self._add(name, thing, _OPTIONS)
 
@@ -236,6 +243,8 @@ class Run:
             self._saving.close()
             raise
         process.open_runs[id(self)] = threading.current_thread()
+        if self._replays is not None:
+            process.observers.append(self._replays)
         notify("run_opened", self)
         return self
 
@@ -251,6 +260,9 @@ class Run:
                 self._saving.on_stop(self._loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
+            if self._replays is not None:
+                self._replays.close()
+                process.observers.remove(self._replays)
             for saved in self.objects.values():
                 if isinstance(saved, Resumable):
                     saved._is_state = False
