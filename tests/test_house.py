@@ -21,23 +21,23 @@ KEPT = {
 OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
-    ".": 1110,
+    ".": 1120,
     "_inspect": 4500,
-    "_native": 3030,
-    "arithmetic": 11280,
+    "_native": 3130,
+    "arithmetic": 11520,
     "audit": 5190,
     "callbacks": 1270,
     "checkpoint": 4350,
     "cli": 2190,
     "data": 8410,
-    "determinism": 10640,
+    "determinism": 10680,
     "nn": 1630,
     "random": 5400,
     "replica": 4690,
     "rounding": 2580,
     "state": 900,
     "testing": 870,
-    "train": 6350,
+    "train": 6630,
     "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -27,13 +27,6 @@ class Call(NamedTuple):
     moves: Sequence[int]
 
 
-class _Rounds(OnTeam):
-    """The kernel that calls the others."""
-
-    def module(self) -> Any:
-        return native.entry_points.rounds_module(self.name, has_barrier=_has_barrier)
-
-
 _has_barrier = symbol(openmp, "GOMP_barrier", "void") is not None
 _PACK = struct.Struct("6q").pack
 
@@ -53,4 +46,8 @@ def run_rounds(calls: Sequence[Call], rounds: int) -> None:
     _rounds.run_packed(most, _PACK(*places, is_team))
 
 
-_rounds = _Rounds(run_rounds, name="rounds" if _has_barrier else "rounds_alone", is_vectorized=False)
+def _write(name: str) -> Any:
+    return native.entry_points.rounds_module(name, has_barrier=_has_barrier)
+
+
+_rounds = OnTeam(_write, __name__, "rounds" if _has_barrier else "rounds_alone", is_vectorized=False)

@@ -58,11 +58,14 @@ def count_up(_counter: Any) -> Any:
 
 
 class OnTeam:
-    """A kernel `part(chunk, args)` whose chunks are shared among the threads; see `on_team`."""
+    """A kernel that the threads call together, such as one whose chunks they share (`on_team`).
 
-    def __init__(self, part: Callable[..., None], name: str, is_vectorized: bool) -> None:
-        self._part, self.is_vectorized = part, is_vectorized
-        self.name = f"{part.__module__}.{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
+    `write(name)` writes its LLVM module; `where` is the Python module in which it is defined.
+    """
+
+    def __init__(self, write: Callable[[str], Any], where: str, name: str, *, is_vectorized: bool) -> None:
+        self._write, self.is_vectorized = write, is_vectorized
+        self.name = f"{where}.{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
         """Of the machine code."""
         kernels.append(self)
         self._compiled: tuple[int, Any] | None = None  # the address of the code, the function to call it
@@ -110,7 +113,7 @@ class OnTeam:
 
     def module(self) -> Any:
         """Returns the LLVM module of the machine code."""
-        return native.entry_points.team_module(Part(self._part), self.name)
+        return self._write(self.name)
 
 
 def on_team(part: Callable[[int, Any], None], *, name: str = "", is_vectorized: bool = False) -> OnTeam:
@@ -126,7 +129,11 @@ def on_team(part: Callable[[int, Any], None], *, name: str = "", is_vectorized: 
         is_vectorized: its loops that take time are written with vectors. LLVM then does without passes that
             make vectors of loops and unroll them, and takes a third less time.
     """
-    return OnTeam(part, name or part.__qualname__, is_vectorized)
+
+    def write(name: str) -> Any:
+        return native.entry_points.team_module(Part(part), name)
+
+    return OnTeam(write, part.__module__, name or part.__qualname__, is_vectorized=is_vectorized)
 
 
 Made = TypeVar("Made")

@@ -122,7 +122,7 @@ DTYPES = frozenset(getattr(torch, element) for element in _ROUNDED)
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What layers of one kind have that others have not."""
+    """The gates, states and kernels of a kind of layer."""
 
     gates: int
     """Of a weight: it has (gates hidden) rows."""
@@ -169,7 +169,7 @@ LSTM, GRU = _lstm(), _gru()
 
 
 class LayerMemory(NamedTuple):
-    """What the steps make: numbers of the cells (steps, `kept`, hidden, batch), states, and outputs.
+    """The results of all steps: numbers of the cells (steps, `kept`, hidden, batch), states and outputs.
 
     The states (steps + 1, hidden, batch), c or h, have the first one in front; so have the outputs (steps +
     1, batch, hidden).

@@ -58,7 +58,7 @@ def _generators() -> dict[str, Any]:
 
 
 @dataclass(eq=False)
-class _Call:
+class _ModuleCall:
     """A call of a module in the step that is checked."""
 
     name: str
@@ -99,7 +99,7 @@ class ReplayCheck(Observer):
         self._run, self._every = run, steps_between(share)
         self._position: Position | None = None
         self._hooks = ExitStack()
-        self._calls: list[_Call] = []
+        self._calls: list[_ModuleCall] = []
         self._gradients: dict[int, list[int]] = {}
         """Digests of those of each parameter, one for each time that backward has reached it."""
         self._replaying = False
@@ -152,7 +152,7 @@ class ReplayCheck(Observer):
             for kind in ("cpu", "cuda")
             if kind == "cpu" or torch.cuda.is_initialized()
         ]
-        call = _Call(name, module, args, kwargs, buffers, preserve_rng_state(), autocast)
+        call = _ModuleCall(name, module, args, kwargs, buffers, preserve_rng_state(), autocast)
         call.versions = [one._version for one in call.inputs()]
         self._calls.append(call)
 
@@ -180,7 +180,7 @@ class ReplayCheck(Observer):
             self._replaying = False
         self._calls = [one for one in self._calls if one not in calls]
 
-    def _check_module(self, calls: list[_Call]) -> None:
+    def _check_module(self, calls: list[_ModuleCall]) -> None:
         module = calls[0].module
         restore = _state_of(module)
         parameters = calls[0].parameters()
@@ -204,7 +204,7 @@ class ReplayCheck(Observer):
             for one in seen.values():
                 one.clear()
 
-    def _call_again(self, call: _Call) -> list[Tensor]:
+    def _call_again(self, call: _ModuleCall) -> list[Tensor]:
         with torch.no_grad():
             for name, one in call.module.named_buffers():
                 one.copy_(call.buffers[name])
@@ -218,7 +218,7 @@ class ReplayCheck(Observer):
             self._require(results.get(name) == hashed, call, name)
         return _tensors(outputs)
 
-    def _require(self, same: bool, call: _Call, what: str) -> None:
+    def _require(self, same: bool, call: _ModuleCall, what: str) -> None:
         if not same:
             at = self._position
             assert at is not None
