@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -103,6 +104,41 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monk
             found = [pool.submit(twice, 3) for _ in range(2)]
         assert [one.result() for one in found] == [6, 6]
     assert sum("twice" in name for name in lazy_kernel.compiled_here) == 1
+
+
+def test_no_garbage_is_collected_while_a_kernel_is_compiled(monkeypatch):
+    """A first call collects nothing while it compiles, and leaves the collector as it was; compiling alone collects."""
+    monkeypatch.setattr(compilation, "cache_folder", lambda: None)
+    compile_it, begun, during = compilation.compiled, [], []
+
+    def counted(one):
+        before = len(begun)
+        code = compile_it(one)
+        during.append(len(begun) - before)
+        return code
+
+    monkeypatch.setattr(compilation, "compiled", counted)
+
+    @kernel("uint64(uint64)")
+    def thrice(x):
+        return x * np.uint64(3)
+
+    note = lambda phase, info: begun.append(phase)  # noqa: E731
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    try:
+        gc.set_threshold(10)
+        assert thrice(2) == 6
+        assert gc.isenabled()
+        counted(thrice)
+        gc.disable()
+        assert compilation.address_of(thrice)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert during[0] == 0 < during[1]
 
 
 @pytest.mark.slow

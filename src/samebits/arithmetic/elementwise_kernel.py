@@ -60,7 +60,7 @@ class ElementwiseKernel:
         def part(chunk: int, args: Any) -> None:
             loop(chunk, args)
 
-        self._run: OnTeam = on_team(part, name=f"{name}_{element}")
+        self._run: OnTeam = on_team(part, name=f"{name}_{element}", is_vectorized=True)
         self._pack = struct.Struct(f"{1 + _FIRST + 2 * inputs + outputs}q{numbers}d").pack
 
     def __call__(self, elements: int, *args: float) -> None:

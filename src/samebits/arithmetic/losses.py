@@ -74,7 +74,7 @@ def _kernel(memory: str) -> OnTeam:
             store_one(args[12], finished(loss, 1 if args[11] == MEAN else 0, weight))
             store_one(args[13], finished(weight, 0, weight))
 
-    return on_team(items, name=f"likelihood_{memory}")
+    return on_team(items, name=f"likelihood_{memory}", is_vectorized=True)
 
 
 def likelihood(

@@ -220,7 +220,7 @@ def _copier(number: Number) -> OnTeam:
             if plane == f.planes - 1:
                 clear(target + f.residues * f.lz * f.ly * f.lx * f.width * size, f.rest)
 
-    return on_team(work, name=f"border_{number.name}")
+    return on_team(work, name=f"border_{number.name}", is_vectorized=True)
 
 
 def border_numbers(x: Tensor, window: Window, number: Number, *, last: bool = False) -> array[int]:

@@ -97,7 +97,7 @@ def _turner(number: Number) -> OnTeam:
             source, target = args[1] + matrix + row * columns * size, args[2] + matrix + row * size
             transpose(source, columns * size, target, rows * size, columns, min(lanes, rows - row))
 
-    return on_team(work, name=f"channels_last_{number.name}")
+    return on_team(work, name=f"channels_last_{number.name}", is_vectorized=True)
 
 
 def turn(source: Tensor, target: Tensor, rows: int, columns: int, number: Number) -> Tensor:

@@ -279,4 +279,6 @@ def columns(what: str, memory: str, result: str) -> OnTeam:
                 value = finished(load_lanes(room + i * 16 * width), args[14], divisor)
                 store_part(out + i * 16 * result_size, as_result(value), number & 15)
 
-    return on_team(chunk_of_columns, name=f"columns_{what}_{memory}_{result}".replace(" ", "_"))
+    return on_team(
+        chunk_of_columns, name=f"columns_{what}_{memory}_{result}".replace(" ", "_"), is_vectorized=True
+    )

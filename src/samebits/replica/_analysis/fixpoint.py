@@ -6,9 +6,7 @@ fixpoint. Every round refines some variable or is the last, and costs time linea
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -17,6 +15,7 @@ from typing import Any
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from samebits._garbage_collection import without_garbage_collection
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.analysis_context import AnalysisContext, AnalysisFinding
@@ -135,7 +134,7 @@ def analyze(
     start = _declared_partitions(step, {} if inputs is None else inputs, program)
     declared = dict(start)
     fed = _check_feedback(step, {} if feedback is None else feedback)
-    with _without_garbage_collection():
+    with without_garbage_collection():
         while True:
             found = _round(program, start, on_progress)
             after = {}
@@ -145,18 +144,6 @@ def analyze(
             if after == start:
                 return _report(program, found, start, declared, fed)
             start = after
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector: the analysis makes no cycles, and collections take half of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _declared_partitions(
