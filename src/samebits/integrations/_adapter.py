@@ -1,4 +1,4 @@
-"""What the adapters share: the batches of a run for a loop that is not ours, its loader, and what they rely on."""
+"""What the adapters share: a run's batches for the loop of a library, its loader, and what they rely on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TESTED = {
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {}
-"""What the adapters use of a library that its documentation does not promise: by library, class and attribute."""
+"""What the adapters use and no documentation promises: by library, class and attribute."""
 
 
 def require_attributes(library: str, thing: Any) -> None:
@@ -43,7 +43,7 @@ def require_attributes(library: str, thing: Any) -> None:
 
 
 class Batches:
-    """The batches of one loop of a run: each `iter()` gives those of the next epoch; after a resume, its rest.
+    """The batches of a run's loop: each `iter()` gives those of the next epoch; after a resume, its rest.
 
     It does not ask for the step after an epoch's last one, so that the boundary is committed when the next
     epoch begins: after what a library does at an epoch's end.
@@ -133,7 +133,7 @@ def _order(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
     batches = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if type(sampler) is torch_data.SequentialSampler:
         return batches
-    if type(sampler) is torch_data.RandomSampler and not sampler.replacement:
-        if sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
-            return {**batches, "shuffle": True}
+    is_random = type(sampler) is torch_data.RandomSampler and not sampler.replacement
+    if is_random and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
+        return {**batches, "shuffle": True}
     return {**batches, "sampler": sampler}
