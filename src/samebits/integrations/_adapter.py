@@ -1,0 +1,139 @@
+"""What the adapters share: a run's batches for the loop of a library, its loader, and what they rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch.utils.data as torch_data
+
+from samebits.data import DataLoader
+from samebits.data._resumable import Resumable as KeyedLoader
+from samebits.errors import UnimplementedError
+from samebits.train._run import Run
+
+TESTED = {
+    "lightning": "2.6.6",
+    "transformers": "5.23.0",
+    "accelerate": "1.15.0",
+    "keras": "3.15.1",
+    "pytorch-ignite": "0.5.5",
+    "stable-baselines3": "2.9.2",
+}
+"""The version of each library that its adapter was last tested with."""
+PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {}
+"""What the adapters use and no documentation promises: by library, class and attribute."""
+
+
+def require_attributes(library: str, thing: Any) -> None:
+    """Checks that an object has all that `PRIVATE` lists for its class, or for one that it derives from.
+
+    Raises:
+        UnimplementedError: it has not: the library has changed.
+    """
+    for kind in type(thing).__mro__:
+        for name in PRIVATE[library].get(kind.__name__, ()):
+            if not hasattr(thing, name):
+                raise UnimplementedError(
+                    f"samebits.integrations: {library} {version(library)} has no {kind.__name__}.{name}, by "
+                    f"which a run resumes to the same bits. Install the version that this was tested with: "
+                    f"pip install '{library}=={TESTED[library]}'."
+                )
+
+
+class Batches:
+    """The batches of a run's loop: each `iter()` gives those of the next epoch; after a resume, its rest.
+
+    It does not ask for the step after an epoch's last one, so that the boundary is committed when the next
+    epoch begins: after what a library does at an epoch's end.
+    """
+
+    def __init__(self, run: Run, loader: Any, epochs: int, *, steps_per_epoch: int | None = None) -> None:
+        self.loader = loader
+        self._length = steps_per_epoch or len(loader)
+        self._steps = run.steps(loader, epochs=epochs, steps_per_epoch=steps_per_epoch)
+        self.position = 0
+        """The batches of the running epoch that were given so far, those before a resume too."""
+
+    @property
+    def dataset(self) -> Any:
+        """The loader's."""
+        return self.loader.dataset
+
+    @property
+    def batch_size(self) -> Any:
+        """The loader's."""
+        return self.loader.batch_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in self._steps:
+            self.position = step.batch_index + 1
+            yield batch
+            if step.ends_epoch:
+                return
+
+    def end(self) -> None:
+        """Ends the loop: its last boundary is committed."""
+        next(self._steps, None)
+
+
+class OpenRun:
+    """A run that callbacks of a library enter and leave, in place of a `with` block."""
+
+    def __init__(self, run_dir: Any, options: Mapping[str, Any]) -> None:
+        self.run_dir, self.options = run_dir, dict(options)
+        self.run: Run | None = None
+
+    def enter(self, objects: Mapping[str, Any], ignore: Iterable[str] = ()) -> Run:
+        """Opens the run of these objects."""
+        chosen = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
+        self.run = Run(self.run_dir, **chosen, **objects).__enter__()
+        return self.run
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Closes it, if it is open; with an error, nothing more is committed."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+def keyed_loader(loader: Any) -> Any:
+    """Returns a `samebits.data.DataLoader` with the arguments of a torch DataLoader.
+
+    What it cannot do (an IterableDataset, a loader of another class) stays as it is: a run replays it.
+    """
+    if type(loader) is not torch_data.DataLoader or isinstance(loader, KeyedLoader):
+        return loader
+    if isinstance(loader.dataset, torch_data.IterableDataset) or not getattr(loader, "in_order", True):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        **_order(loader),
+    )
+
+
+def _order(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
+    """Returns the arguments that say in which order a loader reads, and in which batches."""
+    sampler = loader.sampler
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch_data.BatchSampler:
+        return {"batch_sampler": loader.batch_sampler}
+    batches = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if type(sampler) is torch_data.SequentialSampler:
+        return batches
+    is_random = type(sampler) is torch_data.RandomSampler and not sampler.replacement
+    if is_random and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
+        return {**batches, "shuffle": True}
+    return {**batches, "sampler": sampler}
