@@ -11,6 +11,7 @@ import torch.utils.data as torch_data
 from samebits.data import DataLoader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import UnimplementedError
+from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 
 TESTED = {
@@ -22,7 +23,18 @@ TESTED = {
     "stable-baselines3": "2.9.2",
 }
 """The version of each library that its adapter was last tested with."""
-PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {}
+PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
+    "lightning": {
+        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector"),
+        "_FitLoop": ("_data_source", "epoch_loop", "restarting", "setup_data"),
+        "_TrainingEpochLoop": ("_results",),
+        "_LoggerConnector": ("_callback_metrics",),
+        "_CheckpointConnector": (
+            *("_loaded_checkpoint", "dump_checkpoint"),
+            *("restore_datamodule", "restore_model", "restore_callbacks"),
+        ),
+    },
+}
 """What the adapters use and no documentation promises: by library, class and attribute."""
 
 
@@ -52,9 +64,9 @@ class Batches:
     def __init__(self, run: Run, loader: Any, epochs: int, *, steps_per_epoch: int | None = None) -> None:
         self.loader = loader
         self._length = steps_per_epoch or len(loader)
+        self._run, self._epochs = run, epochs
         self._steps = run.steps(loader, epochs=epochs, steps_per_epoch=steps_per_epoch)
-        self.position = 0
-        """The batches of the running epoch that were given so far, those before a resume too."""
+        self._last: Step | None = None
 
     @property
     def dataset(self) -> Any:
@@ -71,14 +83,18 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for step, batch in self._steps:
-            self.position = step.batch_index + 1
+            self._last = step
             yield batch
             if step.ends_epoch:
                 return
 
     def end(self) -> None:
-        """Ends the loop: its last boundary is committed."""
-        next(self._steps, None)
+        """Ends the loop, and commits its last boundary; a loop with batches left is a finished one, too."""
+        last = self._last
+        if last is not None:
+            if not last.ends_epoch or last.epoch + 1 < self._epochs:
+                self._run.stop()
+            next(self._steps, None)
 
 
 class OpenRun:
