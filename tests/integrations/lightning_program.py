@@ -10,42 +10,27 @@ import warnings
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from killed_programs import tick
+from noisy_digits import Digits
 from samebits._digest import of_value
 
 warnings.simplefilter("ignore")
 WORKERS = int(os.environ.get("WORKERS", "2"))
 
 
-class Digits(Dataset):
-    """8 x 8 digits; those of training are rolled and get noise."""
-
-    def __init__(self, train):
-        digits = load_digits()
-        part = slice(0, 320) if train else slice(600, 760)
-        self.images = torch.tensor(digits.images[part], dtype=torch.float32)[:, None] / 16
-        self.labels, self.train = torch.tensor(digits.target[part]), train
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        image = self.images[index]
-        if self.train:
-            dx, dy = torch.randint(-1, 2, (2,)).tolist()
-            image = image.roll((dx, dy), (1, 2)) + 0.1 * torch.randn(image.shape)
-        return image, self.labels[index]
-
-
 class Classifier(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(512, 10)
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(512, 10),
         )
 
     def training_step(self, batch, index):
@@ -59,7 +44,9 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 0.003)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.16)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, factor=0.5, threshold=0.16
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss_epoch"}}
 
     def on_train_batch_end(self, outputs, batch, index):
@@ -67,7 +54,9 @@ class Classifier(L.LightningModule):
 
     def on_train_epoch_end(self):
         means = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
-        print("EPOCH", self.current_epoch, means, self.trainer.optimizers[0].param_groups[0]["lr"], flush=True)
+        print(
+            "EPOCH", self.current_epoch, means, self.trainer.optimizers[0].param_groups[0]["lr"], flush=True
+        )
 
 
 def main(kind, folder):
@@ -76,7 +65,10 @@ def main(kind, folder):
     train = DataLoader(Digits(True), 32, shuffle=True, num_workers=WORKERS)
     val = DataLoader(Digits(False), 32)
     saver = ModelCheckpoint(f"{folder}/checkpoints", every_n_train_steps=4, save_last=True)
-    callbacks = [saver, EarlyStopping("loss_epoch", patience=2, min_delta=float(os.environ.get("MIN_DELTA", "0.02")))]
+    callbacks = [
+        saver,
+        EarlyStopping("loss_epoch", patience=2, min_delta=float(os.environ.get("MIN_DELTA", "0.02"))),
+    ]
     if kind == "resumable":
         import samebits.integrations.lightning
 
@@ -89,7 +81,15 @@ def main(kind, folder):
     trainer.fit(model, train, val, ckpt_path="last" if kind == "plain" else None)
     state = {"weights": model.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
     values = sorted((name, float(value)) for name, value in trainer.callback_metrics.items())
-    print("FINAL", of_value(state), trainer.global_step, trainer.current_epoch, callbacks[1].best_score.item(), values, flush=True)
+    print(
+        "FINAL",
+        of_value(state),
+        trainer.global_step,
+        trainer.current_epoch,
+        callbacks[1].best_score.item(),
+        values,
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

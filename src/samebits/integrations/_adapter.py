@@ -34,6 +34,7 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
             *("restore_datamodule", "restore_model", "restore_callbacks"),
         ),
     },
+    "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
 }
 """What the adapters use and no documentation promises: by library, class and attribute."""
 
@@ -143,10 +144,12 @@ def keyed_loader(loader: Any) -> Any:
 
 def _order(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
     """Returns the arguments that say in which order a loader reads, and in which batches."""
-    sampler = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch_data.BatchSampler:
-        return {"batch_sampler": loader.batch_sampler}
-    batches = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    sampler, batches = loader.sampler, {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        given = loader.batch_sampler
+        if type(given) is not torch_data.BatchSampler:
+            return {"batch_sampler": given}
+        sampler, batches = given.sampler, {"batch_size": given.batch_size, "drop_last": given.drop_last}
     if type(sampler) is torch_data.SequentialSampler:
         return batches
     is_random = type(sampler) is torch_data.RandomSampler and not sampler.replacement

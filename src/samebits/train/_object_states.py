@@ -168,9 +168,13 @@ def restore_changed(
 
 
 def is_programs_own(thing: Any) -> bool:
-    """Returns True for a class neither torch's nor samebits': loading it may do more than set its state."""
+    """Returns True for a class neither torch's nor samebits': loading it may do more than set its state.
+
+    Those of `samebits.integrations` do more, too: a library takes the state over when it is ready.
+    """
     torchs = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
-    return not isinstance(thing, torchs) and not type(thing).__module__.startswith(("torch.", "samebits."))
+    module = type(thing).__module__.removeprefix("samebits.integrations.")
+    return not isinstance(thing, torchs) and not module.startswith(("torch.", "samebits."))
 
 
 def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: str) -> None:
