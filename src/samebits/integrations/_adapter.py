@@ -16,7 +16,7 @@ from samebits.train._run import Run
 
 TESTED = {
     "lightning": "2.6.6",
-    "transformers": "5.23.0",
+    "transformers": "5.24.0",
     "accelerate": "1.15.0",
     "keras": "3.15.1",
     "pytorch-ignite": "0.5.5",
@@ -33,6 +33,12 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
             *("_loaded_checkpoint", "dump_checkpoint"),
             *("restore_datamodule", "restore_model", "restore_callbacks"),
         ),
+    },
+    "transformers": {
+        "Trainer": (
+            *("_init_training_state", "_run_epoch", "_load_rng_state", "_finalize_training"),
+            *("_created_lr_scheduler", "callback_handler", "control"),
+        )
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
 }
@@ -118,8 +124,14 @@ class OpenRun:
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
-def keyed_loader(loader: Any) -> Any:
-    """Returns a `samebits.data.DataLoader` with the arguments of a torch DataLoader.
+_ARGUMENTS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers"),
+)
+
+
+def keyed_loader(loader: Any, **changes: Any) -> Any:
+    """Returns a `samebits.data.DataLoader` with the arguments of a torch DataLoader, but for some.
 
     What it cannot do (an IterableDataset, a loader of another class) stays as it is: a run replays it.
     """
@@ -127,19 +139,8 @@ def keyed_loader(loader: Any) -> Any:
         return loader
     if isinstance(loader.dataset, torch_data.IterableDataset) or not getattr(loader, "in_order", True):
         return loader
-    return DataLoader(
-        loader.dataset,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        **_order(loader),
-    )
+    kept = {name: getattr(loader, name) for name in _ARGUMENTS}
+    return DataLoader(loader.dataset, **{**kept, **_order(loader), **changes})
 
 
 def _order(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
