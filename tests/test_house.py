@@ -23,7 +23,7 @@ OVERRIDING = 2
 BUDGET = {
     ".": 1140,
     "_inspect": 4500,
-    "_native": 3140,
+    "_native": 3130,
     "arithmetic": 11520,
     "audit": 5190,
     "callbacks": 1270,
