@@ -25,12 +25,15 @@ TESTED = {
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning": {
-        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector"),
-        "_FitLoop": ("_data_source", "epoch_loop", "restarting", "setup_data"),
-        "_TrainingEpochLoop": ("_results",),
-        "_LoggerConnector": ("_callback_metrics",),
+        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector", "_data_connector"),
+        "_FitLoop": ("_data_source", "epoch_loop", "_restarting", "setup_data"),
+        "_TrainingEpochLoop": ("_results", "on_run_start", "restarting"),
+        "_LoggerConnector": (
+            *("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),
+            *("_first_loop_iter", "_current_fx"),
+        ),
         "_CheckpointConnector": (
-            *("_loaded_checkpoint", "dump_checkpoint"),
+            *("_ckpt_path", "_loaded_checkpoint", "dump_checkpoint"),
             *("restore_datamodule", "restore_model", "restore_callbacks"),
         ),
     },
