@@ -155,7 +155,8 @@ class Manual(Classifier):
 def main(kind, folder):
     L.seed_everything(1, workers=True)
     model = Manual() if CASE == "manual" else Classifier()
-    stop = EarlyStopping("loss_epoch", patience=2, min_delta=float(os.environ.get("MIN_DELTA", "0.02")))
+    watched = "val_loss" if CASE == "interval" else "loss_epoch"
+    stop = EarlyStopping(watched, patience=2, min_delta=float(os.environ.get("MIN_DELTA", "0.02")))
     callbacks = [ModelCheckpoint(f"{folder}/checkpoints", every_n_train_steps=4, save_last=True), stop]
     if kind == "resumable":
         import samebits.integrations.lightning

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import user_code
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 
@@ -96,6 +97,8 @@ class Resumable(Callback):
         for name, _ in _metrics(pl_module):
             run.ignore(f"model.{name}")  # its values are in the trainer's state
         run.add("model", pl_module)
+        for name, callback in _own_callbacks(trainer).items():
+            run.add(name, callback)  # so that attributes which its state_dict leaves out are found
         run.add("trainer", self._state, complete=True)
         run.restore()
         self._state.restore()
@@ -162,6 +165,17 @@ def _training_loader(loader: Any, trainer: Any) -> Any:
         ) from None
     batches = min(length, limit) if isinstance(limit, int) else int(length * limit)
     return keyed_loader(loader) if batches == length else _First(loader, batches)
+
+
+def _own_callbacks(trainer: Any) -> dict[str, Any]:
+    """Returns the callbacks of the program that have attributes, by the names that messages give them."""
+    named: dict[str, Any] = {}
+    for callback in trainer.callbacks:
+        kind = type(callback)
+        if vars(callback) and user_code.is_user_type(kind) and not isinstance(callback, Resumable):
+            name = f"callback_{kind.__name__}"
+            named[name if name not in named else f"{name}_{len(named)}"] = callback
+    return named
 
 
 class _First:
