@@ -4,6 +4,7 @@ Augmentation in workers, dropout, accumulation, clipping, a plateau and early st
 torchmetrics, values that are not logged at each batch, validation. `$CASE`: another setting of the trainer.
 """
 
+import json
 import os
 import sys
 import warnings
@@ -83,9 +84,11 @@ class Lines(DummyLogger):
 class Classifier(L.LightningModule):
     def __init__(self):
         super().__init__()
+        norm = nn.GroupNorm(2, 8) if CASE == "averaged" else nn.BatchNorm2d(8)
         self.net = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(512, 10)
-        )  # fmt: skip
+            *(nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU(), nn.Flatten()),
+            *(nn.Dropout(0.3), nn.Linear(512, 10)),
+        )
         self.right = torchmetrics.Accuracy(task="multiclass", num_classes=10)
         self.val_right = torchmetrics.Accuracy(task="multiclass", num_classes=10)
 
@@ -166,7 +169,8 @@ def main(kind, folder):
         callbacks[1] = StochasticWeightAveraging(0.01, swa_epoch_start=2, annealing_epochs=2)
     trainer = L.Trainer(
         callbacks=callbacks, accelerator="cpu", logger=Lines(), log_every_n_steps=1, deterministic=True,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, **TRAINERS[CASE],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        **{**TRAINERS[CASE], **json.loads(os.environ.get("ARGUMENTS", "{}"))},
     )  # fmt: skip
     trainer.fit(model, Data(), ckpt_path="last" if kind == "plain" else None)
     optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]

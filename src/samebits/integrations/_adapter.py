@@ -10,7 +10,7 @@ import torch.utils.data as torch_data
 
 from samebits.data import DataLoader
 from samebits.data._resumable import Resumable as KeyedLoader
-from samebits.errors import UnimplementedError
+from samebits.errors import IncompleteStateError, UnimplementedError
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 
@@ -117,6 +117,10 @@ class OpenRun:
         """Closes it, if it is open; with an error, nothing more is committed."""
         run, self.run = self.run, None
         if run is not None:
+            if isinstance(error, IncompleteStateError):
+                error.add_note(
+                    "Here the options of Run are those of the adapter: Resumable(..., ignore=[...])."
+                )
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
