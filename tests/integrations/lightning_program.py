@@ -14,6 +14,7 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import rank_zero_only
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -77,6 +78,7 @@ class Data(L.LightningDataModule):
 class Lines(DummyLogger):
     """Prints what is logged."""
 
+    @rank_zero_only
     def log_metrics(self, metrics, step=None):
         print("LOG", step, {name: float(value).hex() for name, value in sorted(metrics.items())}, flush=True)
 
@@ -97,7 +99,7 @@ class Classifier(L.LightningModule):
         loss = nn.functional.cross_entropy(logits, batch[1])
         self.right(logits, batch[1])
         self.log("right", self.right, on_step=False, on_epoch=True)
-        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=CASE == "ranks")
         self.log("least", loss, on_step=False, on_epoch=True, reduce_fx="min")
         if index % 7 == 2:
             self.log("rare", loss, on_step=True, on_epoch=True, reduce_fx="sum")
@@ -125,11 +127,13 @@ class Classifier(L.LightningModule):
 
     def on_train_batch_end(self, outputs, batch, index):
         self.log("after", outputs["loss"], on_step=False, on_epoch=True)
-        tick()
+        if self.trainer.is_global_zero:
+            tick()
 
     def on_train_epoch_end(self):
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        print("EPOCH", self.current_epoch, rate, self.trainer.global_step, flush=True)
+        if self.trainer.is_global_zero:
+            print("EPOCH", self.current_epoch, rate, self.trainer.global_step, flush=True)
 
 
 class Manual(Classifier):

@@ -119,7 +119,7 @@ class OpenRun:
         if run is not None:
             if isinstance(error, IncompleteStateError):
                 error.add_note(
-                    "Here the options of Run are those of the adapter: Resumable(..., ignore=[...])."
+                    "The options of Run are here those of Resumable: Resumable(..., ignore=[...])."
                 )
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 

@@ -42,8 +42,8 @@ class Resumable(Callback):
 
     Not covered: `validate`, `test` and `predict` (they run anew), several training loaders at once,
     `reload_dataloaders_every_n_epochs`, `overfit_batches`, training loaders without a length, `max_time`,
-    averaged weights (SWA) of a module with batch norm, and the files of loggers. A fit that `max_steps` or a callback has ended does not go on with a larger limit.
-    `fast_dev_run` opens no run.
+    averaged weights (SWA) of a module with batch norm, and the files of loggers. A fit that `max_steps` or a
+    callback has ended does not go on with a larger limit. `fast_dev_run` opens no run.
 
     Args:
         run_dir: folder of this run alone.
