@@ -43,6 +43,15 @@ def _steps(folder):
     return file.stat().st_size if file.exists() else 0
 
 
+def lines(folder, *beginnings):
+    """The different lines of a folder's output that begin with one of these."""
+    return {
+        line
+        for line in (folder / "output").read_text(errors="replace").splitlines()
+        if line.startswith(beginnings)
+    }
+
+
 def final(folder):
     """The last FINAL line of a folder; raises with the output if there is none."""
     output = (folder / "output").read_text(errors="replace")
@@ -60,8 +69,11 @@ def whole(command, folder, **environment):
     return line, _steps(folder)
 
 
-def killed(command, folder, steps, *, kills=4, seed=0, how=signal.SIGKILL, **environment):
-    """What a program prints that is killed `kills` times at random instants, each at least two steps after a start."""
+def killed(command, folder, steps, *, kills=4, seed=0, how=signal.SIGKILL, code=None, **environment):
+    """What a program prints that is killed `kills` times at random instants, each at least two steps after a start.
+
+    `code`: the exit code of each killed process, where it is known.
+    """
     draws = random.Random(seed)
     for at in sorted(draws.sample(range(3, steps - 1), kills)):
         before = _steps(folder)
@@ -70,10 +82,16 @@ def killed(command, folder, steps, *, kills=4, seed=0, how=signal.SIGKILL, **env
             time.sleep(0.001)
         time.sleep(draws.random() * SPARE_S)
         if process.poll() is None:
-            os.killpg(process.pid, how)
+            if how == signal.SIGKILL:
+                os.killpg(process.pid, how)  # its workers, too
+            else:
+                process.send_signal(how)
         process.wait()
         if process.returncode == 0:
             break
+        assert code is None or process.returncode == code, (folder / "output").read_text(errors="replace")[
+            -3000:
+        ]
     code = _start(command, folder, environment).wait()
     line = final(folder)
     assert code == 0, (folder / "output").read_text(errors="replace")[-3000:]

@@ -10,7 +10,7 @@ import torch.utils.data as torch_data
 
 from samebits.data import DataLoader
 from samebits.data._resumable import Resumable as KeyedLoader
-from samebits.errors import UnimplementedError
+from samebits.errors import IncompleteStateError, UnimplementedError
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 
@@ -25,12 +25,15 @@ TESTED = {
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning": {
-        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector"),
-        "_FitLoop": ("_data_source", "epoch_loop", "restarting", "setup_data"),
-        "_TrainingEpochLoop": ("_results",),
-        "_LoggerConnector": ("_callback_metrics",),
+        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector", "_data_connector"),
+        "_FitLoop": ("_data_source", "epoch_loop", "_restarting", "setup_data"),
+        "_TrainingEpochLoop": ("_results", "on_run_start", "restarting"),
+        "_LoggerConnector": (
+            *("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),
+            *("_first_loop_iter", "_current_fx"),
+        ),
         "_CheckpointConnector": (
-            *("_loaded_checkpoint", "dump_checkpoint"),
+            *("_ckpt_path", "_loaded_checkpoint", "dump_checkpoint"),
             *("restore_datamodule", "restore_model", "restore_callbacks"),
         ),
     },
@@ -121,6 +124,10 @@ class OpenRun:
         """Closes it, if it is open; with an error, nothing more is committed."""
         run, self.run = self.run, None
         if run is not None:
+            if isinstance(error, IncompleteStateError):
+                error.add_note(
+                    "The options of Run are here those of Resumable: Resumable(..., ignore=[...])."
+                )
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import torch
 
-from samebits.errors import UnimplementedError
+from samebits._inspect import user_code
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 
 try:
@@ -31,13 +35,15 @@ class Resumable(Callback):
     ```
 
     A commit holds the module, what Lightning's own checkpoint has (optimizers, schedulers, loops, callbacks,
-    the data module), and what it leaves out: gradients that are alive in an accumulation, means of the
-    running epoch (`self.log(on_epoch=True)`), a plateau's step in the epoch of the resume. A torch DataLoader
-    becomes a `samebits.data.DataLoader` with its arguments, so that a batch does not depend on workers.
-    Commits are made between two batches; a validation that is killed begins anew.
+    the data module), and what it leaves out: gradients that are alive in an accumulation, values of the
+    running epoch (`self.log(on_epoch=True)`, torchmetrics), a plateau's step in the epoch of the resume. A
+    torch DataLoader becomes a `samebits.data.DataLoader` with its arguments, so that a batch does not depend
+    on workers. Commits are made between two batches; a validation that is killed begins anew.
 
-    Not covered: other trainers than `fit`, several training loaders at once, and
-    `reload_dataloaders_every_n_epochs`.
+    Not covered: `validate`, `test` and `predict` (they run anew), several training loaders at once,
+    `reload_dataloaders_every_n_epochs`, `overfit_batches`, training loaders without a length, `max_time`,
+    averaged weights (SWA) of a module with batch norm, and the files of loggers. A fit that `max_steps` or a
+    callback has ended does not go on with a larger limit. `fast_dev_run` opens no run.
 
     Args:
         run_dir: folder of this run alone.
@@ -46,11 +52,12 @@ class Resumable(Callback):
     Raises:
         UnimplementedError: (in `fit`) this version of Lightning is not as it was, or the trainer is set up in
             a way that is not covered.
+        InvalidArgumentError: (in `fit`) `ckpt_path` was given, too, and the run has no commit yet.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], **options: Any) -> None:
         self._open = OpenRun(run_dir, options)
-        self._batches: Batches | None = None
+        self._batches: _Loader | None = None
         self._state: _TrainerState | None = None
 
     @property
@@ -60,69 +67,131 @@ class Resumable(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Opens the run, and puts its batches in place of the loader's, once there is one."""
-        if stage != "fit":
+        if stage != "fit" or trainer.fast_dev_run or trainer.limit_train_batches == 0:
             return
-        require_attributes("lightning", trainer)
-        loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        for thing in (*loops, trainer._checkpoint_connector, trainer._logger_connector):
-            require_attributes("lightning", thing)
-        if trainer.reload_dataloaders_every_n_epochs:
-            raise UnimplementedError(
-                "samebits.integrations.lightning: Trainer(reload_dataloaders_every_n_epochs=...) makes other "
-                "loaders in the middle of a run. Leave it out."
-            )
+        _check(trainer)
+        self._batches = self._state = None
         self._open.enter({}, ["model._trainer", "trainer"])
         loop = trainer.fit_loop
-        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else _WITHOUT_END
-        loop._data_source = _Source(loop._data_source, lambda loader: self._batches_of(loader, epochs))
+        loop._data_source = _Source(loop._data_source, lambda loader: self._batches_of(loader, trainer))
 
-    def _batches_of(self, loader: Any, epochs: int) -> Batches:
-        if not hasattr(loader, "__iter__") or isinstance(loader, dict | list | tuple):
-            raise UnimplementedError(
-                "samebits.integrations.lightning: fit was given several training loaders. Give one, of a "
-                "dataset that holds what they hold (torch.utils.data.StackDataset, ConcatDataset)."
-            )
-        self._batches = _Loader(self.run, keyed_loader(loader), epochs)
+    def _batches_of(self, loader: Any, trainer: Any) -> _Loader:
+        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else _WITHOUT_END
+        self._batches = _Loader(self.run, _training_loader(loader, trainer), epochs)
         return self._batches
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Restores module and trainer; optimizers and loops follow by Lightning's own functions."""
         run = self.run
+        if run is None:
+            return
+        if trainer._checkpoint_connector._ckpt_path and not run.resumed:
+            raise InvalidArgumentError(
+                f"samebits.integrations.lightning: fit(ckpt_path=...) would begin in the middle, and the run "
+                f"in {run.run_dir} has no commit yet. Leave ckpt_path out: the run knows where to continue. "
+                "To start from weights of a file, load them into the module."
+            )
         if self._batches is None:
             trainer.fit_loop.setup_data()
         self._state = _TrainerState(trainer, pl_module)
+        for name, _ in _metrics(pl_module):
+            run.ignore(f"model.{name}")  # its values are in the trainer's state
         run.add("model", pl_module)
+        for name, callback in _own_callbacks(trainer).items():
+            run.add(name, callback)  # so that attributes which its state_dict leaves out are found
         run.add("trainer", self._state, complete=True)
         run.restore()
         self._state.restore()
         if run.finished:
             trainer.should_stop = True
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Adds what Lightning leaves out in the epoch of a resume."""
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Notes that the state of the resume is not that of the trainer any more."""
         if self._state is not None:
-            self._state.complete()
+            self._state.restored = None
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Ends what was added in the epoch of a resume."""
-        if self._state is not None:
-            self._state.end_epoch()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Ends the loop of the run: its last commit is made."""
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Ends the loop of the run, after what callbacks do when training ends: its last commit is made."""
         if self._batches is not None:
             self._batches.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Closes the run; nothing more is committed."""
-        self._open.leave(exception)
+        self._close(trainer, exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Closes the run."""
+        self._close(trainer)
+
+    def _close(self, trainer: Any, error: BaseException | None = None) -> None:
         source = trainer.fit_loop._data_source
         if isinstance(source, _Source):
             trainer.fit_loop._data_source = source.given
-        self._open.leave()
+        self._open.leave(error)
+
+
+def _check(trainer: Any) -> None:
+    """Raises `UnimplementedError` for another Lightning, or a trainer that is not covered."""
+    require_attributes("lightning", trainer)
+    loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    for thing in (*loops, loops[1]._results, trainer._checkpoint_connector, trainer._logger_connector):
+        require_attributes("lightning", thing)
+    for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
+        if getattr(trainer, name):
+            raise UnimplementedError(
+                f"samebits.integrations.lightning: Trainer({name}=...) makes other loaders in the middle of "
+                "a run. Leave it out."
+            )
+
+
+def _training_loader(loader: Any, trainer: Any) -> Any:
+    """Returns the loader as the run reads it: that of this rank, position-keyed, ended by the limit."""
+    if not hasattr(loader, "__iter__") or isinstance(loader, dict | list | tuple):
+        raise UnimplementedError(
+            "samebits.integrations.lightning: fit was given several training loaders. Give one, of a "
+            "dataset that holds what they hold (torch.utils.data.StackDataset, ConcatDataset)."
+        )
+    stage = trainer.state.stage
+    loader = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=stage)
+    limit = trainer.limit_train_batches
+    try:
+        length = len(loader)
+    except TypeError:
+        if isinstance(limit, int):
+            return _First(loader, limit)
+        raise UnimplementedError(
+            "samebits.integrations.lightning: the training loader has no length. Say how many batches an "
+            "epoch has: Trainer(limit_train_batches=1000)."
+        ) from None
+    batches = min(length, limit) if isinstance(limit, int) else int(length * limit)
+    return keyed_loader(loader) if batches == length else _First(loader, batches)
+
+
+def _own_callbacks(trainer: Any) -> dict[str, Any]:
+    """Returns the callbacks of the program that have attributes, by the names that messages give them."""
+    named: dict[str, Any] = {}
+    for callback in trainer.callbacks:
+        kind = type(callback)
+        if vars(callback) and user_code.is_user_type(kind) and not isinstance(callback, Resumable):
+            name = f"callback_{kind.__name__}"
+            named[name if name not in named else f"{name}_{len(named)}"] = callback
+    return named
+
+
+class _First:
+    """The first batches of a loader, in each epoch."""
+
+    def __init__(self, loader: Any, batches: int) -> None:
+        self.loader, self.batches = loader, batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.loader), self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
 
 
 class _Loader(Batches):
@@ -139,7 +208,7 @@ class _Loader(Batches):
 class _Source:
     """Lightning's source of the training loader, whose loader becomes the run's batches."""
 
-    def __init__(self, source: Any, make: Any) -> None:
+    def __init__(self, source: Any, make: Callable[[Any], Any]) -> None:
         self.given, self._make = source, make
 
     def dataloader(self) -> Any:
@@ -150,8 +219,10 @@ class _Source:
         return getattr(self.given, name)
 
 
-_KEPT_BY_MODULE = "state_dict"
-"""The weights are those of the module, which is an object of the run."""
+_SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+"""The values that the trainer shows: `trainer.callback_metrics`, ..."""
+_PLACE = ("_first_loop_iter", "_current_fx")
+"""The values by which Lightning knows that a hook logs for the first time in an epoch."""
 
 
 class _TrainerState:
@@ -159,66 +230,116 @@ class _TrainerState:
 
     def __init__(self, trainer: Any, module: Any) -> None:
         self._trainer, self._module = trainer, module
-        self._restored: dict[str, Any] | None = None
-        self._before: dict[str, dict[str, torch.Tensor]] = {}
-        """The values of the running epoch from before a resume that were not logged again since."""
+        self.restored: dict[str, Any] | None = None
+        """The state of the resume, before the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns it; before the first batch after a resume, that of the resume."""
-        if self._restored is not None:
-            return self._restored
-        trainer = self._trainer
+        if self.restored is not None:
+            return self.restored
+        trainer, connector = self._trainer, self._trainer._logger_connector
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        checkpoint.pop(_KEPT_BY_MODULE)
-        values = {
-            key: {name: getattr(metric, name).clone() for name in metric._defaults}
-            for key, metric in trainer.fit_loop.epoch_loop._results.items()
-            if metric.meta.on_epoch and metric.is_tensor and not metric.has_reset
-        }
+        del checkpoint["state_dict"]  # the module is an object of the run
+        results = trainer.fit_loop.epoch_loop._results
         return {
             "checkpoint": checkpoint,
-            "epoch_values": {**self._before, **values},
-            "callback_metrics": dict(trainer.callback_metrics),
+            "results": {key: _result_state(one) for key, one in results.items() if not one.has_reset},
+            "metrics": {name: _values(metric) for name, metric in _metrics(self._module)},
+            "shown": {name: dict(getattr(connector, name)) for name in _SHOWN},
+            "place": {name: getattr(connector, name) for name in _PLACE},
             "should_stop": trainer.should_stop,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keeps it for `restore`."""
-        self._restored = state
+        """Keeps it for `restore`. A run loads it again before the first batch: by then it has been used."""
+        if self.restored is None:
+            self.restored = state
 
     def restore(self) -> None:
         """Hands the checkpoint to Lightning, which restores from it what exists so far."""
-        if self._restored is None:
+        if self.restored is None:
             return
         trainer, connector = self._trainer, self._trainer._checkpoint_connector
         weights = self._module.state_dict()
-        connector._loaded_checkpoint = {**self._restored["checkpoint"], _KEPT_BY_MODULE: weights}
+        connector._loaded_checkpoint = {**self.restored["checkpoint"], "state_dict": weights}
         connector.restore_datamodule()
         connector.restore_model()
         connector.restore_callbacks()
-        trainer.should_stop = self._restored["should_stop"]
-        trainer._logger_connector._callback_metrics.update(self._restored["callback_metrics"])
+        trainer.should_stop = self.restored["should_stop"]
+        for name, metric in _metrics(self._module):
+            _set_values(metric, self.restored["metrics"][name])
+        for name, values in self.restored["shown"].items():
+            getattr(trainer._logger_connector, name).update(values)
+        loop, on_run_start = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.on_run_start
 
-    def complete(self) -> None:
-        """Adds, after a batch, what Lightning leaves out in the epoch of a resume."""
-        if self._restored is not None:
-            self._before, self._restored = dict(self._restored["epoch_values"]), None
-            # Until the end of the epoch fit_loop would be `restarting`, and leave out the plateau's step.
-            self._trainer.fit_loop.restarting = False
-        results = self._trainer.fit_loop.epoch_loop._results
-        for key in self._before.keys() & results.keys():
-            metric = results[key]
-            for name, before in self._before.pop(key).items():
-                setattr(metric, name, _combined(metric.meta, getattr(metric, name), before))
+        def begin(data_fetcher: Any) -> None:
+            del loop.on_run_start
+            on_run_start(data_fetcher)
+            self._continue_epoch()
 
-    def end_epoch(self) -> None:
-        """Forgets values that were not logged again in their epoch."""
-        self._before = {}
+        loop.on_run_start = begin  # the last moment before the first batch
+
+    def _continue_epoch(self) -> None:
+        """Goes on in the epoch of the resume as if there had been none."""
+        restored = self.restored
+        assert restored is not None
+        trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
+        # A loop that is `restarting` leaves out the plateau's step at the epoch's end, and may count a batch
+        # twice. The property does not set it with max_steps.
+        trainer.fit_loop._restarting = loop.restarting = False
+        for name, value in restored["place"].items():
+            setattr(trainer._logger_connector, name, value)
+        for key, state in restored["results"].items():
+            loop._results[key] = _result(state, loop._results, trainer, self._module)
 
 
-def _combined(meta: Any, now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Returns an epoch's value so far, of that before a resume and that since."""
-    before = before.to(now.device)
-    if meta.is_min_reduction:
-        return torch.minimum(before, now)
-    return torch.maximum(before, now) if meta.is_max_reduction else before + now
+def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Returns the metrics of torchmetrics in a module, whose values are in no state_dict."""
+    kind = importlib.import_module("torchmetrics").Metric
+    return [(name, metric) for name, metric in module.named_modules() if isinstance(metric, kind)]
+
+
+def _values(metric: Any) -> dict[str, Any]:
+    """Returns the values of a metric."""
+    states = {name: _copy(getattr(metric, name)) for name in metric._defaults}
+    return {"states": states, **{name: getattr(metric, name) for name in _CACHES}}
+
+
+_CACHES = ("_update_count", "_computed", "_forward_cache")
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else list(value)
+
+
+def _set_values(metric: Any, state: dict[str, Any]) -> None:
+    """Sets the values of a metric."""
+    for name, value in {**state["states"], **{name: state[name] for name in _CACHES}}.items():
+        setattr(metric, name, value)
+    metric.to(metric.device)
+
+
+_REDUCTIONS = (torch.mean, torch.sum, torch.min, torch.max, sum, min, max)
+"""What `self.log(reduce_fx=...)` can be."""
+
+
+def _result_state(result: Any) -> dict[str, Any]:
+    """Returns a value that was logged in the running epoch, and how it was logged."""
+    meta = {field.name: getattr(result.meta, field.name) for field in fields(result.meta)}
+    sync, meta["reduce_fx"] = meta.pop("_sync"), _REDUCTIONS.index(meta["reduce_fx"])
+    meta["sync"] = {"_should": sync.should, "rank_zero_only": sync.rank_zero_only}
+    return {"meta": meta, "is_tensor": result.is_tensor, **_values(result)}
+
+
+def _result(state: dict[str, Any], results: Any, trainer: Any, module: Any) -> Any:
+    """Returns the logged value with this state."""
+    library = importlib.import_module(type(results).__module__)
+    meta = dict(state["meta"])
+    sync = library._Sync(fn=trainer.strategy.reduce, **meta.pop("sync"))
+    made = library._Metadata(**{**meta, "reduce_fx": _REDUCTIONS[meta["reduce_fx"]]})
+    made.sync = sync
+    result = library._ResultMetric(made, state["is_tensor"])
+    _set_values(result, state)
+    if not result.is_tensor:
+        result.value = module.get_submodule(made.metric_attribute)
+    return result
