@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
@@ -60,7 +60,7 @@ class Resumable(keras.callbacks.Callback):
         fit = _locals_of_fit()
         iterator, epochs, model = fit["epoch_iterator"], fit["epochs"], self.model
         _check(fit, model)
-        loader = keyed_loader(iterator._get_iterator())
+        loader = keyed_loader(_numbered(iterator))
         if not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset):
             raise _refused("fit got data that has no numbered elements", "Give arrays or a torch DataLoader.")
         if not model.optimizer.built:
@@ -98,6 +98,17 @@ class Resumable(keras.callbacks.Callback):
         self._batches.end()
         self._open.leave()
         self.model._initial_epoch = None
+
+
+def _numbered(iterator: Any) -> Any:
+    """Returns the torch DataLoader of an epoch's iterator; that of arrays reads their numbers, and slices."""
+    loader = iterator._get_iterator()
+    if type(iterator.data_adapter).__name__ != "ArrayDataAdapter":
+        return loader
+    # Keras's own dataset has no length that its loader could be asked for.
+    numbers = range(iterator.data_adapter._num_samples)
+    slices = loader.dataset.__getitems__
+    return DataLoader(numbers, batch_sampler=loader.batch_sampler, collate_fn=slices)  # type: ignore[arg-type]
 
 
 def _locals_of_fit() -> dict[str, Any]:
