@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all lint wheel golden review matrix bench bench-data bench-checkpoint chaos soak gpu clean
+.PHONY: verify test test-all integrations lint wheel golden review matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -17,6 +17,15 @@ test: $(READY)  ## every test that is not slow: ten minutes on two cores
 
 test-all: $(READY)  ## the slow tests, too: what CI runs (forty minutes)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
+
+integrations: .venv-integrations/ready  ## Lightning, Transformers and Keras, in an environment of their own, killed and resumed (ten minutes; ARGS="-m 'not slow'")
+	.venv-integrations/bin/pytest -n 2 --dist worksteal tests/integrations $(ARGS)
+
+.venv-integrations/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	@tools/install_torch .venv-integrations/bin/python $(TORCH_BUILD)
+	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,lightning,transformers,keras,test]'
+	@touch $@
 
 lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff check
@@ -62,7 +71,7 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check, 
 	$(PYTEST) -m soak
 
 clean:
-	rm -rf .venv .venv-gpu .venv-peers .venv-peers-checkpoint
+	rm -rf .venv .venv-gpu .venv-integrations .venv-peers .venv-peers-checkpoint
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }

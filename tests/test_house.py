@@ -31,13 +31,14 @@ BUDGET = {
     "cli": 2190,
     "data": 8410,
     "determinism": 10680,
+    "integrations": 960,
     "nn": 1630,
     "random": 5400,
     "replica": 4680,
     "rounding": 2580,
     "state": 900,
     "testing": 870,
-    "train": 6630,
+    "train": 6640,
     "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
@@ -171,7 +172,10 @@ def classes_of_one_name(package):
     places = defaultdict(set)
     for file, tree in modules(package).items():
         for node in definitions(tree):
-            if isinstance(node, ast.ClassDef):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            # An adapter's public class has the name that its library gives such a thing: Trainer.
+            if "integrations" not in file.parts or node.name.startswith("_"):
                 places[node.name.lstrip("_")].add(file.relative_to(package).as_posix())
     return {name: sorted(files) for name, files in places.items() if len(files) > 1}
 

@@ -1,5 +1,6 @@
 """Keras on torch with `samebits.integrations.keras.Resumable`: programs that are killed and started again."""
 
+import difflib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "torch")
 pytest.importorskip("keras")
 pytest.importorskip("sklearn")
 
@@ -15,6 +17,7 @@ from killed_programs import killed, whole
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "keras_program.py"
+EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -91,3 +94,16 @@ def test_what_is_not_covered_is_an_error(tmp_path, given, says):
         assert done.returncode == code, done.stderr
         assert code == 0 or says in done.stderr
         (tmp_path / "run").rename(tmp_path / f"run{code}") if (tmp_path / "run").exists() else None
+
+
+def test_the_example_differs_from_the_plain_one_in_one_line():
+    """One line, and its import."""
+    plain, ours = (
+        (EXAMPLES / f"train_keras{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
+        for kind in ("_plain", "")
+    )
+    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
+    assert changes == [
+        "+ from samebits.integrations.keras import Resumable",
+        '+     callbacks.append(Resumable("runs/keras"))',
+    ]

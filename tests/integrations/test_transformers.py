@@ -1,5 +1,6 @@
 """Transformers with `samebits.integrations.transformers.Trainer`: programs that are killed and started again."""
 
+import difflib
 import signal
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from samebits.integrations.transformers import Trainer
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "transformers_program.py"
+EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -106,3 +108,17 @@ def test_another_version_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(samebits.integrations.transformers.ResumableMixin, "_load_rng_state")
     with pytest.raises(UnimplementedError, match=r"has no Trainer\._load_rng_state.*transformers=="):
         trainer(tmp_path, Rows())
+
+
+def test_the_example_differs_from_the_plain_one_in_one_line():
+    """One line, and its import."""
+    plain, ours = (
+        (EXAMPLES / f"train_transformers{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
+        for kind in ("_plain", "")
+    )
+    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
+    assert changes == [
+        "+ from samebits.integrations.transformers import Trainer",
+        "-     trainer = transformers.Trainer(",
+        "+     trainer = Trainer(",
+    ]

@@ -1,4 +1,4 @@
-"""What the adapters share: a run's batches for the loop of a library, its loader, and what they rely on."""
+"""The parts that adapters share: a run's batches for a library's loop, its loader, and names to rely on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
 }
-"""What the adapters use and no documentation promises: by library, class and attribute."""
+"""Attributes that the adapters use and no documentation promises, by library and class."""
 
 
 def require_attributes(library: str, thing: Any) -> None:
@@ -116,7 +116,7 @@ class OpenRun:
 
     def enter(self, objects: Mapping[str, Any], ignore: Iterable[str] = ()) -> Run:
         """Opens the run of these objects."""
-        chosen = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
+        chosen: dict[str, Any] = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
         self.run = Run(self.run_dir, **chosen, **objects).__enter__()
         return self.run
 

@@ -145,7 +145,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class _FitState:
-    """What `fit` changes: variables, callbacks' counts, and the position in the epoch."""
+    """All that `fit` changes: variables, callbacks' counts, and the position in the epoch."""
 
     def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
         self._model, self._callbacks = model, callbacks

@@ -58,7 +58,7 @@ class Resumable(Callback):
     def __init__(self, run_dir: str | os.PathLike[str], **options: Any) -> None:
         self._open = OpenRun(run_dir, options)
         self._batches: _Loader | None = None
-        self._state: _TrainerState | None = None
+        self._state: _CheckpointState | None = None
 
     @property
     def run(self) -> Any:
@@ -73,7 +73,7 @@ class Resumable(Callback):
         self._batches = self._state = None
         self._open.enter({}, ["model._trainer", "trainer"])
         loop = trainer.fit_loop
-        loop._data_source = _Source(loop._data_source, lambda loader: self._batches_of(loader, trainer))
+        loop._data_source = _LoaderSource(loop._data_source, lambda loader: self._batches_of(loader, trainer))
 
     def _batches_of(self, loader: Any, trainer: Any) -> _Loader:
         epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else _WITHOUT_END
@@ -93,7 +93,7 @@ class Resumable(Callback):
             )
         if self._batches is None:
             trainer.fit_loop.setup_data()
-        self._state = _TrainerState(trainer, pl_module)
+        self._state = _CheckpointState(trainer, pl_module)
         for name, _ in _metrics(pl_module):
             run.ignore(f"model.{name}")  # its values are in the trainer's state
         run.add("model", pl_module)
@@ -125,7 +125,7 @@ class Resumable(Callback):
 
     def _close(self, trainer: Any, error: BaseException | None = None) -> None:
         source = trainer.fit_loop._data_source
-        if isinstance(source, _Source):
+        if isinstance(source, _LoaderSource):
             trainer.fit_loop._data_source = source.given
         self._open.leave(error)
 
@@ -205,7 +205,7 @@ class _Loader(Batches):
         """Does nothing."""
 
 
-class _Source:
+class _LoaderSource:
     """Lightning's source of the training loader, whose loader becomes the run's batches."""
 
     def __init__(self, source: Any, make: Callable[[Any], Any]) -> None:
@@ -225,7 +225,7 @@ _PLACE = ("_first_loop_iter", "_current_fx")
 """The values by which Lightning knows that a hook logs for the first time in an epoch."""
 
 
-class _TrainerState:
+class _CheckpointState:
     """The state of a trainer: its checkpoint, and what that leaves out."""
 
     def __init__(self, trainer: Any, module: Any) -> None:
@@ -320,7 +320,7 @@ def _set_values(metric: Any, state: dict[str, Any]) -> None:
 
 
 _REDUCTIONS = (torch.mean, torch.sum, torch.min, torch.max, sum, min, max)
-"""What `self.log(reduce_fx=...)` can be."""
+"""The functions that `self.log(reduce_fx=...)` can be."""
 
 
 def _result_state(result: Any) -> dict[str, Any]:

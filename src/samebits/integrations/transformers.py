@@ -27,7 +27,7 @@ except ImportError as error:
 _WITHOUT_END = 1 << 40
 """Epochs of a training that `max_steps` ends."""
 _OWN = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
-"""What `train` counts in attributes of the trainer, and begins anew."""
+"""Attributes in which `train` counts, and begins anew."""
 
 
 class ResumableMixin:
@@ -96,7 +96,7 @@ class ResumableMixin:
         own.create_optimizer()
         own.create_scheduler(num_training_steps=max_steps)
         own._created_lr_scheduler = False  # or train() makes another one
-        run, self._fit_state = self._open.run, _TrainerState(own)
+        run, self._fit_state = self._open.run, _TrainState(own)
         assert run is not None
         for name in ("model", "optimizer", "lr_scheduler"):
             run.add(name, getattr(own, name))
@@ -203,8 +203,8 @@ def _skip_nothing_once() -> None:
     _trainer.skip_first_batches = skip_nothing
 
 
-class _TrainerState:
-    """What `train` begins anew: its state, that of callbacks, and its counts."""
+class _TrainState:
+    """All that `train` begins anew: its state, that of callbacks, and its counts."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
