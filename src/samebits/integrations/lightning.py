@@ -98,6 +98,8 @@ class Resumable(Callback):
         self._state = _TrainerState(trainer, pl_module)
         for name in [name for name, _ in _metrics(pl_module)] + ["_metric_attributes"]:
             run.ignore(f"model.{name}")  # values of metrics are in the trainer's state
+        if trainer.world_size > 1:
+            run.ignore("model.forward")  # DDP's call of training_step sets it for a moment
         run.add("model", pl_module)
         for name, callback in _own_callbacks(trainer).items():
             run.add(name, callback)  # so that attributes which its state_dict leaves out are found
