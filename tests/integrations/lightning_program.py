@@ -12,7 +12,7 @@ import warnings
 import lightning as L
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
 from sklearn.datasets import load_digits
@@ -86,9 +86,8 @@ class Lines(DummyLogger):
 class Classifier(L.LightningModule):
     def __init__(self):
         super().__init__()
-        norm = nn.GroupNorm(2, 8) if CASE == "averaged" else nn.BatchNorm2d(8)
         self.net = nn.Sequential(
-            *(nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU(), nn.Flatten()),
+            *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()),
             *(nn.Dropout(0.3), nn.Linear(512, 10)),
         )
         self.right = torchmetrics.Accuracy(task="multiclass", num_classes=10)
@@ -170,7 +169,7 @@ def main(kind, folder):
 
         callbacks.append(samebits.integrations.lightning.Resumable(f"{folder}/run", save=3))
     if CASE == "averaged":
-        callbacks[1] = StochasticWeightAveraging(0.01, swa_epoch_start=2, annealing_epochs=2)
+        callbacks[1] = EMAWeightAveraging(decay=0.9)
     trainer = L.Trainer(
         callbacks=callbacks, accelerator="cpu", logger=Lines(), log_every_n_steps=1, deterministic=True,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,

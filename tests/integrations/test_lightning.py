@@ -150,6 +150,8 @@ def test_what_is_not_covered_is_an_error(tmp_path):
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), 4)
     with pytest.raises(UnimplementedError, match="StackDataset"):
         fit(tmp_path / "two", Small(), [loader, loader])
+    with pytest.raises(UnimplementedError, match="Use WeightAveraging"):
+        fit(tmp_path / "swa", Small(), callbacks=[L.pytorch.callbacks.StochasticWeightAveraging(0.1)])
     with pytest.raises(UnimplementedError, match="reload_dataloaders_every_n_epochs"):
         fit(tmp_path / "anew", Small(), reload_dataloaders_every_n_epochs=1)
     with pytest.raises(UnimplementedError, match="limit_train_batches=1000"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 
 try:
-    Callback: Any = importlib.import_module("lightning.pytorch").Callback
+    callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
 except ImportError as error:
     raise ImportError(
         "samebits.integrations.lightning needs lightning: pip install 'samebits[lightning]'"
     ) from error
 
+Callback: Any = callbacks.Callback
 _WITHOUT_END = 1 << 40
 """Epochs of a fit that something else ends: `max_steps`, `max_time`."""
 
@@ -42,7 +44,7 @@ class Resumable(Callback):
 
     Not covered: `validate`, `test` and `predict` (they run anew), several training loaders at once,
     `reload_dataloaders_every_n_epochs`, `overfit_batches`, training loaders without a length, `max_time`,
-    averaged weights (SWA) of a module with batch norm, and the files of loggers. A fit that `max_steps` or a
+    `StochasticWeightAveraging`, and the files of loggers. A fit that `max_steps` or a
     callback has ended does not go on with a larger limit. `fast_dev_run` opens no run.
 
     Args:
@@ -71,7 +73,7 @@ class Resumable(Callback):
             return
         _check(trainer)
         self._batches = self._state = None
-        self._open.enter({}, ["model._trainer", "trainer"])
+        self._open.enter({}, ["model._trainer"])
         loop = trainer.fit_loop
         loop._data_source = _LoaderSource(loop._data_source, lambda loader: self._batches_of(loader, trainer))
 
@@ -94,8 +96,10 @@ class Resumable(Callback):
         if self._batches is None:
             trainer.fit_loop.setup_data()
         self._state = _CheckpointState(trainer, pl_module)
-        for name, _ in _metrics(pl_module):
-            run.ignore(f"model.{name}")  # its values are in the trainer's state
+        for name in [name for name, _ in _metrics(pl_module)] + ["_metric_attributes"]:
+            run.ignore(f"model.{name}")  # values of metrics are in the trainer's state
+        if trainer.world_size > 1:
+            run.ignore("model.forward")  # DDP's call of training_step sets it for a moment
         run.add("model", pl_module)
         for name, callback in _own_callbacks(trainer).items():
             run.add(name, callback)  # so that attributes which its state_dict leaves out are found
@@ -136,6 +140,11 @@ def _check(trainer: Any) -> None:
     loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
     for thing in (*loops, loops[1]._results, trainer._checkpoint_connector, trainer._logger_connector):
         require_attributes("lightning", thing)
+    if any(isinstance(one, callbacks.StochasticWeightAveraging) for one in trainer.callbacks):
+        raise UnimplementedError(
+            "samebits.integrations.lightning: StochasticWeightAveraging changes schedulers and loops at an "
+            "epoch's start, and Lightning restores neither in its middle. Use WeightAveraging."
+        )
     for name in ("reload_dataloaders_every_n_epochs", "overfit_batches"):
         if getattr(trainer, name):
             raise UnimplementedError(
@@ -239,7 +248,8 @@ class _CheckpointState:
             return self.restored
         trainer, connector = self._trainer, self._trainer._logger_connector
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        del checkpoint["state_dict"]  # the module is an object of the run
+        if _is_own(checkpoint["state_dict"], self._module):
+            del checkpoint["state_dict"]  # the module is an object of the run
         results = trainer.fit_loop.epoch_loop._results
         return {
             "checkpoint": checkpoint,
@@ -260,11 +270,12 @@ class _CheckpointState:
         if self.restored is None:
             return
         trainer, connector = self._trainer, self._trainer._checkpoint_connector
-        weights = self._module.state_dict()
-        connector._loaded_checkpoint = {**self.restored["checkpoint"], "state_dict": weights}
+        weights = copy.deepcopy(self._module.state_dict())
+        connector._loaded_checkpoint = {"state_dict": weights, **self.restored["checkpoint"]}
         connector.restore_datamodule()
         connector.restore_model()
         connector.restore_callbacks()
+        self._module.load_state_dict(weights)  # a checkpoint of averaged weights has set those
         trainer.should_stop = self.restored["should_stop"]
         for name, metric in _metrics(self._module):
             _set_values(metric, self.restored["metrics"][name])
@@ -291,6 +302,15 @@ class _CheckpointState:
             setattr(trainer._logger_connector, name, value)
         for key, state in restored["results"].items():
             loop._results[key] = _result(state, loop._results, trainer, self._module)
+
+
+def _is_own(weights: dict[str, Any], module: torch.nn.Module) -> bool:
+    """Returns False if a hook has put other weights in place of the module's (an average, a part)."""
+    own = module.state_dict()
+    return weights.keys() == own.keys() and all(
+        not isinstance(value, torch.Tensor) or value.data_ptr() == own[name].data_ptr()
+        for name, value in weights.items()
+    )
 
 
 def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
