@@ -18,7 +18,7 @@ test: $(READY)  ## every test that is not slow: ten minutes on two cores
 test-all: $(READY)  ## the slow tests, too: what CI runs (forty minutes)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
-integrations: .venv-integrations/ready  ## Lightning, Transformers and Keras, in an environment of their own, killed and resumed (ten minutes; ARGS="-m 'not slow'")
+integrations: .venv-integrations/ready  ## Lightning, Transformers and Keras, in an environment of their own, killed and resumed (ARGS="-m 'not slow'")
 	.venv-integrations/bin/pytest -n 2 --dist worksteal tests/integrations $(ARGS)
 
 .venv-integrations/ready: pyproject.toml constraints.txt

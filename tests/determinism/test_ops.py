@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import samebits
+from samebits._digest import of_value
 from samebits.determinism._dispatcher import kernels, overload
 from samebits.determinism._ops import coverage
 from samebits.determinism._ops.replacements import REPLACEMENTS
@@ -250,3 +251,25 @@ def test_a_machine_without_the_vectors_is_refused():
     )
     assert "AVX2 and FMA" in shown.stdout
     assert shown.stdout.strip().endswith("False")
+
+
+def test_a_number_is_the_operand_that_was_written():
+    """Equal numbers of other kinds or signs, and another default type, give torch's own types and bits, again and again."""
+
+    def results():
+        counts, ones = torch.arange(1, 4), torch.ones(3)
+        twin = torch.ones(3, dtype=torch.complex64)
+        values = [counts * 2.5, counts * 1, counts * True, counts * 1.0, counts / 3, ones * 0.0, ones * -0.0]
+        return [*values, twin * complex(0.0, -0.0), twin * complex(-0.0, 0.0)]
+
+    expected, found = {}, {}
+    for default in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            expected[default] = results()
+            with samebits.enable_op_determinism(across="machines"):
+                found[default] = results()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert of_value(found[default]) == of_value(expected[default])
+    assert of_value(found[torch.float32]) != of_value(found[torch.float64])

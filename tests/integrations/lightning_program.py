@@ -15,11 +15,11 @@ import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from killed_programs import tick
+from noisy_digits import Digits
 from samebits._digest import of_value
 
 warnings.simplefilter("ignore")
@@ -34,26 +34,6 @@ TRAINERS = {
     "stream": {"max_epochs": 5, "limit_train_batches": 6},
     "ranks": {"max_epochs": 4, "devices": 2, "strategy": "ddp"},
 }
-
-
-class Digits(Dataset):
-    """8 x 8 digits; those of training are rolled and get noise."""
-
-    def __init__(self, train):
-        digits = load_digits()
-        part = slice(0, 320) if train else slice(600, 760)
-        self.images = torch.tensor(digits.images[part], dtype=torch.float32)[:, None] / 16
-        self.labels, self.train = torch.tensor(digits.target[part]), train
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        image = self.images[index]
-        if self.train:
-            dx, dy = torch.randint(-1, 2, (2,)).tolist()
-            image = image.roll((dx, dy), (1, 2)) + 0.1 * torch.randn(image.shape)
-        return image, self.labels[index]
 
 
 class Stream(torch.utils.data.IterableDataset):

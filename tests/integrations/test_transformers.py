@@ -1,7 +1,6 @@
 """Transformers with `samebits.integrations.transformers.Trainer`: programs that are killed and started again."""
 
 import difflib
-import signal
 from pathlib import Path
 
 import pytest
@@ -29,31 +28,6 @@ def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
     found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=seed, **SUPPORT, **given)
     assert found == expected
-
-
-@pytest.mark.slow
-def test_without_it_a_kill_changes_the_end(tmp_path):
-    """The control: train(resume_from_checkpoint=) ends with other weights."""
-    expected, steps = whole([PROGRAM, "plain"], tmp_path / "whole", **SUPPORT)
-    assert whole([PROGRAM, "plain"], tmp_path / "again", **SUPPORT)[0] == expected
-    assert killed([PROGRAM, "plain"], tmp_path / "killed", steps, seed=2, **SUPPORT) != expected
-
-
-@pytest.mark.slow
-def test_workers_and_finished_runs(tmp_path):
-    """Another number of workers changes nothing; a finished run trains nothing, and has its weights and log."""
-    expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT)
-    assert whole([PROGRAM, "resumable"], tmp_path / "none", **SUPPORT, WORKERS="0")[0] == expected
-    assert whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT) == (expected, steps)
-
-
-@pytest.mark.slow
-def test_sigterm_commits_and_exits_with_75(tmp_path):
-    """After SIGTERM the process exits with code 75, and the next one goes on without repeating a step."""
-    expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT)
-    given = {"kills": 2, "seed": 3, "how": signal.SIGTERM, "code": 75}
-    assert killed([PROGRAM, "resumable"], tmp_path / "k", steps, **given, **SUPPORT) == expected
-    assert (tmp_path / "k" / "progress").stat().st_size == steps
 
 
 class Rows(torch.utils.data.Dataset):

@@ -1,5 +1,7 @@
 """`Run(replay_check=)`: a step that is computed twice has the same bits, or the run stops before the optimizer."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,3 +110,21 @@ def test_a_share_is_a_percentage_or_a_number_of_steps():
     for share in ("0%", "101%", 0, 0.5, "often", True):
         with pytest.raises(InvalidArgumentError, match="a share of the steps"):
             samebits.Run(None, replay_check=share)
+
+
+def test_a_step_in_which_nothing_is_compared_is_warned_of():
+    """A model that changes its input in place cannot be called again with it; one that does not brings no warning."""
+
+    def run(model):
+        samebits.set_random_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with samebits.Run(None, replay_check=1, model=model, optimizer=optimizer) as run:
+            for _, x in run.steps([torch.randn(8, 20)]):
+                model(x).sum().backward()
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match="in step 0 nothing was compared"):
+        run(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(20, 10)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(nn.Sequential(nn.ReLU(), nn.Linear(20, 10)))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -107,8 +106,9 @@ def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
         for place in places:
             number = args[place]
             if not isinstance(number, Tensor):
-                sign = math.copysign(1.0, number) if type(number) is float else 1.0  # 0.0 == -0.0
-                given[place] = _as_tensor(number, type(number), sign, like.dtype, like.dim() == 0)
+                written = repr(number)  # tells 0.0 from -0.0, and 1 from True
+                default = torch.get_default_dtype()
+                given[place] = _as_tensor(number, written, like.dtype, default, like.dim() == 0)
         return kernel(*given, **kwargs)
 
     return with_tensors
@@ -122,14 +122,15 @@ def _tensor_places(name: str) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _as_tensor(
-    number: complex, kind: type, sign: float, dtype: torch.dtype, has_no_dimensions: bool
+    number: complex, written: str, dtype: torch.dtype, default: torch.dtype, has_no_dimensions: bool
 ) -> Tensor:
     """Returns a tensor of no dimensions that promotes with another as the number does, exact if possible.
 
-    The other has that type. To make it takes 4 us, so it is kept: torch's kernels do not write to it.
+    The other has that type. To make it takes 4 us, so it is kept: torch's kernels do not write to it. Equal
+    numbers that are `written` otherwise, and another `default` type, have tensors of their own.
     """
     like = torch.empty(() if has_no_dimensions else 0, dtype=dtype)
-    exact = torch.tensor(number, dtype=_EXACT[kind])
+    exact = torch.tensor(number, dtype=_EXACT[type(number)])
     result = torch.result_type(like, number)
     return exact if torch.result_type(like, exact) == result else exact.to(result)
 

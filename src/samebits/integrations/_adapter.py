@@ -9,7 +9,6 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits.data import DataLoader
-from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import IncompleteStateError, UnimplementedError
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
@@ -17,10 +16,7 @@ from samebits.train._run import Run
 TESTED = {
     "lightning": "2.6.6",
     "transformers": "5.24.0",
-    "accelerate": "1.15.0",
     "keras": "3.15.1",
-    "pytorch-ignite": "0.5.5",
-    "stable-baselines3": "2.9.2",
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -110,8 +106,11 @@ class Batches:
 class OpenRun:
     """A run that callbacks of a library enter and leave, in place of a `with` block."""
 
-    def __init__(self, run_dir: Any, options: Mapping[str, Any]) -> None:
-        self.run_dir, self.options = run_dir, dict(options)
+    def __init__(
+        self, run_dir: Any, options: Mapping[str, Any], ignore: str = "Resumable(ignore=[...])"
+    ) -> None:
+        """`ignore` is the text by which the user has a path ignored."""
+        self.run_dir, self.options, self._ignore = run_dir, dict(options), ignore
         self.run: Run | None = None
 
     def enter(self, objects: Mapping[str, Any], ignore: Iterable[str] = ()) -> Run:
@@ -125,9 +124,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(
-                    "The options of Run are here those of Resumable: Resumable(..., ignore=[...])."
-                )
+                error.add_note(f"Here Run(ignore=[...]) is {self._ignore}.")
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
@@ -142,7 +139,7 @@ def keyed_loader(loader: Any, **changes: Any) -> Any:
 
     What it cannot do (an IterableDataset, a loader of another class) stays as it is: a run replays it.
     """
-    if type(loader) is not torch_data.DataLoader or isinstance(loader, KeyedLoader):
+    if type(loader) is not torch_data.DataLoader:
         return loader
     if isinstance(loader.dataset, torch_data.IterableDataset) or not getattr(loader, "in_order", True):
         return loader

@@ -9,19 +9,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.state._parts import is_plain
 
 try:
     keras: Any = importlib.import_module("keras")
 except ImportError as error:
     raise ImportError("samebits.integrations.keras needs keras: pip install 'samebits[keras]'") from error
 
-_PLAIN = (bool, int, float, str, np.ndarray, np.generic, torch.Tensor, type(None))
 _SETTINGS = {"min_delta", "params"}
 """Attributes of callbacks that are no state; `min_delta` changes its sign when it is first used."""
 
@@ -136,14 +134,6 @@ def _refused(what: str, cure: str) -> UnimplementedError:
     return UnimplementedError(f"samebits.integrations.keras.Resumable: {what}. {cure}")
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    return isinstance(value, _PLAIN)
-
-
 class _FitState:
     """All that `fit` changes: variables, callbacks' counts, and the position in the epoch."""
 
@@ -192,5 +182,5 @@ def _counts(callback: Any) -> dict[str, Any]:
     return {
         name: copy.deepcopy(value)
         for name, value in vars(callback).items()
-        if name not in _SETTINGS and _is_plain(value)
+        if name not in _SETTINGS and is_plain(value)
     }

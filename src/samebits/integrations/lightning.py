@@ -44,8 +44,8 @@ class Resumable(Callback):
 
     Not covered: `validate`, `test` and `predict` (they run anew), several training loaders at once,
     `reload_dataloaders_every_n_epochs`, `overfit_batches`, training loaders without a length, `max_time`,
-    `StochasticWeightAveraging`, and the files of loggers. A fit that `max_steps` or a
-    callback has ended does not go on with a larger limit. `fast_dev_run` opens no run.
+    `StochasticWeightAveraging`, and the files of loggers. A fit that `max_steps` or a callback has ended does
+    not go on with a larger limit. `fast_dev_run` opens no run.
 
     Args:
         run_dir: folder of this run alone.
@@ -138,7 +138,7 @@ def _check(trainer: Any) -> None:
     """Raises `UnimplementedError` for another Lightning, or a trainer that is not covered."""
     require_attributes("lightning", trainer)
     loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    for thing in (*loops, loops[1]._results, trainer._checkpoint_connector, trainer._logger_connector):
+    for thing in (*loops, trainer._checkpoint_connector, trainer._logger_connector):
         require_attributes("lightning", thing)
     if any(isinstance(one, callbacks.StochasticWeightAveraging) for one in trainer.callbacks):
         raise UnimplementedError(
@@ -261,9 +261,8 @@ class _CheckpointState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keeps it for `restore`. A run loads it again before the first batch: by then it has been used."""
-        if self.restored is None:
-            self.restored = state
+        """Keeps it for `restore`."""
+        self.restored = state
 
     def restore(self) -> None:
         """Hands the checkpoint to Lightning, which restores from it what exists so far."""

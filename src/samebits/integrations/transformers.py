@@ -46,7 +46,8 @@ class ResumableMixin:
         super().__init__(*args, **kwargs)
         require_attributes("transformers", self)
         own: Any = self
-        self._open = OpenRun(run_dir or Path(own.args.output_dir) / "samebits", run_options or {})
+        ignore = 'Trainer(run_options={"ignore": [...]})'
+        self._open = OpenRun(run_dir or Path(own.args.output_dir) / "samebits", run_options or {}, ignore)
         self._batches: Any = None
         self._fit_state: Any = None
         self._resumed_epoch = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 from samebits._arguments import require
 
@@ -15,6 +16,13 @@ _PERCENT = re.compile(r"([0-9]*\.?[0-9]+)\s*%")
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)\s*s")
 
 Save = str | int
+
+
+def share_of(text: Any) -> float:
+    """Returns the share that a text such as "3%" gives, above 0 and at most 1; 0 for anything else."""
+    found = _PERCENT.fullmatch(text) if isinstance(text, str) else None
+    share = float(found[1]) / 100 if found else 0.0
+    return share if share <= 1 else 0.0
 
 
 class Cadence:
@@ -33,8 +41,8 @@ class Cadence:
         self._steps = 0
         if type(save) is int and save >= 1:
             self._steps = save
-        elif isinstance(save, str) and (found := _PERCENT.fullmatch(save)) and 0 < float(found[1]) <= 100:
-            self._share = float(found[1]) / 100
+        elif share := share_of(save):
+            self._share = share
         elif isinstance(save, str) and (found := _SECONDS.fullmatch(save)) and float(found[1]) > 0:
             self._seconds = float(found[1])
         else:

@@ -25,10 +25,11 @@ from torch.utils._pytree import tree_leaves
 from samebits import _digest as digest
 from samebits._arguments import require
 from samebits._context import Observer, Position
+from samebits._inspect import user_code
 from samebits.errors import ReplayMismatchError, UnimplementedError
 from samebits.random._global_generator import preserve_rng_state
+from samebits.train._cadence import share_of
 
-_PERCENT = re.compile(r"([0-9]*\.?[0-9]+)\s*%")
 _HELD_BY_MODULES = ("_parameters", "_buffers", "_modules")
 _HOOKS = re.compile(r"_.*_hooks(_.*)?")
 
@@ -39,8 +40,8 @@ def steps_between(share: Any) -> int:
     Raises:
         InvalidArgumentError: it is neither.
     """
-    if isinstance(share, str) and (found := _PERCENT.fullmatch(share)) and 0 < float(found[1]) <= 100:
-        return max(1, round(100 / float(found[1])))
+    if given := share_of(share):
+        return max(1, round(1 / given))
     forms = "give a share of the steps ('1%', above 0%, at most 100%) or from one to the next (100)"
     require(type(share) is int and share >= 1, "Run", forms, replay_check=share)
     return share
@@ -102,13 +103,14 @@ class ReplayCheck(Observer):
         self._calls: list[_ModuleCall] = []
         self._gradients: dict[int, list[int]] = {}
         """Digests of those of each parameter, one for each time that backward has reached it."""
-        self._replaying = False
+        self._replaying = self._compared = False
+        """`_compared`: a module was computed a second time in this step."""
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
         """Watches the modules of the run, if this step is to be checked."""
         if run is not self._run or step.step % self._every or self._position is not None:
             return
-        self._position = step
+        self._position, self._compared = step, False
         for name, module in _modules(run.objects):
             self._watch(name, module)
         self._keep(register_optimizer_step_pre_hook(lambda *_: self._check()))
@@ -118,6 +120,12 @@ class ReplayCheck(Observer):
         if run is self._run and self._position is not None:
             try:
                 self._check()
+                if not self._compared:
+                    user_code.warn(
+                        f"Run(replay_check): in step {self._position.step} nothing was compared: the run has "
+                        "no module whose outputs are tensors that got gradients, or a module's inputs were "
+                        "changed in place since. Give the run the model, without ops in place on its inputs."
+                    )
             finally:
                 self.close()
 
@@ -193,6 +201,7 @@ class ReplayCheck(Observer):
                 made = self._call_again(call)
                 outputs += [made[number] for number in call.gradients]
                 gradients += call.gradients.values()
+            self._compared = True
             # Where backward went through more than once, its sums are in another order than here.
             if max(map(len, seen.values()), default=0) == 1:
                 found = torch.autograd.grad(outputs, [*parameters.values()], gradients, allow_unused=True)

@@ -210,7 +210,7 @@ def finisher(dtype: torch.dtype) -> OnTeam:
 def finish(
     sums: Tensor, out: Tensor, s: int, steps: tuple[int, ...], adds_self: int, scale: int, mxcsr: int
 ) -> None:
-    """`out` becomes alpha (sums[0] + sums[1] + ...) + beta self; see `finish_call`."""
+    """`out` becomes alpha (sums[0] + sums[1] + ...) + beta self; see `finish_work`."""
     chunks, fields = finish_work(sums, steps, adds_self, mxcsr)
     finisher(out.dtype)(chunks, sums.data_ptr(), out.data_ptr(), s, fields.buffer_info()[0], scale)
 

@@ -1,4 +1,4 @@
-"""LSTM and GRU layers of float32 and bfloat16: products, and one kernel a step. Others torch composes.
+"""LSTM and GRU layers of float32 and bfloat16: products, and one kernel a step. torch composes others.
 
 Under autocast an LSTM layer is one of bfloat16, outputs and states too, as oneDNN's is, where torch would
 compose it of both types; of both types torch composes a GRU layer.
