@@ -31,7 +31,7 @@ BUDGET = {
     "cli": 2190,
     "data": 8410,
     "determinism": 10680,
-    "integrations": 970,
+    "integrations": 990,
     "nn": 1630,
     "random": 5400,
     "replica": 4680,

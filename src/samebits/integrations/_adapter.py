@@ -21,9 +21,16 @@ TESTED = {
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning": {
-        "Trainer": ("fit_loop", "_checkpoint_connector", "_logger_connector", "_data_connector"),
+        "Trainer": (
+            "fit_loop",
+            "_checkpoint_connector",
+            "_logger_connector",
+            "_data_connector",
+            "_signal_connector",
+        ),
         "_FitLoop": ("_data_source", "epoch_loop", "_restarting", "setup_data"),
         "_TrainingEpochLoop": ("_results", "on_run_start", "restarting"),
+        "_SignalConnector": ("_sigterm_notifier_fn", "received_sigterm"),
         "_LoggerConnector": (
             *("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),
             *("_first_loop_iter", "_current_fx"),

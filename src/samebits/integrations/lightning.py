@@ -106,6 +106,7 @@ class Resumable(Callback):
         run.add("trainer", self._state, complete=True)
         run.restore()
         self._state.restore()
+        _leave_sigterm_to_the_run(trainer._signal_connector)
         if run.finished:
             trainer.should_stop = True
 
@@ -134,11 +135,23 @@ class Resumable(Callback):
         self._open.leave(error)
 
 
+def _leave_sigterm_to_the_run(connector: Any) -> None:
+    """Keeps Lightning from ending the fit after SIGTERM before the run has committed the running batch."""
+    notify = connector._sigterm_notifier_fn  # it tells other processes of the job
+
+    def notify_without_an_end(number: int, frame: Any) -> None:
+        notify(number, frame)
+        connector.received_sigterm = False
+
+    connector._sigterm_notifier_fn = notify_without_an_end
+
+
 def _check(trainer: Any) -> None:
     """Raises `UnimplementedError` for another Lightning, or a trainer that is not covered."""
     require_attributes("lightning", trainer)
     loops = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    for thing in (*loops, trainer._checkpoint_connector, trainer._logger_connector):
+    connectors = trainer._checkpoint_connector, trainer._logger_connector, trainer._signal_connector
+    for thing in (*loops, *connectors):
         require_attributes("lightning", thing)
     if any(isinstance(one, callbacks.StochasticWeightAveraging) for one in trainer.callbacks):
         raise UnimplementedError(
@@ -276,6 +289,9 @@ class _CheckpointState:
         connector.restore_callbacks()
         self._module.load_state_dict(weights)  # a checkpoint of averaged weights has set those
         trainer.should_stop = self.restored["should_stop"]
+        trainer.num_sanity_val_steps = (
+            0  # that validation would reset what is restored here, and tell callbacks
+        )
         for name, metric in _metrics(self._module):
             _set_values(metric, self.restored["metrics"][name])
         for name, values in self.restored["shown"].items():
