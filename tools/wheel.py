@@ -76,9 +76,9 @@ def pack(kind: str, only: str) -> None:
 
 @cache
 def _declared() -> dict[str, Any]:
-    """Returns the kernels of all modules, but of those for GPUs."""
+    """Returns the kernels of all modules, but of those for GPUs; other libraries' adapters have none."""
     for module in pkgutil.walk_packages(samebits.__path__, "samebits."):
-        if not re.search(r"__main__|_triton", module.name):
+        if not re.search(r"__main__|_triton|integrations", module.name):
             importlib.import_module(module.name)
     return kernel_threads.declared()
 
