@@ -69,9 +69,14 @@ def of_square(function: Callable[[mp.mpf], mp.mpf], value: int | mp.mpf) -> Call
     return lambda u: mp.mpf(value) if abs(u) < NEAR else function(mp.sqrt(u)) / mp.sqrt(u)
 
 
+def normal_beyond(x: mp.mpf) -> mp.mpf:
+    """Returns the part of the normal distribution beyond x."""
+    return mp.erfc(x / mp.sqrt(2)) / 2
+
+
 def normal_tail(x: mp.mpf) -> mp.mpf:
     """Returns exp(x^2 / 2) times the part of the normal distribution beyond x."""
-    return mp.exp(x * x / 2) * mp.erfc(x / mp.sqrt(2)) / 2
+    return mp.exp(x * x / 2) * normal_beyond(x)
 
 
 def normal_tails(step: float, degree: int, *, with_rest: bool) -> list[list[float]]:
@@ -106,19 +111,32 @@ def first_piece(function: Callable[[mp.mpf], mp.mpf], stop: mp.mpf) -> list[floa
     return [0.0, 0.0, *map(in_float32, fit(ratio, (mp.mpf(0), stop), 5))]
 
 
-def piece(function: Callable[[mp.mpf], mp.mpf], start: mp.mpf, stop: mp.mpf) -> list[float]:
-    """Returns the row of an interval; at its center the function and its derivative are next to float32 numbers."""
+def piece(
+    function: Callable[[mp.mpf], mp.mpf], start: mp.mpf, stop: mp.mpf, degree: int = 5, reach: int = 8
+) -> list[float]:
+    """Returns the row of an interval; at its center the function and its derivative are next to float32 numbers.
+
+    The center is within 1 / `reach` of the width from the middle; without reach, it is the start.
+    """
     width = stop - start
 
     def error(c: float) -> mp.mpf:
         """Returns the error of rounding both to float32."""
         return far_from_float32(function(c)) + width / 2 * far_from_float32(mp.diff(function, c))
 
-    middle = (start + stop) / 2
-    center = mp.mpf(min((in_float32(middle + width * i / 16000) for i in range(-2000, 2000)), key=error))
+    middle, center = (start + stop) / 2, start
+    if reach:
+        step = width / (2000 * reach)
+        center = mp.mpf(min((in_float32(middle + step * i) for i in range(-2000, 2000)), key=error))
     value = function(center)
     slope = without_hole(lambda u: (function(center + u) - value) / u, mp.diff(function, center))
-    return list(map(in_float32, [center, value, *fit(slope, (start - center, stop - center), 5)]))
+    return list(map(in_float32, [center, value, *fit(slope, (start - center, stop - center), degree)]))
+
+
+def quadratic_root(value: mp.mpf) -> mp.mpf:
+    """Returns x with x (61 / 128 x + 15 / 16) = value."""
+    a, b = mp.mpf(61) / 128, mp.mpf(15) / 16
+    return (mp.sqrt(b * b + 4 * a * value) - b) / (2 * a)
 
 
 def far_from_float32(value: mp.mpf) -> mp.mpf:
@@ -171,6 +189,12 @@ POLYNOMIALS = {
         without_hole(log_tail, mp.mpf(-1) / 2),
         (mp.sqrt(mp.mpf(1) / 2) - 1, mp.sqrt(2) - 1),
         6,
+    ),
+    "LOG_TAIL_NARROW": (
+        "(log(1 + f) - f) / f^2, f from -1 / 3 to 1 / 3, float32",
+        without_hole(log_tail, mp.mpf(-1) / 2),
+        (mp.mpf(-1) / 3, mp.mpf(1) / 3),
+        9,
     ),
     "LOG_TAIL": (
         "(log(1 + f) - f) / f^2",
@@ -391,6 +415,12 @@ def main() -> None:
     entries["NORMAL_TAIL_SHORT"] = entry(
         "for i from 0 to 15 the polynomial in u = x - 29/32 i of exp(x^2 / 2) cdf(-x)",
         normal_tails(29 / 32, 5, with_rest=False),
+    )
+    edges = [mp.mpf(0), *(quadratic_root(i + mp.mpf(1) / 2) for i in range(16))]
+    entries["NORMAL_BEYOND_NARROW"] = entry(
+        "for i from 0 to 15 a center c (0 for the first), cdf(-c), and the polynomial in x - c of the difference quotient; "
+        "i is x (61 / 128 x + 15 / 16), rounded",
+        [piece(normal_beyond, *interval, 7, 32 if i else 0) for i, interval in enumerate(pairwise(edges))],
     )
     for name, function in (("TANH", mp.tanh), ("ERF", mp.erf)):
         entries[f"{name}_NARROW"] = entry(

@@ -86,10 +86,10 @@ def _function(
 
 UNARY = dict(
     (
-        _function("exp", narrow=exponential.exp_narrow, double=exponential.exp_double),
+        _function("exp", narrow=exponential.exp_narrow_fast, double=exponential.exp_double),
         _function("exp2", narrow=exponential.exp2_narrow, double=exponential.exp2_double),
         _function("expm1", exponential.expm1_wide, double=exponential.expm1_double),
-        _function("log", logarithm.log_wide, short=logarithm.log_short, double=logarithm.log_double),
+        _function("log", narrow=logarithm.log_narrow, short=logarithm.log_short, double=logarithm.log_double),
         _function("log2", logarithm.log2_wide, short=logarithm.log2_short, double=logarithm.log2_double),
         _function("log10", logarithm.log10_wide, short=logarithm.log10_short, double=logarithm.log10_double),
         _function("log1p", logarithm.log1p_wide, double=logarithm.log1p_double),

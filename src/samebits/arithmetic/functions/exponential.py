@@ -92,6 +92,16 @@ def exp_narrow(x: Any) -> Any:
 
 
 @formula
+def exp_narrow_fast(x: Any) -> Any:
+    """Returns the same, faster unless many results are zero, subnormal or infinite."""
+    rounded = fma(x, LOG2_E, ROUNDING_NARROW)
+    k = rounded - ROUNDING_NARROW
+    r = fma(k, -LN2_OF_NARROW[1], fma(k, -LN2_OF_NARROW[0], x))
+    near = by_horners_rule(r, TAYLOR[:8]) * power_of_two_narrow(rounded)
+    return (~(x.magnitude() < 87.0)).rarely(near, lambda: exp_narrow(x))
+
+
+@formula
 def exp2_narrow(x: Any) -> Any:
     """Returns 2^x of a float32, in float32; exactly, for integers."""
     bounded = at_least(at_most(x, 129.0), -151.0)

@@ -28,9 +28,10 @@ from samebits.arithmetic.functions.coefficients import (
     LOG_ATANH,
     LOG_ATANH_LONG,
     LOG_TAIL,
+    LOG_TAIL_NARROW,
     LOG_TAIL_SHORT,
 )
-from samebits.arithmetic.functions.exponential import LN2_OF_DOUBLE
+from samebits.arithmetic.functions.exponential import LN2_OF_DOUBLE, LN2_OF_NARROW
 from samebits.arithmetic.functions.pairs import (
     Pair,
     exact_product,
@@ -121,6 +122,21 @@ def log1p_wide(x: Any) -> Any:
     """Returns log(1 + x)."""
     total = x + 1.0
     return with_limits(total, log_of_sum(total, x).with_sign_of(x))
+
+
+@formula
+def log_narrow(x: Any) -> Any:
+    """Returns log(x) of a float32, in float32, within 0.9 ulp; of subnormal numbers, that of float64.
+
+    x = 2^k (1 + f) with 2/3 <= 1 + f < 4/3.
+    """
+    exponent = (x.bits() - 0x3F2AAAAB) & 0xFF800000
+    k, f = exponent.converted() * 2.0**-23, (x.bits() - exponent).number() - 1.0
+    tail = (f * f) * by_horners_rule(f, LOG_TAIL_NARROW)
+    total, lost = ordered_sum(k * LN2_OF_NARROW[0], f)
+    near = total + (lost + fma(k, LN2_OF_NARROW[1], tail))
+    usual = (x >= 2.0**-126) & (x < INFINITY)
+    return (~usual).rarely(near, lambda: log_wide(x.as_float64()).as_float32())
 
 
 # Logarithms in float32, for bfloat16 and float16: to 2^-17.

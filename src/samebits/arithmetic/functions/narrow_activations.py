@@ -3,9 +3,11 @@
 An exponential is a pair of float32 with an error of 2^-25, and what is made of it keeps the rest of each
 rounding that counts. A derivative that has a zero (of silu, of gelu) has an error of 2^-23 of its terms.
 
-The normal distribution function is exp(-x^2 / 2) R(x) below zero, where R(x) is one of 16 polynomials, by x
-rounded to a multiple of 5/16; below -4.8 it is the one in float64. `..._short` has 16 polynomials of larger
-steps, and the error of its result is 2^-16: it is for bfloat16 and float16.
+The normal distribution function below zero is one of 16 polynomials, each of which falls about as much;
+below -4.8 it is the one in float64. With the density it is exp(-x^2 / 2) R(x), where R(x) is one of 16, by x
+rounded to a multiple of 5/16.
+`..._short` has 16 polynomials of larger steps, and the error of its result is 2^-16: it is for bfloat16 and
+float16.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from samebits._native.formula import (
 from samebits.arithmetic.functions.activations import gelu_backward_wide, gelu_wide
 from samebits.arithmetic.functions.coefficients import (
     ATANH_NARROW,
+    NORMAL_BEYOND_NARROW,
     NORMAL_TAIL_NARROW,
     NORMAL_TAIL_SHORT,
 )
@@ -39,7 +42,6 @@ from samebits.arithmetic.functions.pairs import (
     exact_product,
     exact_sum,
     ordered_sum,
-    product_of_pairs,
     rounded,
 )
 
@@ -182,14 +184,18 @@ def _density_and_tail(x: Any) -> tuple[Any, Pair, Pair]:
 
 @formula
 def gelu_narrow(x: Any) -> Any:
-    """Returns x times the normal distribution function."""
-    k, e, tail = _density_and_tail(x)
-    size = x.magnitude() * power_of_two_narrow(k)
-    product, rest = product_of_pairs(e, tail)
-    below, lost = exact_product(size, product)
+    """Returns x times the normal distribution function: max(x, 0) - |x| cdf(-|x|)."""
+    size = x.magnitude()
+    place = fma(size, fma(size, 61 / 128, 15 / 16), ROUNDING_NARROW)
+    center, value, slope, *others = place.bits().looked_up(NORMAL_BEYOND_NARROW)
+    offset = size - center
+    part, error = exact_product(offset, slope)
+    beyond, rest = ordered_sum(value, part)
+    rest = rest + fma(offset * offset, by_horners_rule(offset, others), error)
+    below, lost = exact_product(size, beyond)
     total, error = ordered_sum(at_least(x, 0.0), -below)
     near = total + (error - fma(size, rest, lost))
-    return (~(x.magnitude() < _FAR)).rarely(near, lambda: gelu_wide(x.as_float64()).as_float32())
+    return (~(size < _FAR)).rarely(near, lambda: gelu_wide(x.as_float64()).as_float32())
 
 
 def _is_positive(x: Any) -> Any:
