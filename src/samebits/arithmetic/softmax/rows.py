@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from samebits._native import inlined, vectors
+from samebits._native.formula import fma, formula
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits._native.lazy_kernel import Part
-from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
+from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow_fast
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
@@ -19,8 +20,20 @@ from samebits.arithmetic.softmax.definition import is_made
 # exp and log as softmax and its like use them, and the log of a sum of two exponentials, in kernels.
 
 
-EXP = {"float32": exp_narrow, "float64": exp_bounded_double}
+EXP = {"float32": exp_narrow_fast, "float64": exp_bounded_double}
 """By the type that is computed in; of numbers and of vectors."""
+
+
+@formula
+def _quotient_narrow(x: Any, divisor: Any) -> Any:
+    """Returns x / divisor, for 0 <= x <= 1 <= divisor, from the inverse of the divisor.
+
+    The remainder is exact for x above 2^-100, so that the result is rounded correctly (Markstein 1990).
+    """
+    inverse = 1.0 / divisor
+    first = x * inverse
+    near = fma(fma(-first, divisor, x), inverse, first)
+    return (~(x >= 2.0**-100)).rarely(near, lambda: x / divisor)
 
 
 @cache
@@ -29,16 +42,15 @@ def softmax_value(lanes_type: str, *, log: bool, is_exp: bool) -> Part:
 
     `is_exp`: x is exp(x - center) already. For the logarithm, `divisor` is that of the sum.
     """
-    exp, one_nan = EXP[lanes_type], vectors.one_nan
+    exp, one_nan, is_narrow = EXP[lanes_type], vectors.one_nan, lanes_type == "float32"
 
     @inlined
     def value(x: Any, center: Any, divisor: Any) -> Any:
-        if is_exp:
-            made = x / divisor
-        elif log:
+        if log and not is_exp:
             made = (x - center) - divisor
         else:
-            made = exp(x - center) / divisor
+            e = x if is_exp else exp(x - center)
+            made = _quotient_narrow(e, divisor) if is_narrow else e / divisor
         return one_nan(made)
 
     return value
