@@ -24,7 +24,7 @@ BUDGET = {
     ".": 1140,
     "_inspect": 4500,
     "_native": 3130,
-    "arithmetic": 11520,
+    "arithmetic": 11570,
     "audit": 5190,
     "callbacks": 1270,
     "checkpoint": 4350,

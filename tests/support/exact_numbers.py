@@ -191,6 +191,11 @@ class ExactBits:
     def __rshift__(self, places):
         return ExactBits(self.value >> places, self.kind)
 
+    def converted(self):
+        width = int(self.kind[-2:])
+        signed = self.value - (self.value >> (width - 1) << width)
+        return ExactNumber(np.float32(signed), self.kind)
+
     def looked_up(self, table):
         return [ExactNumber(np.float32(number), self.kind) for number in table[self.value % 16]]
 
