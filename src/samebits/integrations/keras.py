@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from samebits._inspect.user_code import is_user_type
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 from samebits.state._parts import is_plain
@@ -20,6 +21,10 @@ try:
 except ImportError as error:
     raise ImportError("samebits.integrations.keras needs keras: pip install 'samebits[keras]'") from error
 
+_CURES = (
+    "Resumable(ignore=[...]). To save it: make it a number, a string, an array or a list of them, or "
+    "give the callback state_dict and load_state_dict"
+)
 _SETTINGS = {"min_delta", "params"}
 """Attributes of callbacks that are no state; `min_delta` changes its sign when it is first used."""
 
@@ -33,8 +38,10 @@ class Resumable(keras.callbacks.Callback):
 
     A commit holds the variables of model (with seed generators), optimizer and metrics, the history, and what
     the other callbacks count (`wait`, `best`, `best_weights`, and any attribute that is a number, text, array
-    or a list of them). Arrays and torch DataLoaders become a `samebits.data.DataLoader`, so that a batch does
-    not depend on workers. Commits are made between two batches; a validation that is killed begins anew.
+    or a list of them). What else changes in a callback of your own is an `IncompleteStateError` in the first
+    steps: give it `state_dict` and `load_state_dict`, which are then used. Arrays and torch DataLoaders
+    become a `samebits.data.DataLoader`, so that a batch does not depend on workers. Commits are made between
+    two batches; a validation that is killed begins anew.
 
     Not covered: PyDatasets and generators, `initial_epoch`, `steps_per_execution` above 1, and files that
     another callback writes (`CSVLogger` begins a new one, unless it has `append=True`).
@@ -49,7 +56,7 @@ class Resumable(keras.callbacks.Callback):
 
     def __init__(self, run_dir: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
-        self._open = OpenRun(run_dir, options)
+        self._open = OpenRun(run_dir, options, _CURES)
         self._batches: Any = None
         self._state: Any = None
 
@@ -69,6 +76,8 @@ class Resumable(keras.callbacks.Callback):
         others = [one for one in fit["callbacks"].callbacks if one is not self]
         self._state = _FitState(model, others)
         run.add("keras", self._state, complete=True)
+        for name, callback in _checked(others).items():
+            run.add(name, callback)
         run.restore()
         if run.resumed:
             model._initial_epoch = epochs if run.finished else self._state.epoch
@@ -82,9 +91,16 @@ class Resumable(keras.callbacks.Callback):
     def _steps(self) -> Iterator[tuple[int, int, Iterator[Any]]]:
         # All callbacks have begun the epoch: what they set then is part of the commit.
         self._state.apply()
-        batches = iter(self._batches)
+        batches = self._batches_of_epoch()
         for step in range(self._state.batches, len(self._batches)):
             yield step, step, batches
+
+    def _batches_of_epoch(self) -> Iterator[Any]:
+        try:
+            yield from self._batches
+        except Exception as error:
+            self._open.leave(error)
+            raise
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the batch."""
@@ -132,6 +148,34 @@ def _check(fit: dict[str, Any], model: Any) -> None:
 
 def _refused(what: str, cure: str) -> UnimplementedError:
     return UnimplementedError(f"samebits.integrations.keras.Resumable: {what}. {cure}")
+
+
+class _Counted:
+    """A callback of the program, so that the check for forgotten state finds what `_counts` leaves out."""
+
+    __holds_user_objects__ = True
+
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what it counts; `_FitState` restores it, when fit has begun."""
+        return _counts(self.callback)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Leaves it to `_FitState`."""
+
+
+def _checked(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns the program's callbacks by name: with a state_dict as they are, others to be looked into."""
+    found: dict[str, Any] = {}
+    for one in callbacks:
+        if is_user_type(type(one)):
+            name = f"callback_{type(one).__name__}"
+            while name in found:
+                name += "_"
+            found[name] = one if hasattr(one, "load_state_dict") else _Counted(one)
+    return found
 
 
 class _FitState:
