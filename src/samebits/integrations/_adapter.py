@@ -17,6 +17,8 @@ TESTED = {
     "lightning": "2.6.6",
     "transformers": "5.24.0",
     "keras": "3.15.1",
+    "pytorch-ignite": "0.5.5",
+    "stable-baselines3": "2.9.2",
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -47,6 +49,16 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
+    "pytorch-ignite": {
+        "Engine": (
+            *("_process_function", "_event_handlers", "_dataloader_iter", "_init_iter"),
+            *("_handle_exception", "_internal_run_generator"),
+        )
+    },
+    "stable-baselines3": {
+        "BaseAlgorithm": ("_total_timesteps", "_episode_num", "_update_current_progress_remaining"),
+        "OffPolicyAlgorithm": ("_sample_action",),
+    },
 }
 """Attributes that the adapters use and no documentation promises, by library and class."""
 
