@@ -1,7 +1,8 @@
 """A program of Ignite, as its documentation has it: `python ignite_program.py plain|resumable FOLDER`.
 
 Augmentation in workers, dropout, accumulation, a warm-up and a plateau, moving averages of weights and losses, metrics,
-validation, early stopping, the best and the last checkpoints. ENGINE: deterministic; LENGTH: iterations of an epoch.
+validation, early stopping, the best and the last checkpoints. ENGINE: deterministic; LENGTH: iterations of an epoch;
+HANDLED: errors are handled, and the update has one in this iteration; SAVE_S: the time of a save.
 """
 
 import os
@@ -52,9 +53,12 @@ def main(kind, folder):
     train = DataLoader(Digits(True), 32, shuffle=True, num_workers=int(os.environ.get("WORKERS", "2")))
     val = DataLoader(Digits(False), 32)
     loss_fn = nn.CrossEntropyLoss()
+    faulty = int(os.environ.get("HANDLED", "0"))
 
     def update(engine, batch):
         model.train()
+        if engine.state.iteration == faulty:
+            raise ValueError("a batch that cannot be read")
         loss = loss_fn(model(batch[0]), batch[1])
         (loss / 3).backward()
         if engine.state.iteration % 3 == 0:
@@ -89,6 +93,8 @@ def main(kind, folder):
         metrics = {**engine.state.metrics, **evaluator.state.metrics}
         shown.append([engine.state.iteration, *(float(metrics[name]) for name in sorted(metrics))])
 
+    if faulty:
+        trainer.add_event_handler(Events.EXCEPTION_RAISED, lambda engine, error: None)
     evaluator.add_event_handler(Events.COMPLETED, plateau)
     early = EarlyStopping(3, lambda engine: -engine.state.metrics["loss"], trainer, min_delta=0.02)
     evaluator.add_event_handler(Events.COMPLETED, early)

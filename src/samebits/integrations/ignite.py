@@ -20,7 +20,7 @@ from samebits._context import process
 from samebits._inspect.object_parts import attributes_of, defaults_of
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.user_code import is_library, is_user_type
-from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 from samebits.state._attributes import Attributes
 from samebits.state._parts import Parts
@@ -186,7 +186,8 @@ class _Training:
     def functions(self) -> tuple[Any, list[Any]]:
         """Returns the update function, and the functions of the handlers."""
         entries = [entry for every in self._trainer._event_handlers.values() for entry in every]
-        return self._trainer._process_function, [function for function, _, _ in entries]
+        others = [one for one, _, _ in entries if getattr(one, "__self__", None) is not self]
+        return self._trainer._process_function, others
 
     def _begin_epoch(self) -> None:
         self.in_epoch, self._began_with = self._began_with, 0
@@ -195,12 +196,14 @@ class _Training:
         """Notes an error of the run itself."""
         self.error = error
 
-    def note_step(self, *, over: bool) -> None:
-        """Notes that the engine gets a batch, or that there is none for it."""
+    def note_step(self) -> None:
+        """Notes that the engine gets a batch."""
         self._failure = None
         self.in_epoch += 1
-        if over:
-            self._trainer.terminate()
+
+    def stop(self) -> None:
+        """Stops the engine: the run has no batch left."""
+        self._trainer.terminate()
 
 
 def _place_in_epoch(run: Run) -> int:
@@ -225,7 +228,14 @@ class _Data(Batches):
             raise _refused("terminate_epoch() ends an epoch in its middle", "Give run(epoch_length=...).")
         return self._rest()
 
-    def _rest(self) -> Iterator[Any]:
+    def end(self) -> None:
+        """Ends the loop, and commits its last boundary, from where the others were."""
+        if self._last is not None:
+            if not self._last.ends_epoch or self._last.epoch + 1 < self._epochs:
+                self._run.stop()
+            next(self._rest(over=True), None)
+
+    def _rest(self, *, over: bool = False) -> Iterator[Any]:
         training, steps, run = self._training, self._steps, self._run
         update, used = training.functions()  # variables that the check for forgotten state looks into
         while True:
@@ -235,9 +245,11 @@ class _Data(Batches):
             except BaseException as error:
                 training.note(error)
                 raise
-            training.note_step(over=found is None)
             if found is None:
+                if not over:
+                    training.stop()
                 return
+            training.note_step()
             self._last, batch = found
             yield batch
             if self._last.ends_epoch:
@@ -275,7 +287,7 @@ def _saved(thing: Any) -> Any:
 
 
 class _Whole(Attributes):
-    """All attributes of a metric or handler of Ignite, whose state_dict may leave some out; an engine's state."""
+    """All attributes of a metric or handler, whose state_dict may leave some out; an engine's state."""
 
     def __init__(self, target: Any) -> None:
         super().__init__(target, ("state",), _CALL, is_state=_is_state)
@@ -331,7 +343,7 @@ def _survive_missing_files(saver: Any) -> None:
 
 
 def _reached(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that can be reached from an engine's functions, each with a name that leads to it."""
+    """Yields the objects that an engine's functions use, each with a name that leads to it."""
     waiting, seen = deque([("trainer", trainer)]), set()
     while waiting:
         path, thing = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: `model.learn(n, callback=Resumable("runs/x"))` resumes to the same bits, in a rollout."""
+"""Stable-Baselines3: `model.learn(n, callback=Resumable("runs/x"))` resumes to the same bits, in rollouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from samebits.errors import InvalidArgumentError, RunMismatchError, UnimplementedError
 from samebits.integrations._adapter import OpenRun, require_attributes
 from samebits.state._attributes import Attributes
-from samebits.state._known_classes import is_state_of_environment
+from samebits.state._known_classes import is_state_of_environment, name_of_known
 from samebits.state._parts import is_plain
 
 try:
@@ -154,7 +154,7 @@ class _Training:
         held = SimpleNamespace(model=model, callback=self._callback, place=self.place, total=total)
         state = _LearnState(held, self._ignored)
         for name, thing in state.with_state_dict().items():
-            run.add(name, thing)
+            run.add(name, _Own(thing) if name_of_known(type(thing)) else thing)
         for name in _distributions(model.policy):
             run.ignore(name)
         run.add("learn", state, complete=True)
@@ -162,8 +162,8 @@ class _Training:
         run.restore()
         if held.total != total:
             raise RunMismatchError(
-                f"{_CALL}: the run in {run.run_dir} is of {held.total} timesteps, and this is learn({total}): "
-                "its schedules are others. Use another run directory, or the number of the commit."
+                f"{_CALL}: the run in {run.run_dir} is of {held.total} timesteps, this is learn({total}), "
+                "and schedules depend on it. Use another run directory, or the number of the commit."
             )
         if run.resumed and self._on_policy and not run.finished:
             self._skipped = self.place["rollouts"]
@@ -207,8 +207,9 @@ class _Training:
 
     def _next_step(self) -> None:
         assert self._steps is not None
-        if next(self._steps, None) is None:
-            raise _Stopped
+        with torch.enable_grad():  # as between two rollouts: the run compares the settings of the process
+            if next(self._steps, None) is None:
+                raise _Stopped
 
     @contextmanager
     def _rest(self, given: dict[str, Any], done: int, episodes: int) -> Iterator[None]:
@@ -216,27 +217,24 @@ class _Training:
         if not done:
             yield
             return
-        callback, buffer = given["callback"], given.get("rollout_buffer")
+        callback, buffer = given["callback"], given.get("rollout_buffer", SimpleNamespace())
         update = callback.update_locals
         shown = {"num_collected_steps": done, "num_collected_episodes": episodes}
         if self._on_policy:
             shown = {"n_steps": done, "n_rollout_steps": done}
             given["n_rollout_steps"] -= done
-            buffer.reset = _nothing_to_do
         else:
             freq = given["train_freq"]
             by_step = freq.unit == types.TrainFrequencyUnit.STEP
             given["train_freq"] = freq._replace(frequency=freq.frequency - (done if by_step else episodes))
-        callback.on_rollout_start = _nothing_to_do
+        callback.on_rollout_start = buffer.reset = _nothing_to_do
         callback.update_locals = lambda values: update(
             {**values, **{name: values[name] + more for name, more in shown.items()}}
         )
         try:
             yield
         finally:
-            del callback.on_rollout_start, callback.update_locals
-            if buffer is not None:
-                del buffer.reset
+            del callback.on_rollout_start, callback.update_locals, buffer.reset
 
     def _before_forward(self, *_: Any) -> None:
         """Before an action of an on-policy rollout; a callback may call the policy, too, in between."""
@@ -272,6 +270,13 @@ class _Training:
             self._open.run.stop()
             next(self._steps, None)
         self._open.leave(error)
+
+
+class _Own:
+    """An environment with a state_dict of its own, which says all: a run would take its attributes."""
+
+    def __init__(self, thing: Any) -> None:
+        self.state_dict, self.load_state_dict = thing.state_dict, thing.load_state_dict
 
 
 def _nothing_to_do(*_: Any) -> None:
