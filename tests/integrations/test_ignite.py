@@ -54,6 +54,13 @@ def test_a_handler_of_all_errors_does_not_end_the_run(tmp_path):
     assert killed([PROGRAM, "resumable"], tmp_path / "killed", steps, **how, **given) == expected
 
 
+class Endless(torch.utils.data.IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return iter(torch.ones(4, 2))
+
+
 def trained(folder, prepare=None, data=None, epochs=2, handler=None, **options):
     """A trainer of one layer that has run; `prepare` and `handler` (after each iteration) get it."""
     samebits.set_random_seed(1)
@@ -87,6 +94,15 @@ def test_a_variable_that_only_a_handler_changes_is_an_error(tmp_path):
     assert seen == [*range(1, 9)]
 
 
+def test_a_finished_run_trains_nothing(tmp_path):
+    """Started again it has its state, and with more epochs it is an error, as COMPLETED was fired."""
+    first, again = trained(tmp_path), trained(tmp_path, handler=lambda engine: pytest.fail("an iteration"))
+    assert (again.state.iteration, again.state.epoch) == (8, 2)
+    assert again.state.max_epochs == first.state.max_epochs
+    with pytest.raises(UnimplementedError, match="has ended"):
+        trained(tmp_path, epochs=3)
+
+
 def after_3(call):
     return lambda engine: call(engine) if engine.state.iteration == 3 else None
 
@@ -97,7 +113,7 @@ def after_3(call):
         ({"handler": after_3(lambda engine: engine.terminate_epoch())}, "terminate_epoch"),
         ({"handler": after_3(lambda engine: engine.set_data([torch.ones(3, 2)]))}, "set_data"),
         ({"handler": after_3(lambda engine: engine.interrupt())}, "interrupt"),
-        ({"data": (torch.ones(3, 2) for _ in range(9))}, "no length"),
+        ({"data": torch.utils.data.DataLoader(Endless(), 2)}, "no length"),
         ({"prepare": lambda engine: engine.load_state_dict({"epoch": 1, "max_epochs": 2, "epoch_length": 4})},
          "Leave out load_state_dict"),
     ],

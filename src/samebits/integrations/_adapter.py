@@ -86,9 +86,18 @@ class Batches:
     epoch begins: after what a library does at an epoch's end.
     """
 
-    def __init__(self, run: Run, loader: Any, epochs: int, *, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        loader: Any,
+        epochs: int,
+        *,
+        steps_per_epoch: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """`length`: what `len()` says, where an epoch of the library is no epoch of the loader."""
         self.loader = loader
-        self._length = steps_per_epoch or len(loader)
+        self._length = length or steps_per_epoch or len(loader)
         self._run, self._epochs = run, epochs
         self._steps = run.steps(loader, epochs=epochs, steps_per_epoch=steps_per_epoch)
         self._last: Step | None = None

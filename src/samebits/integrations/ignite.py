@@ -37,8 +37,10 @@ except ImportError as error:
     ) from error
 
 _CALL = "samebits.integrations.ignite.resumable"
-_OF_A_STEP = {"output", "batch", "dataloader", "times"}
+_OF_A_STEP = {"output", "batch", "dataloader", "times", "max_epochs", "max_iters", "epoch_length"}
 """Attributes of an engine's state that each step or run sets anew, and clocks."""
+_WITHOUT_END = 1 << 40
+"""Epochs of a loader without a length."""
 _WITHOUT_STATE = re.compile(
     r"ignite\.handlers\.(\w+_logger|time_\w+|timing|lr_finder|stores|utils|terminate_on_nan)|ignite\.engine\.events"
 )
@@ -113,9 +115,15 @@ class _Training:
             batches = self._batches(run, data, max_epochs, max_iters, epoch_length)
             for name, thing in _objects(trainer, self._given).items():
                 run.add(name, thing, complete=isinstance(thing, Attributes))
+            if run.resumed and run._loops.saved is None and not run.finished:
+                raise _refused(
+                    f"the run in {run.run_dir} has ended, and this is one of more iterations",
+                    "Use another folder, or as many iterations as the run has.",
+                )
             if run.finished:
                 run.restore()
-                trainer.state.dataloader = data
+                arguments = {"dataloader": data, "max_epochs": max_epochs, "max_iters": max_iters}
+                vars(trainer.state).update(arguments, epoch_length=len(batches))
             else:
                 self._train(run, batches, max_epochs, max_iters)
         except BaseException as error:
@@ -142,18 +150,21 @@ class _Training:
         if data is None:
             data = [None] * (length or 0)
         loader = keyed_loader(data)
+        if loader is not data:
+            loader._given_seed = loader._seed()  # handlers may call manual_seed, as DeterministicEngine does
         try:
             whole = len(loader)
         except TypeError:
-            whole = length or 0
+            whole = 0
         limit = process.overrides.batches_per_epoch
         length = min(length or whole, limit or length or whole)
         if not length:
             raise _refused(
                 "the data has no length", "Say how many batches an epoch has: run(epoch_length=100)."
             )
-        epochs = -(-max_iters // length) if max_iters else (max_epochs or 1)
-        return _Data(run, loader, epochs, steps_per_epoch=None if length == whole else length, training=self)
+        iterations = max_iters or length * (max_epochs or 1)
+        epochs = -(-iterations // min(whole, limit or whole)) if whole else _WITHOUT_END
+        return _Data(run, loader, epochs, length, self)
 
     def _train(self, run: Run, batches: _Data, max_epochs: int | None, max_iters: int | None) -> None:
         trainer = self._trainer
@@ -171,6 +182,8 @@ class _Training:
         trainer.state.dataloader = batches
         trainer._dataloader_iter = iter(batches)
         trainer._init_iter = self._began_with = _place_in_epoch(run)
+        if isinstance(trainer, engine.DeterministicEngine):
+            trainer._dataloader_len = len(batches)  # its handlers read it
         try:
             type(trainer).run(trainer, batches, max_epochs, max_iters, len(batches))
         finally:
@@ -217,15 +230,15 @@ def _refused(what: str, cure: str) -> UnimplementedError:
 
 
 class _Data(Batches):
-    """The batches of the run, for an engine."""
+    """The batches of the run, for an engine, whose epochs may be shorter or longer than the loader's."""
 
-    def __init__(self, run: Run, *arguments: Any, training: _Training, **more: Any) -> None:
-        super().__init__(run, *arguments, **more)
+    def __init__(self, run: Run, loader: Any, epochs: int, length: int, training: _Training) -> None:
+        super().__init__(run, loader, epochs, length=length)
         self._training = training
 
     def __iter__(self) -> Iterator[Any]:
         if self._last is not None and not self._last.ends_epoch:
-            raise _refused("terminate_epoch() ends an epoch in its middle", "Give run(epoch_length=...).")
+            raise _refused("terminate_epoch() begins the data anew", "Give run(epoch_length=...).")
         return self._rest()
 
     def end(self) -> None:
