@@ -18,13 +18,13 @@ test: $(READY)  ## every test that is not slow: ten minutes on two cores
 test-all: $(READY)  ## the slow tests, too: what CI runs (forty minutes)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
-integrations: .venv-integrations/ready  ## Lightning, Transformers and Keras, in an environment of their own, killed and resumed (ARGS="-m 'not slow'")
+integrations: .venv-integrations/ready  ## Lightning, Transformers, Keras, Ignite and Stable-Baselines3, in an environment of their own, killed and resumed (ARGS="-m 'not slow'")
 	.venv-integrations/bin/pytest -n 2 --dist worksteal tests/integrations $(ARGS)
 
 .venv-integrations/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	@tools/install_torch .venv-integrations/bin/python $(TORCH_BUILD)
-	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,lightning,transformers,keras,test]'
+	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,ignite,keras,lightning,stable-baselines3,transformers,test]'
 	@touch $@
 
 lint: $(READY)  ## style, types, layers

@@ -1,4 +1,4 @@
-"""Programs of Keras and Transformers that are killed, stopped and started again: the facts that hold for both."""
+"""Programs of all libraries but Lightning that are killed, stopped and started again: the facts that hold for all."""
 
 import signal
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
-@pytest.fixture(params=["keras", "transformers"])
+@pytest.fixture(params=["ignite", "keras", "stable_baselines3", "transformers"])
 def program(request):
     """The path of a program that trains with that library."""
     if find_spec(request.param) is None:

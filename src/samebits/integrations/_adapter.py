@@ -17,6 +17,8 @@ TESTED = {
     "lightning": "2.6.6",
     "transformers": "5.24.0",
     "keras": "3.15.1",
+    "pytorch-ignite": "0.5.5",
+    "stable-baselines3": "2.9.2",
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -47,6 +49,16 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
         )
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
+    "pytorch-ignite": {
+        "Engine": (
+            *("_process_function", "_event_handlers", "_dataloader_iter", "_init_iter"),
+            *("_handle_exception", "_internal_run_generator"),
+        )
+    },
+    "stable-baselines3": {
+        "BaseAlgorithm": ("_total_timesteps", "_episode_num", "_update_current_progress_remaining"),
+        "OffPolicyAlgorithm": ("_sample_action",),
+    },
 }
 """Attributes that the adapters use and no documentation promises, by library and class."""
 
@@ -74,9 +86,18 @@ class Batches:
     epoch begins: after what a library does at an epoch's end.
     """
 
-    def __init__(self, run: Run, loader: Any, epochs: int, *, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        loader: Any,
+        epochs: int,
+        *,
+        steps_per_epoch: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """`length`: what `len()` says, where an epoch of the library is no epoch of the loader."""
         self.loader = loader
-        self._length = steps_per_epoch or len(loader)
+        self._length = length or steps_per_epoch or len(loader)
         self._run, self._epochs = run, epochs
         self._steps = run.steps(loader, epochs=epochs, steps_per_epoch=steps_per_epoch)
         self._last: Step | None = None

@@ -60,10 +60,11 @@ def _environment(target: Any, call: str) -> Attributes:
             f"{call}: the environments of an AsyncVectorEnv are in processes of their own, where their state "
             'cannot be read. Use gymnasium.make_vec(..., vectorization_mode="sync").'
         )
-    return Attributes(target, (), call, is_state=_is_state_of_environment)
+    return Attributes(target, (), call, is_state=is_state_of_environment)
 
 
-def _is_state_of_environment(owner: Any, name: str, item: Any) -> bool:
+def is_state_of_environment(owner: Any, name: str, item: Any) -> bool:
+    """Returns False for an attribute of a gymnasium environment that is a picture, a clock or a table."""
     if _package(type(item)) == "pygame" or type(item).__qualname__ == "EnvSpec":
         return False
     return _package(type(owner)) != "gymnasium" or name not in _NO_STATE_OF_GYMNASIUM

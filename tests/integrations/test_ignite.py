@@ -1,0 +1,171 @@
+"""Ignite with `samebits.integrations.ignite.resumable`: programs that are killed and started again."""
+
+import difflib
+import signal
+from pathlib import Path
+
+import pytest
+
+engines = pytest.importorskip("ignite.engine")
+pytest.importorskip("sklearn")
+
+import torch
+from ignite.handlers import Checkpoint
+
+import samebits
+from killed_programs import killed, whole
+from samebits.errors import IncompleteStateError, UnimplementedError
+from samebits.integrations.ignite import resumable
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "ignite_program.py"
+EXAMPLES = HERE.parents[1] / "examples" / "integrations"
+SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
+GIVEN = {
+    "epochs": {},
+    "deterministic": {"ENGINE": "deterministic", "LENGTH": "7"},
+    "handled": {"HANDLED": "15", "LENGTH": "13"},
+    "in_saves": {"SAVE_S": "0.1"},
+}
+
+
+def test_killed_once_it_ends_as_when_nobody_kills(tmp_path):
+    """Weights, averages, metrics, checkpoints and the log are equal."""
+    expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT)
+    assert killed([PROGRAM, "resumable"], tmp_path / "killed", steps, kills=1, **SUPPORT) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
+    """Equal, too, for DeterministicEngine, other lengths of epochs, an error that the program handles, kills in saves."""
+    expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
+    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, kills=5, seed=seed, **SUPPORT, **given)
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_a_handler_of_all_errors_does_not_end_the_run(tmp_path):
+    """SIGTERM ends the process with code 75 although EXCEPTION_RAISED has a handler that swallows everything."""
+    given = {**SUPPORT, "HANDLED": "1000"}
+    expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **given)
+    how = {"kills": 2, "seed": 3, "how": signal.SIGTERM, "code": 75}
+    assert killed([PROGRAM, "resumable"], tmp_path / "killed", steps, **how, **given) == expected
+
+
+class Endless(torch.utils.data.IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self):
+        return iter(torch.ones(4, 2))
+
+
+def trained(folder, prepare=None, data=None, epochs=2, handler=None, **options):
+    """A trainer of one layer that has run; `prepare` and `handler` (after each iteration) get it."""
+    samebits.set_random_seed(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def update(engine, batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    trainer = engines.Engine(update)
+    if handler is not None:
+        trainer.add_event_handler(engines.Events.ITERATION_COMPLETED, handler)
+    if prepare is not None:
+        prepare(trainer)
+    resumable(trainer, folder, **options)
+    trainer.run(list(torch.ones(4, 3, 2)) if data is None else data, max_epochs=epochs)
+    return trainer
+
+
+def test_a_variable_that_only_a_handler_changes_is_an_error(tmp_path):
+    """A list that a handler fills is named; given to the run it is restored."""
+    seen = []
+    with pytest.raises(IncompleteStateError, match="seen"):
+        trained(tmp_path / "a", handler=lambda engine: seen.append(engine.state.iteration))
+    seen.clear()
+    trained(tmp_path / "b", handler=lambda engine: seen.append(engine.state.iteration), seen=seen)
+    seen.clear()
+    trained(tmp_path / "b", handler=lambda engine: seen.append(engine.state.iteration), seen=seen)
+    assert seen == [*range(1, 9)]
+
+
+def test_a_finished_run_trains_nothing(tmp_path):
+    """Started again it has its state, and with more epochs it is an error, as COMPLETED was fired."""
+    first, again = trained(tmp_path), trained(tmp_path, handler=lambda engine: pytest.fail("an iteration"))
+    assert (again.state.iteration, again.state.epoch) == (8, 2)
+    assert again.state.max_epochs == first.state.max_epochs
+    with pytest.raises(UnimplementedError, match="has ended"):
+        trained(tmp_path, epochs=3)
+
+
+def after_3(call):
+    return lambda engine: call(engine) if engine.state.iteration == 3 else None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"handler": after_3(lambda engine: engine.terminate_epoch())}, "terminate_epoch"),
+        ({"handler": after_3(lambda engine: engine.set_data([torch.ones(3, 2)]))}, "set_data"),
+        ({"handler": after_3(lambda engine: engine.interrupt())}, "interrupt"),
+        ({"data": torch.utils.data.DataLoader(Endless(), 2)}, "no length"),
+        ({"prepare": lambda engine: engine.load_state_dict({"epoch": 1, "max_epochs": 2, "epoch_length": 4})},
+         "Leave out load_state_dict"),
+    ],
+    ids=["terminate_epoch", "set_data", "interrupt", "length", "state"],
+)  # fmt: skip
+def test_what_is_not_covered_is_an_error(tmp_path, given, says):
+    """Each message names what was asked for and the cure; without it the trainer runs."""
+    with pytest.raises(UnimplementedError, match=says):
+        trained(tmp_path / "refused", **given)
+    assert trained(tmp_path / "plain").state.iteration == 8
+
+
+def test_a_second_run_is_an_error(tmp_path):
+    """It would be a run of its own, in the same folder."""
+    trainer = trained(tmp_path)
+    with pytest.raises(UnimplementedError, match="a second time"):
+        trainer.run([torch.ones(3, 2)], max_epochs=1)
+
+
+def test_another_version_is_named(tmp_path, monkeypatch):
+    """Without a private method that the adapter uses, the trainer is refused, with the version that has it."""
+    monkeypatch.delattr(engines.Engine, "_handle_exception")
+    with pytest.raises(UnimplementedError, match=r"has no Engine\._handle_exception.*pytorch-ignite=="):
+        trained(tmp_path)
+
+
+def test_a_file_that_a_killed_process_removed_is_no_error(tmp_path):
+    """Checkpoint goes on when the file that it removes is not there; without the adapter it dies."""
+    files = tmp_path / "files"
+
+    def save_and_lose(engine):
+        saver(engine)
+        for path in files.glob("*.pt"):
+            path.unlink()
+
+    saver = Checkpoint({"model": torch.nn.Linear(1, 1)}, str(files), n_saved=1)
+    plain = engines.Engine(lambda *_: None)
+    plain.add_event_handler(engines.Events.ITERATION_COMPLETED, save_and_lose)
+    with pytest.raises(FileNotFoundError):
+        plain.run([0, 1])
+    saver.reset()
+    assert trained(tmp_path / "run", handler=save_and_lose).state.iteration == 8
+
+
+def test_the_example_differs_from_the_plain_one_in_one_line():
+    """One line, and its import."""
+    plain, ours = (
+        (EXAMPLES / f"train_ignite{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
+        for kind in ("_plain", "")
+    )
+    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
+    assert changes == [
+        "+ from samebits.integrations.ignite import resumable",
+        '+     resumable(trainer, "runs/ignite")',
+    ]
