@@ -14,12 +14,20 @@ from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 
 TESTED = {
+    "accelerate": "1.15.0",
     "lightning": "2.6.6",
     "transformers": "5.24.0",
     "keras": "3.15.1",
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
+    "accelerate": {
+        "DataLoaderAdapter": ("base_dataloader",),
+        "DataLoaderShard": ("device", "_non_blocking", "skip_batches", "iteration", "end_of_dataloader"),
+        "DataLoaderDispatcher": ("skip_batches", "iteration"),
+        "DataLoaderStateMixin": ("begin", "end"),
+        "BatchSamplerShard": ("batch_sampler", "num_processes", "process_index"),
+    },
     "lightning": {
         "Trainer": (
             "fit_loop",
@@ -146,7 +154,7 @@ def keyed_loader(loader: Any, **changes: Any) -> Any:
 
     What it cannot do (an IterableDataset, a loader of another class) stays as it is: a run replays it.
     """
-    if type(loader) is not torch_data.DataLoader:
+    if type(loader).__module__.partition(".")[0] not in {"torch", "torchdata"}:
         return loader
     if isinstance(loader.dataset, torch_data.IterableDataset) or not getattr(loader, "in_order", True):
         return loader

@@ -26,6 +26,7 @@ from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
+from samebits.train._loop.batch_source import prepared
 
 NONE = plain(None)
 """The hash of None."""
@@ -404,6 +405,9 @@ def take(
     passed += [
         whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
     ]
+    if (known := prepared(loader)) is not None:
+        passed.append(loader)
+        loader = known.batches
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))
