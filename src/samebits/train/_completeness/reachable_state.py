@@ -405,9 +405,9 @@ def take(
     passed += [
         whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
     ]
-    if (known := prepared(loader)) is not None:
+    if (of_accelerate := prepared(loader)) is not None:
         passed.append(loader)
-        loader = known.batches
+        loader = of_accelerate.batches
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))
