@@ -66,12 +66,16 @@ class PreparedLoader:
 
     def hand_out(self, batch: Any, *, last: bool) -> Any:
         """Returns the batch on the accelerator's device; `accumulate` ends its group with the last one."""
-        if self._keyed is None:
+        loader = self._loader
+        if self._keyed is None and last:  # the run has read on, to see that it is the last
+            remainder = loader.remainder
+            loader.end()
+            loader.begin()
+            loader.remainder = remainder
+        loader.end_of_dataloader = last
+        if self._keyed is None or loader.device is None:
             return batch
-        self._loader.end_of_dataloader = last
-        if self._loader.device is None:
-            return batch
-        return operations.send_to_device(batch, self._loader.device, non_blocking=self._loader._non_blocking)
+        return operations.send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
 
     def end(self) -> None:
         """Ends an epoch, after the body of its last batch."""
