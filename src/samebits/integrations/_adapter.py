@@ -52,7 +52,8 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
         "Trainer": (
             *("_init_training_state", "_run_epoch", "_load_rng_state", "_finalize_training"),
             *("_created_lr_scheduler", "callback_handler", "control"),
-        )
+        ),
+        "CallbackHandler": ("callbacks",),
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
 }
@@ -122,9 +123,9 @@ class OpenRun:
     """A run that callbacks of a library enter and leave, in place of a `with` block."""
 
     def __init__(
-        self, run_dir: Any, options: Mapping[str, Any], ignore: str = "Resumable(ignore=[...])"
+        self, run_dir: Any, options: Mapping[str, Any], ignore: str = "Resumable(ignore=[...])."
     ) -> None:
-        """`ignore` is the text by which the user has a path ignored."""
+        """`ignore` is the text by which the user has a path ignored, and of what else helps."""
         self.run_dir, self.options, self._ignore = run_dir, dict(options), ignore
         self.run: Run | None = None
 
@@ -139,7 +140,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(f"Here Run(ignore=[...]) is {self._ignore}.")
+                error.add_note(f"Here Run(ignore=[...]) is {self._ignore}")
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

@@ -103,11 +103,20 @@ def _keyed(loader: Any) -> Any:
     changes: dict[str, Any] = {}
     if type(batches).__name__ == "BatchSamplerShard":
         require_attributes("accelerate", batches)
-        changes["sampler" if torchs.batch_sampler is None else "batch_sampler"] = _Share(batches)
+        changes["sampler" if torchs.batch_sampler is None else "batch_sampler"] = Share(batches)
     inner = _innermost(batches)
     if type(inner).__name__ == "SeedableRandomSampler":  # its order is a function of this seed and the epoch
         changes["seed"] = ((seeds.root_seed() or 0) + inner.initial_seed) % 2**63
     return keyed_loader(torchs, **changes)
+
+
+def share_of(loader: Any) -> Share | None:
+    """Returns the batches of this process of a loader that several share; None for another loader."""
+    batches = getattr(getattr(loader, "base_dataloader", None), "batch_sampler", None)
+    if type(batches).__name__ != "BatchSamplerShard":
+        return None
+    require_attributes("accelerate", batches)
+    return Share(batches)
 
 
 def _innermost(sampler: Any) -> Any:
@@ -117,11 +126,13 @@ def _innermost(sampler: Any) -> Any:
     return sampler
 
 
-class _Share(torch_data.Sampler[list[int]]):
+class Share(torch_data.Sampler[list[int]]):
     """The batches of this process. All processes shuffle alike: by the seed of the run."""
 
     def __init__(self, batches: Any) -> None:
         self.num_replicas, self.rank = batches.num_processes, batches.process_index
+        per_process = batches.num_processes if batches.split_batches else 1
+        self.batch_size = batches.batch_size // per_process
         self._batches = copy.copy(batches)
         self.sampler = _innermost(batches)
         inner = batches.batch_sampler
