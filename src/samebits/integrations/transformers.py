@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch.utils.data as torch_data
 
 from samebits import _digest as digest
 from samebits._inspect._program import bytecode, user_functions
-from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_code import is_user_type, owner_of_module
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations import accelerate
@@ -57,6 +58,8 @@ class ResumableMixin:
 
     `class MyTrainer(ResumableMixin, SFTTrainer)`; the keywords are those of `Trainer` below.
     """
+
+    __holds_user_objects__ = True
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class ResumableMixin:
     @functools.cache
     def __names_of_library__(cls) -> frozenset[str]:
         """Returns the attributes that are not the program's: the check for lost state passes over them."""
-        theirs = (kind for kind in cls.__mro__ if not is_user_type(kind))
+        theirs = (kind for kind in cls.__mro__ if owner_of_module(kind.__module__) != "user")
         return frozenset().union(*map(_names_set_by, theirs)) - _OF_THE_PROGRAM
 
     def get_train_dataloader(self) -> Any:
@@ -230,7 +233,7 @@ class _Groups(torch_data.Sampler[list[int]]):
         self.batch_size = share.batch_size
 
     def __len__(self) -> int:
-        return -(-len(self._share) // self._accumulate)
+        return math.ceil(len(self._share) / self._accumulate)
 
     def __iter__(self) -> Iterator[list[int]]:
         group: list[int] = []
@@ -319,7 +322,7 @@ class _TrainState:
         self._trainer = trainer
         self._restored: dict[str, Any] | None = None
         kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
-        kinds = [kind for kind in kinds if not is_user_type(kind) and kind is not transformers.Trainer]
+        kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
         names = set[str]().union(*map(_names_set_by, kinds)) - _names_set_by(transformers.Trainer)
         self._besides = sorted(
             name for name in names & vars(trainer).keys() if _is_plain(vars(trainer)[name])

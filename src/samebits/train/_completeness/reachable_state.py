@@ -339,7 +339,10 @@ class StateSnapshot(Walk):
 
     def holder(self, path: str, value: Any, depth: int) -> None:
         """Walks the user's objects and functions in one of samebits (`Trainer`), without its counters."""
+        own = own_names(type(value))
         for name, item in attributes_of(value).items():
+            if name in own:
+                continue
             inner = item.values() if isinstance(item, dict) else item
             if not isinstance(item, dict | list | tuple):
                 inner = (item,)
@@ -415,6 +418,7 @@ def take(
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
     carried, _ = carried_locals.of_frames(frame)
+    carried.pop("__class__", None)  # of a method that calls super()
     outer = _globals(frames[-1], program)
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
