@@ -26,9 +26,7 @@ def loader(**arguments):
 )
 def test_accelerate_makes_no_torch_loader_of_it(prepare, workers):
     """`accelerator.prepare(loader)` and all that build a loader of its arguments raise, with the line to type."""
-    with pytest.raises(
-        UnimplementedError, match=r"model, optimizer = accelerator.prepare\(model, optimizer\)"
-    ):
+    with pytest.raises(UnimplementedError, match=r"model, optimizer, loader = accelerator.prepare\("):
         prepare(loader(num_workers=workers))
 
 

@@ -55,7 +55,9 @@ def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
 
 @functools.lru_cache(maxsize=4096)
 def own_names(kind: type) -> frozenset[str]:
-    """Attributes of torch's own in instances of a user's subclass."""
+    """Attributes of torch's own in instances of a user's subclass; an adapter names those of a library."""
+    if hasattr(kind, "__names_of_library__"):
+        return kind.__names_of_library__()
     if issubclass(kind, torch.nn.Module):
         return _MODULE_OWN
     return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()

@@ -40,12 +40,11 @@ class NeverRebuilt:
         if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] == _ACCELERATE:
             raise UnimplementedError(
                 "accelerator.prepare(...) was given a samebits.data.DataLoader, and would build a torch "
-                "DataLoader of it, with other batches and without their state. Prepare the rest only, and "
-                "iterate the samebits loader:\n"
-                "    model, optimizer = accelerator.prepare(model, optimizer)\n"
-                "    for step, batch in run.steps(loader):  # tensors move by batch.to(accelerator.device)\n"
-                "Under several processes it takes "
-                "sampler=torch.utils.data.distributed.DistributedSampler(dataset, seed=1)."
+                "DataLoader of it, with other batches and without their state. Prepare a DataLoader of torch "
+                "with the same arguments: run.steps reads it as this one, and each process its share:\n"
+                "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+                "    with samebits.Run(..., accelerator=accelerator) as run:\n"
+                "        for step, batch in run.steps(loader, epochs=...):"
             )
         return _TORCHS.fget(self)
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data as torch_data
-from torch.utils.data import DistributedSampler
 from torch.utils.data import _utils as torch_utils
 from typing_extensions import override
 
@@ -122,8 +121,8 @@ class SamplerOrder:
     def _rank_path(self) -> tuple[str | int, ...]:
         """Returns the path folded into the elements' keys: each rank counts from 0, and draws its own."""
         for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
-            if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-                return "rank", sampler.rank
+            if getattr(sampler, "num_replicas", 1) > 1:  # DistributedSampler, and others of that kind
+                return "rank", getattr(sampler, "rank", 0)
         return ()
 
     def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 
 TESTED = {
+    "accelerate": "1.15.0",
     "lightning": "2.6.6",
     "transformers": "5.24.0",
     "keras": "3.15.1",
@@ -22,6 +23,13 @@ TESTED = {
 }
 """The version of each library that its adapter was last tested with."""
 PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
+    "accelerate": {
+        "DataLoaderAdapter": ("base_dataloader",),
+        "DataLoaderShard": ("device", "_non_blocking", "skip_batches", "iteration", "end_of_dataloader"),
+        "DataLoaderDispatcher": ("skip_batches", "iteration"),
+        "DataLoaderStateMixin": ("begin", "end"),
+        "BatchSamplerShard": ("batch_sampler", "num_processes", "process_index"),
+    },
     "lightning": {
         "Trainer": (
             "fit_loop",
@@ -46,7 +54,8 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
         "Trainer": (
             *("_init_training_state", "_run_epoch", "_load_rng_state", "_finalize_training"),
             *("_created_lr_scheduler", "callback_handler", "control"),
-        )
+        ),
+        "CallbackHandler": ("callbacks",),
     },
     "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
     "pytorch-ignite": {
@@ -135,9 +144,9 @@ class OpenRun:
     """A run that callbacks of a library enter and leave, in place of a `with` block."""
 
     def __init__(
-        self, run_dir: Any, options: Mapping[str, Any], ignore: str = "Resumable(ignore=[...])"
+        self, run_dir: Any, options: Mapping[str, Any], ignore: str = "Resumable(ignore=[...])."
     ) -> None:
-        """`ignore` is the text by which the user has a path ignored."""
+        """`ignore` is the text by which the user has a path ignored, and of what else helps."""
         self.run_dir, self.options, self._ignore = run_dir, dict(options), ignore
         self.run: Run | None = None
 
@@ -152,7 +161,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(f"Here Run(ignore=[...]) is {self._ignore}.")
+                error.add_note(f"Here Run(ignore=[...]) is {self._ignore}")
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
@@ -167,7 +176,7 @@ def keyed_loader(loader: Any, **changes: Any) -> Any:
 
     What it cannot do (an IterableDataset, a loader of another class) stays as it is: a run replays it.
     """
-    if type(loader) is not torch_data.DataLoader:
+    if type(loader).__module__.partition(".")[0] not in {"torch", "torchdata"}:
         return loader
     if isinstance(loader.dataset, torch_data.IterableDataset) or not getattr(loader, "in_order", True):
         return loader

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.utils.data as torch_data
+
+from samebits import _digest as digest
+from samebits._inspect._program import bytecode, user_functions
+from samebits._inspect.user_code import is_user_type, owner_of_module
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.integrations import accelerate
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.state import attributes
+from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._run import Run
 
 try:
@@ -26,6 +37,18 @@ except ImportError as error:
 
 _WITHOUT_END = 1 << 40
 """Epochs of a training that `max_steps` ends."""
+_CURES = (
+    'Trainer(run_options={"ignore": [...]}). To save an attribute: of a callback, derive it from '
+    "ExportableState, whose state() returns it; of a trainer of your own, override state_dict (add it to "
+    "super().state_dict()) and load_state_dict; of a compute_metrics, keep it in one of these."
+)
+_OF_THE_PROGRAM = frozenset(
+    (
+        *("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics", "data_collator"),
+        *("train_dataset", "eval_dataset"),
+    )
+)
+"""Attributes that the library sets, to objects of the program."""
 _OWN = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """Attributes in which `train` counts, and begins anew."""
 
@@ -35,6 +58,8 @@ class ResumableMixin:
 
     `class MyTrainer(ResumableMixin, SFTTrainer)`; the keywords are those of `Trainer` below.
     """
+
+    __holds_user_objects__ = True
 
     def __init__(
         self,
@@ -46,11 +71,10 @@ class ResumableMixin:
         super().__init__(*args, **kwargs)
         require_attributes("transformers", self)
         own: Any = self
-        ignore = 'Trainer(run_options={"ignore": [...]})'
-        self._open = OpenRun(run_dir or Path(own.args.output_dir) / "samebits", run_options or {}, ignore)
+        self._open = OpenRun(run_dir or Path(own.args.output_dir) / "samebits", run_options or {}, _CURES)
         self._batches: Any = None
         self._fit_state: Any = None
-        self._resumed_epoch = -1
+        self._resumed_epoch, self._has_buckets = -1, False
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, from where the run was if it was killed; a finished run trains nothing.
@@ -72,20 +96,31 @@ class ResumableMixin:
         finally:
             self._open.leave(error)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the trainer, without model, optimizer and scheduler."""
+        return self._fit_state.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state of `state_dict`."""
+        self._fit_state.load_state_dict(state_dict)
+
+    @classmethod
+    @functools.cache
+    def __names_of_library__(cls) -> frozenset[str]:
+        """Returns the attributes that are not the program's: the check for lost state passes over them."""
+        theirs = (kind for kind in cls.__mro__ if owner_of_module(kind.__module__) != "user")
+        return frozenset().union(*map(_names_set_by, theirs)) - _OF_THE_PROGRAM
+
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the run."""
         own: Any = self
         accelerator, args = own.accelerator, own.args
-        if args.world_size > 1:
-            raise UnimplementedError(
-                "samebits.integrations.transformers: several processes are not covered. Train with one, or "
-                "move the loop into samebits.Run, which knows DDP."
-            )
-        accelerator.prepare = lambda loader: loader  # it would make another loader of it
+        if args.world_size == 1:
+            accelerator.prepare = lambda loader: loader  # it would make another loader of it
         try:
             loader = super().get_train_dataloader()  # type: ignore[misc]
         finally:
-            del accelerator.prepare
+            vars(accelerator).pop("prepare", None)
         run = self._open.enter({})
         epochs = _WITHOUT_END if args.max_steps > 0 else -(-args.num_train_epochs // 1)
         self._batches = _MicroBatches(run, loader, int(epochs), args.gradient_accumulation_steps)
@@ -103,8 +138,9 @@ class ResumableMixin:
             run.add(name, getattr(own, name))
         if own.accelerator.scaler is not None:
             run.add("scaler", own.accelerator.scaler)
-        run.add("trainer", self._fit_state, complete=True)
-        run.ignore("trainer")
+        run.add("trainer", self)
+        for name, callback in _checked_callbacks(own.callback_handler.callbacks).items():
+            run.add(name, callback)
         run.restore()
         if not run.resumed:
             return result
@@ -116,6 +152,9 @@ class ResumableMixin:
         return self._resumed_epoch, steps * own.args.gradient_accumulation_steps
 
     def _run_epoch(self, **arguments: Any) -> None:
+        if not self._has_buckets:
+            self._has_buckets = True
+            fix_buckets(self._open.run.objects.values())  # type: ignore[union-attr]
         if arguments["epoch"] == self._resumed_epoch:
             self._resumed_epoch = -1
             arguments["resume_from_checkpoint"] = str(self._open.run_dir)  # so that it counts from there
@@ -161,9 +200,12 @@ class _MicroBatches(Batches):
     """The micro-batches of an accumulation are one step of the run: the trainer fetches them all ahead."""
 
     def __init__(self, run: Run, loader: Any, epochs: int, accumulate: int) -> None:
-        size = getattr(loader, "batch_size", None)
         keyed = None
-        if size is not None:
+        if (share := accelerate.share_of(loader)) is not None:
+            loader, groups = loader.base_dataloader, _Groups(share, accumulate)
+            split = _Split(loader.collate_fn, groups.batch_size, drop_last=False)
+            keyed = keyed_loader(loader, batch_sampler=groups, collate_fn=split)
+        elif (size := getattr(loader, "batch_size", None)) is not None:
             split = _Split(loader.collate_fn, size, drop_last=loader.drop_last)
             keyed = keyed_loader(loader, batch_size=size * accumulate, collate_fn=split)
         if not isinstance(keyed, KeyedLoader):
@@ -180,6 +222,28 @@ class _MicroBatches(Batches):
     def __iter__(self) -> Iterator[Any]:
         for parts in super().__iter__():
             yield from parts
+
+
+class _Groups(torch_data.Sampler[list[int]]):
+    """The micro-batches of this process, those of an accumulation together."""
+
+    def __init__(self, share: Any, accumulate: int) -> None:
+        self._share, self._accumulate = share, accumulate
+        self.num_replicas, self.rank, self.sampler = share.num_replicas, share.rank, share.sampler
+        self.batch_size = share.batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._share) / self._accumulate)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        group: list[int] = []
+        for number, batch in enumerate(self._share, 1):
+            group += batch
+            if number % self._accumulate == 0:
+                yield group
+                group = []
+        if group:
+            yield group
 
 
 class _Split:
@@ -204,12 +268,67 @@ def _skip_nothing_once() -> None:
     _trainer.skip_first_batches = skip_nothing
 
 
+def _is_plain(value: Any) -> bool:
+    """Returns True for numbers, strings and tensors, and containers of them."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+def _names_set_by(kind: type) -> set[str]:
+    """Returns the attributes that the methods of a class assign."""
+    return {
+        str(item.argval)
+        for method in user_functions.methods(kind)
+        for code in bytecode.whole(method)
+        for item in bytecode.instructions(code)
+        if item.opname == "STORE_ATTR"
+    }
+
+
+def _checked_callbacks(callbacks: list[Any]) -> dict[str, Any]:
+    """Returns the callbacks of the program that have attributes, with the methods that a run asks for."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        kind = type(callback)
+        if not is_user_type(kind) or not getattr(callback, "__dict__", None):
+            continue
+        if not hasattr(kind, "state_dict"):
+            methods = {"state_dict": _callback_state, "load_state_dict": _load_callback_state}
+            named_alike = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            checked = object.__new__(type(kind.__name__, (kind,), {**methods, **named_alike}))
+            checked.__dict__ = callback.__dict__  # the very same attributes
+            callback = checked  # noqa: PLW2901
+        name = f"callback_{kind.__name__}"
+        named[name if name not in named else f"{name}_{len(named)}"] = callback
+    return named
+
+
+def _callback_state(self: Any) -> dict[str, Any]:
+    """Returns the attributes that an ExportableState exports."""
+    return copy.deepcopy(self.state()["attributes"]) if callable(getattr(self, "state", None)) else {}
+
+
+def _load_callback_state(self: Any, state_dict: dict[str, Any]) -> None:
+    vars(self).update(copy.deepcopy(state_dict))
+
+
 class _TrainState:
     """All that `train` begins anew: its state, that of callbacks, and its counts."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._restored: dict[str, Any] | None = None
+        kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
+        kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
+        names = set[str]().union(*map(_names_set_by, kinds)) - _names_set_by(transformers.Trainer)
+        self._besides = sorted(
+            name for name in names & vars(trainer).keys() if _is_plain(vars(trainer)[name])
+        )
+        """The plain attributes of trainers of other packages (TRL's): a commit has those that change."""
+        self._begun = {name: digest.of_value(vars(trainer)[name]) for name in self._besides}
 
     def _stateful(self) -> list[Any]:
         trainer = self._trainer
@@ -221,11 +340,13 @@ class _TrainState:
         if self._restored is not None:
             return self._restored
         trainer = self._trainer
+        changed = [name for name, was in self._begun.items() if digest.of_value(vars(trainer)[name]) != was]
         state = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks={}))
         return {
             "state": state,
             "callbacks": [copy.deepcopy(one.state()["attributes"]) for one in self._stateful()],
             "own": {name: copy.copy(getattr(trainer, name, 0)) for name in _OWN},
+            "besides": [changed, attributes(trainer, *changed).state_dict()] if changed else [],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -238,12 +359,19 @@ class _TrainState:
         for name, value in self._restored["state"].items():
             if name != "stateful_callbacks":
                 setattr(self._trainer.state, name, value)
-        for one, attributes in zip(self._stateful(), self._restored["callbacks"], strict=True):
-            vars(one).update(attributes)
+        if self._restored["besides"]:
+            names, values = self._restored["besides"]
+            attributes(self._trainer, *names).load_state_dict(values)
+        self._restore_callbacks(self._restored)
+
+    def _restore_callbacks(self, restored: Mapping[str, Any]) -> None:
+        for one, values in zip(self._stateful(), restored["callbacks"], strict=True):
+            vars(one).update(copy.deepcopy(values))
 
     def apply(self) -> None:
         """Restores what `train` has set to zero since, once."""
         if self._restored is not None:
             for name, value in self._restored["own"].items():
                 setattr(self._trainer, name, value)
+            self._restore_callbacks(self._restored)  # on_train_begin may have reset them
             self._restored = None

@@ -28,6 +28,7 @@ from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._environment_check import RunSeed
 from samebits.train._gloo_messages import GlooGroup
+from samebits.train._loop.batch_source import prepared
 from samebits.train._loop.loop_positions import length
 
 INTERVAL = 0.1
@@ -296,7 +297,11 @@ def _check_not_sharded(objects: Mapping[str, Any]) -> None:
 
 
 def _warn_of_equal_batches(loader: Any) -> None:
-    if isinstance(loader, DataLoader) and type(loader.sampler) in (RandomSampler, SequentialSampler):
+    if (
+        prepared(loader) is None
+        and isinstance(loader, DataLoader)
+        and type(loader.sampler) in (RandomSampler, SequentialSampler)
+    ):
         user_code.warn(
             "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the "
             "ranks compute the same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a "

@@ -26,6 +26,7 @@ from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
+from samebits.train._loop.batch_source import prepared
 
 NONE = plain(None)
 """The hash of None."""
@@ -338,7 +339,10 @@ class StateSnapshot(Walk):
 
     def holder(self, path: str, value: Any, depth: int) -> None:
         """Walks the user's objects and functions in one of samebits (`Trainer`), without its counters."""
+        own = own_names(type(value))
         for name, item in attributes_of(value).items():
+            if name in own:
+                continue
             inner = item.values() if isinstance(item, dict) else item
             if not isinstance(item, dict | list | tuple):
                 inner = (item,)
@@ -404,6 +408,9 @@ def take(
     passed += [
         whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
     ]
+    if (of_accelerate := prepared(loader)) is not None:
+        passed.append(loader)
+        loader = of_accelerate.batches
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))
@@ -411,6 +418,7 @@ def take(
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
     carried, _ = carried_locals.of_frames(frame)
+    carried.pop("__class__", None)  # of a method that calls super()
     outer = _globals(frames[-1], program)
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:

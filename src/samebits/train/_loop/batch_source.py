@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,8 +39,9 @@ class BatchSource:
         call: str = "Run.steps",
         inside: Position | None = None,
     ) -> None:
-        loader_order.keep(loader)
-        self._loader = loader
+        self._prepared = prepared(loader)
+        self._loader: Any = loader if self._prepared is None else self._prepared.batches
+        loader_order.keep(self._loader)
         self._key = key
         self.limit = batches_per_epoch
         self._call, self._inside = call, inside
@@ -51,6 +53,7 @@ class BatchSource:
         """The state that `hold` keeps."""
         self.rolled = 0
         """Rolling digest of the epoch's batches up to the last one, if the loader keeps one."""
+        self._gave_last = False
         self._forget_iteration()  # an earlier iteration of the user's, who read a first batch, say
 
     def state(self) -> Any:
@@ -89,12 +92,22 @@ class BatchSource:
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
         if self._iterator is None:
+            if self._prepared is not None:
+                self._prepared.begin(epoch)
             self._begin(epoch, batch_index)
         batch, ends = self._read(epoch, batch_index)
         self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
+        if self._prepared is not None:
+            batch, self._gave_last = self._prepared.hand_out(batch, last=ends), ends
         if ends:
             self.leave_epoch()
         return batch, ends
+
+    def end_body(self) -> None:
+        """Notes that the body of the batch that came last is over."""
+        if self._gave_last and self._prepared is not None:
+            self._prepared.end()
+        self._gave_last = False
 
     def _begin(self, epoch: int, batch_index: int) -> None:
         if isinstance(self._loader, Resumable):
@@ -168,8 +181,18 @@ class BatchSource:
             self._loader._forget_iteration()
 
 
+def prepared(loader: Any) -> Any:
+    """Returns what reads a loader of `accelerator.prepare`; None for any other loader."""
+    if type(loader).__module__.partition(".")[0] != "accelerate":
+        return None
+    # by its name, since the adapters import this layer
+    return importlib.import_module("samebits.integrations.accelerate").prepared(loader)
+
+
 def check_loader(loader: Any, call: str = "Run.steps") -> None:
     """Raises when `loader` cannot be iterated once per epoch."""
+    if (known := prepared(loader)) is not None:
+        loader = known.batches
     check_iterable(loader, f"{call}(loader")
     if hasattr(loader, "__next__"):
         raise InvalidArgumentError(
@@ -186,6 +209,8 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
 
 def keeps_state(loader: Any) -> bool:
     """Returns True for an iterable whose own state goes on from epoch to epoch: generators, a state_dict."""
+    if (known := prepared(loader)) is not None:
+        loader = known.batches
     return not isinstance(loader, Resumable) and (
         hasattr(loader, "state_dict") or bool(rng_states.of_loader(loader))
     )

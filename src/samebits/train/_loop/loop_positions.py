@@ -72,6 +72,10 @@ class FixedLengthEpochs:
         self._pass, self._batch = (self._pass + 1, 0) if ends else (self._pass, self._batch + 1)
         return batch, batch_index + 1 >= self.steps
 
+    def end_body(self) -> None:
+        """Notes that the body of the batch that came last is over."""
+        self._source.end_body()
+
     def leave_epoch(self) -> None:
         """Ends an epoch that may have batches left: they come first in the next one."""
 

@@ -129,6 +129,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         run, loop, loops = self._run, self._loop, self._run._loops
         run._check_open("Run.steps")
         run.preemption.idle = False
+        if self._source is not None:
+            self._source.end_body()
         self._advance()
         conflicting_settings.check()
         if self._over:

@@ -72,6 +72,7 @@ class Validation(Iterable[Any]):
                 if ends:
                     break
         finally:
+            source.end_body()
             if loops.validation is self._first:  # otherwise its step ended long ago
                 loops.validation = None
                 restore_body()
