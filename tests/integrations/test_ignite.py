@@ -113,11 +113,12 @@ def after_3(call):
         ({"handler": after_3(lambda engine: engine.terminate_epoch())}, "terminate_epoch"),
         ({"handler": after_3(lambda engine: engine.set_data([torch.ones(3, 2)]))}, "set_data"),
         ({"handler": after_3(lambda engine: engine.interrupt())}, "interrupt"),
+        ({"handler": after_3(lambda engine: engine.add_event_handler(engines.Events.COMPLETED, print))}, "a handler was added"),
         ({"data": torch.utils.data.DataLoader(Endless(), 2)}, "no length"),
         ({"prepare": lambda engine: engine.load_state_dict({"epoch": 1, "max_epochs": 2, "epoch_length": 4})},
          "Leave out load_state_dict"),
     ],
-    ids=["terminate_epoch", "set_data", "interrupt", "length", "state"],
+    ids=["terminate_epoch", "set_data", "interrupt", "handler", "length", "state"],
 )  # fmt: skip
 def test_what_is_not_covered_is_an_error(tmp_path, given, says):
     """Each message names what was asked for and the cure; without it the trainer runs."""

@@ -23,7 +23,6 @@ from samebits._inspect.user_code import is_library, is_user_type
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 from samebits.state._attributes import Attributes
-from samebits.state._parts import Parts
 from samebits.train._run import Run
 
 try:
@@ -67,8 +66,9 @@ def resumable(trainer: Any, run_dir: str | os.PathLike[str], **options: Any) -> 
     made between two iterations; an evaluation that is killed begins anew. At a start the handlers of STARTED
     run, and those of EPOCH_STARTED once; then everything is restored.
 
-    Not covered: several processes, `terminate_epoch`, `set_data`, `interrupt`, a second `trainer.run`, and
-    handlers that are added or removed in training. Leave out Ignite's own resume (`load_state_dict`).
+    Not covered: several processes, `terminate_epoch`, `set_data`, `interrupt`, a second `trainer.run`,
+    handlers that are added or removed in training, and more epochs for a run that has ended. Leave out
+    Ignite's own resume (`load_state_dict`).
 
     Args:
         trainer: the engine.
@@ -83,10 +83,10 @@ def resumable(trainer: Any, run_dir: str | os.PathLike[str], **options: Any) -> 
     require_attributes("pytorch-ignite", trainer)
     given = {name: options.pop(name) for name in set(options) - _OPTIONS}
     opened = OpenRun(run_dir, options, "resumable(ignore=[...])")
-    trainer.run = _Training(trainer, opened, given).run
+    trainer.run = _EngineRun(trainer, opened, given).run
 
 
-class _Training:
+class _EngineRun:
     """One call of `trainer.run`."""
 
     def __init__(self, trainer: Any, opened: OpenRun, given: dict[str, Any]) -> None:
@@ -95,7 +95,9 @@ class _Training:
         self.in_epoch = 0
         """The iterations that the engine has done in its epoch."""
         self._failure: BaseException | None = None
-        self._began_with = 0
+        self._began_with = self._handlers = 0
+        self.ends = False
+        """True once the engine has run to its end."""
         self.error: BaseException | None = None
         """An error of the run itself; a handler of the program may have taken it for one of its own."""
 
@@ -194,7 +196,7 @@ class _Training:
         if trainer._internal_run_generator is not None:
             raise _refused("interrupt() was called", "Use terminate(), or two trainers.")
         if self._failure is None:
-            batches.end()
+            batches.finish()
 
     def functions(self) -> tuple[Any, list[Any]]:
         """Returns the update function, and the functions of the handlers."""
@@ -204,6 +206,16 @@ class _Training:
 
     def _begin_epoch(self) -> None:
         self.in_epoch, self._began_with = self._began_with, 0
+
+    def check_handlers(self) -> None:
+        """Raises `UnimplementedError` if there are more or fewer handlers than before the first batch."""
+        number = sum(map(len, self._trainer._event_handlers.values()))
+        self._handlers = self._handlers or number
+        if number != self._handlers and not self.ends:
+            raise _refused(
+                "a handler was added or removed in training, which no commit holds",
+                "Attach it before trainer.run, with a filter: Events.ITERATION_COMPLETED(once=100).",
+            )
 
     def note(self, error: BaseException) -> None:
         """Notes an error of the run itself."""
@@ -216,7 +228,8 @@ class _Training:
 
     def stop(self) -> None:
         """Stops the engine: the run has no batch left."""
-        self._trainer.terminate()
+        if not self.ends:
+            self._trainer.terminate()
 
 
 def _place_in_epoch(run: Run) -> int:
@@ -232,7 +245,7 @@ def _refused(what: str, cure: str) -> UnimplementedError:
 class _Data(Batches):
     """The batches of the run, for an engine, whose epochs may be shorter or longer than the loader's."""
 
-    def __init__(self, run: Run, loader: Any, epochs: int, length: int, training: _Training) -> None:
+    def __init__(self, run: Run, loader: Any, epochs: int, length: int, training: _EngineRun) -> None:
         super().__init__(run, loader, epochs, length=length)
         self._training = training
 
@@ -241,26 +254,27 @@ class _Data(Batches):
             raise _refused("terminate_epoch() begins the data anew", "Give run(epoch_length=...).")
         return self._rest()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Ends the loop, and commits its last boundary, from where the others were."""
         if self._last is not None:
             if not self._last.ends_epoch or self._last.epoch + 1 < self._epochs:
                 self._run.stop()
-            next(self._rest(over=True), None)
+            self._training.ends = True
+            next(self._rest(), None)
 
-    def _rest(self, *, over: bool = False) -> Iterator[Any]:
+    def _rest(self) -> Iterator[Any]:
         training, steps, run = self._training, self._steps, self._run
         update, used = training.functions()  # variables that the check for forgotten state looks into
         while True:
             run.state.in_epoch = training.in_epoch
             try:
+                training.check_handlers()
                 found = next(steps, None)
             except BaseException as error:
                 training.note(error)
                 raise
             if found is None:
-                if not over:
-                    training.stop()
+                training.stop()
                 return
             training.note_step()
             self._last, batch = found
@@ -296,25 +310,16 @@ def _saved(thing: Any) -> Any:
     """Returns an object that a commit holds, or the adapter for it; None for what is no object of the run."""
     if _has_state_dict(thing) or isinstance(thing, RESTORABLE):
         return thing
-    return _Whole(thing) if _is_ignites(thing) or _has_methods(thing) else None
+    if not _is_ignites(thing) and not _has_methods(thing):
+        return None
+    return Attributes(thing, (), _CALL, is_state=_is_state, find=_state_names)
 
 
-class _Whole(Attributes):
-    """All attributes of a metric or handler, whose state_dict may leave some out; an engine's state."""
-
-    def __init__(self, target: Any) -> None:
-        super().__init__(target, ("state",), _CALL, is_state=_is_state)
-
-    @property
-    def saves_all(self) -> bool:
-        """True: the check for forgotten state does not look into it."""
-        return True
-
-    def _parts(self) -> Parts:
-        if not isinstance(self.target, engine.Engine):
-            names = attributes_of(self.target).items()
-            self._paths = tuple(name for name, item in names if _is_state(self.target, name, item))
-        return super()._parts()
+def _state_names(thing: Any) -> list[str]:
+    """Returns the attributes of a metric or handler: its state_dict may leave some out. Of an engine, one."""
+    if isinstance(thing, engine.Engine):
+        return ["state"]
+    return [name for name, item in attributes_of(thing).items() if _is_state(thing, name, item)]
 
 
 def _has_state_dict(thing: Any) -> bool:

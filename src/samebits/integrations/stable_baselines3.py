@@ -85,7 +85,7 @@ class Resumable(callbacks.BaseCallback):
         self._ignored = [path for path in ignored if path.startswith(("model", "callback"))]
         rest = [path for path in ignored if path not in self._ignored]
         self._open = OpenRun(run_dir, {**options, "ignore": rest})
-        self._training: _Training | None = None
+        self._training: _Learning | None = None
 
     def _on_training_start(self) -> None:
         """Gives the model, for the time of `learn`, the methods that ask the run for steps."""
@@ -96,7 +96,7 @@ class Resumable(callbacks.BaseCallback):
             )
         _check(self.model)
         top = self.locals.get("callback", self)
-        self._training = _Training(self._open, self.model, top, self._ignored)
+        self._training = _Learning(self._open, self.model, top, self._ignored)
 
     def _on_step(self) -> bool:
         return True
@@ -118,7 +118,7 @@ class _Stopped(Exception):  # noqa: N818
     """The run has no step left."""
 
 
-class _Training:
+class _Learning:
     """One call of `learn`, whose rollouts ask the run for their steps."""
 
     def __init__(self, opened: OpenRun, model: Any, callback: Any, ignored: list[str]) -> None:
@@ -154,7 +154,7 @@ class _Training:
         held = SimpleNamespace(model=model, callback=self._callback, place=self.place, total=total)
         state = _LearnState(held, self._ignored)
         for name, thing in state.with_state_dict().items():
-            run.add(name, _Own(thing) if name_of_known(type(thing)) else thing)
+            run.add(name, _EnvironmentState(thing) if name_of_known(type(thing)) else thing)
         for name in _distributions(model.policy):
             run.ignore(name)
         run.add("learn", state, complete=True)
@@ -272,7 +272,7 @@ class _Training:
         self._open.leave(error)
 
 
-class _Own:
+class _EnvironmentState:
     """An environment with a state_dict of its own, which says all: a run would take its attributes."""
 
     def __init__(self, thing: Any) -> None:
@@ -283,7 +283,7 @@ def _nothing_to_do(*_: Any) -> None:
     pass
 
 
-def _resumable(kind: Any, training: _Training) -> Any:
+def _resumable(kind: Any, training: _Learning) -> Any:
     """Returns the class of a model for the time of `learn`; attributes would be pickled by `model.save()`."""
 
     class Resumable(kind):

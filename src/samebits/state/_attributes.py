@@ -101,9 +101,11 @@ class Attributes:
         call: str,
         ignored: Sequence[str] = (),
         is_state: IsState | None = None,
+        find: Callable[[Any], Sequence[str]] | None = None,
     ) -> None:
+        """`find`: returns the paths of all state that the target has now, in place of `paths`."""
         self.target = target
-        self._paths, self._call = tuple(paths), call
+        self._paths, self._call, self._find = tuple(paths), call, find
         self._ignored, self._is_state = frozenset(ignored), is_state
         self.saved_besides: frozenset[int] = frozenset()
         """The identities of objects that the run of this adapter saves by names of their own."""
@@ -133,7 +135,7 @@ class Attributes:
     @property
     def saves_all(self) -> bool:
         """True if no part of the target was chosen or left out: its state is complete."""
-        return not self._paths and not self._ignored
+        return self._find is not None or (not self._paths and not self._ignored)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns values, generators' states and enum members' names by path; tensors are no copies."""
@@ -185,6 +187,8 @@ class Attributes:
                 self._set(path, shared)
 
     def _parts(self) -> Parts:
+        if self._find is not None:
+            self._paths = tuple(self._find(self.target))
         parts = Parts(self._ignored, self._is_state)
         for path in self._paths or ("",):
             parts.add(path, self._get(path) if path else self.target)
