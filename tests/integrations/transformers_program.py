@@ -45,7 +45,8 @@ class Text(torch.utils.data.Dataset):
 
 class Tick(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        tick()
+        if state.is_world_process_zero:
+            tick()
 
 
 def main(kind, folder):
@@ -61,7 +62,7 @@ def main(kind, folder):
         max_steps=int(os.environ.get("MAX_STEPS", "-1")), learning_rate=3e-3, warmup_steps=6, lr_scheduler_type="cosine",
         eval_strategy="steps", eval_steps=8, save_strategy="steps", save_steps=8, load_best_model_at_end=True, seed=1,
         use_cpu=True, report_to=[], dataloader_num_workers=int(os.environ.get("WORKERS", "2")), disable_tqdm=True,
-        logging_steps=5, save_total_limit=3,
+        logging_steps=5, save_total_limit=3, ddp_backend="gloo" if "WORLD_SIZE" in os.environ else None,
     )  # fmt: skip
     callbacks = [Tick(), EarlyStoppingCallback(3, 0.001)]
     data = {
@@ -85,7 +86,8 @@ def main(kind, folder):
     values = of_value(
         [trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.lr_scheduler.state_dict()]
     )
-    print("FINAL", values, trainer.state.global_step, result.training_loss, log, flush=True)
+    if trainer.is_world_process_zero():
+        print("FINAL", values, trainer.state.global_step, result.training_loss, log, flush=True)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,17 @@ def name_of_known(kind: type) -> str | None:
     return next((name for name in names if name in _KNOWN), None)
 
 
+def parts_with_state(target: Any) -> dict[str, Any]:
+    """Returns the objects with a state_dict that the adapter of `target` leaves to the run, by name.
+
+    Accelerate's scaler of fp16 losses is one: only the Accelerator and its optimizers hold it.
+    """
+    scaler = (
+        getattr(target, "scaler", None) if name_of_known(type(target)) == "accelerate.Accelerator" else None
+    )
+    return {} if scaler is None else {"scaler": scaler}
+
+
 @functools.lru_cache(maxsize=4096)
 def is_known(kind: type) -> bool:
     """Returns True if there is an adapter for objects of this class; by the class alone, and cheap."""

@@ -23,6 +23,7 @@ from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArg
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.state._known_classes import parts_with_state
 from samebits.train import _environment_check as environment_check
 from samebits.train import _hyperparameters as hyperparameters
 from samebits.train import _rank_agreement as rank_agreement
@@ -218,6 +219,8 @@ class Run:
         note_objects(self.objects)
         if isinstance(saved, torch.nn.Module):
             name_layers(saved, name)
+        for part, inner in parts_with_state(thing).items():
+            self._add(f"{name}_{part}", inner, ())
 
     def ignore(self, path: str) -> None:
         """Ignores the value at `path` ("losses", "ema.counter") and below: a resume may lose it, as a log.
