@@ -31,14 +31,14 @@ BUDGET = {
     "cli": 2190,
     "data": 8410,
     "determinism": 10680,
-    "integrations": 990,
+    "integrations": 2200,
     "nn": 1630,
     "random": 5400,
     "replica": 4680,
     "rounding": 2580,
-    "state": 900,
+    "state": 920,
     "testing": 870,
-    "train": 6650,
+    "train": 6710,
     "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
