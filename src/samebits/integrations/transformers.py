@@ -182,11 +182,13 @@ class Trainer(ResumableMixin, transformers.Trainer):
     ```
 
     A commit holds model, optimizer, scheduler, the trainer's state with its log history, the losses since the
-    last log, and the state of callbacks. A batch is a function of (dataset, seed, epoch, step), not of
+    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of a trainer of
+    your own, of `compute_metrics` or of the model that changes is an `IncompleteStateError` in the first
+    steps. A batch is a function of (dataset, seed, epoch, step), not of
     workers. Checkpoints of `save_strategy` are made as ever, and are not needed for resuming. Commits are
     made between two steps of the optimizer; an evaluation that is killed begins anew.
 
-    Not covered: several processes, IterableDatasets, DeepSpeed and FSDP, `train_sampling_strategy=
+    Under torchrun each process reads its share (DDP). Not covered: IterableDatasets, DeepSpeed and FSDP, `train_sampling_strategy=
     "batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
 
     Args:
