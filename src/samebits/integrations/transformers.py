@@ -188,8 +188,8 @@ class Trainer(ResumableMixin, transformers.Trainer):
     workers. Checkpoints of `save_strategy` are made as ever, and are not needed for resuming. Commits are
     made between two steps of the optimizer; an evaluation that is killed begins anew.
 
-    Under torchrun each process reads its share (DDP). Not covered: IterableDatasets, DeepSpeed and FSDP, `train_sampling_strategy=
-    "batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
+    Under torchrun each process reads its share (DDP). Not covered: IterableDatasets, DeepSpeed and FSDP,
+    `train_sampling_strategy="batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
 
     Args:
         args, kwargs: those of `transformers.Trainer`.
