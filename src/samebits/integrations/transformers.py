@@ -270,6 +270,14 @@ def _skip_nothing_once() -> None:
     _trainer.skip_first_batches = skip_nothing
 
 
+def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logged values with NaN for times, which differ from run to run and would differ in each commit."""
+    return {
+        name: math.nan if name.endswith(("_runtime", "_per_second")) else value
+        for name, value in logged.items()
+    }
+
+
 def _is_plain(value: Any) -> bool:
     """Returns True for numbers, strings and tensors, and containers of them."""
     if isinstance(value, dict):
@@ -344,6 +352,7 @@ class _TrainState:
         trainer = self._trainer
         changed = [name for name, was in self._begun.items() if digest.of_value(vars(trainer)[name]) != was]
         state = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks={}))
+        state["log_history"] = [_without_times(one) for one in state["log_history"]]
         return {
             "state": state,
             "callbacks": [copy.deepcopy(one.state()["attributes"]) for one in self._stateful()],
