@@ -271,7 +271,7 @@ def _skip_nothing_once() -> None:
 
 
 def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logged values with NaN for times, which differ from run to run and would differ in each commit."""
+    """Returns logged values with NaN for times: equal runs have equal commits."""
     return {
         name: math.nan if name.endswith(("_runtime", "_per_second")) else value
         for name, value in logged.items()
