@@ -32,7 +32,7 @@ def main():
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     arguments = TrainingArguments(
         "runs/transformers",
-        num_train_epochs=4,
+        num_train_epochs=3,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=3e-3,

@@ -11,12 +11,13 @@ import torch
 
 import samebits
 from killed_programs import killed, whole
-from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.errors import IncompleteStateError, InvalidArgumentError, UnimplementedError
 from samebits.integrations.transformers import Trainer
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "transformers_program.py"
 EXAMPLES = HERE.parents[1] / "examples" / "integrations"
+TWO_RANKS = HERE.parent / "support" / "two_ranks.py"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -28,6 +29,15 @@ def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
     found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=seed, **SUPPORT, **given)
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["2", "3"])
+def test_two_processes(tmp_path, accumulate):
+    """Each of two processes reads its share, and both resume: accumulation with a rest, evaluation, early stopping."""
+    command, given = [TWO_RANKS, PROGRAM, "resumable"], {**SUPPORT, "ACCUMULATE": accumulate}
+    expected, steps = whole(command, tmp_path / "whole", **given)
+    assert killed(command, tmp_path / "killed", steps, kills=3, seed=1, **given) == expected
 
 
 class Rows(torch.utils.data.Dataset):
@@ -58,11 +68,172 @@ class Small(torch.nn.Module):
         return {"loss": (self.net(x) - labels).square().mean()}
 
 
-def trainer(folder, data):
+def trainer(folder, data, kind=Trainer, model=None, *, settings=None, **given):
     samebits.set_random_seed(1)
     options = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
-    arguments = transformers.TrainingArguments(str(folder), num_train_epochs=1, max_steps=4, **options)
-    return Trainer(Small(), arguments, train_dataset=data)
+    options |= {"num_train_epochs": 1, "max_steps": 4, **(settings or {})}
+    arguments = transformers.TrainingArguments(str(folder), **options)
+    return kind(model or Small(), arguments, train_dataset=data, **given)
+
+
+class CountingModel(Small):
+    """Multiplies the loss by the number of calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, labels):
+        self.calls += 1
+        return {"loss": super().forward(x, labels)["loss"] * self.calls}
+
+
+class Halving(transformers.TrainerCallback):
+    """Halves the learning rate after each third step that it has seen."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        self.seen += 1
+        if self.seen % 3 == 0:
+            optimizer.param_groups[0]["lr"] /= 2
+
+
+class ExportedHalving(Halving, transformers.trainer_callback.ExportableState):
+    """Exports what it has seen, which starts anew in `on_train_begin`."""
+
+    def on_train_begin(self, *args, **kwargs):
+        self.seen = 0
+
+    def state(self):
+        return {"args": {}, "attributes": {"seen": self.seen}}
+
+
+class CountingTrainer(Trainer):
+    """Multiplies the loss by the number of calls."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        self.calls += 1
+        return super().compute_loss(model, inputs, return_outputs, **kwargs) * self.calls
+
+
+class SavedCountingTrainer(CountingTrainer):
+    """The same, with the number in its state."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "calls": self.calls}
+
+    def load_state_dict(self, state_dict):
+        self.calls = state_dict["calls"]
+        super().load_state_dict(state_dict)
+
+
+class PureTrainer(Trainer):
+    """Has settings of its own, and no state."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.factor = 2.0
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        return super().compute_loss(model, inputs, return_outputs, **kwargs) * self.factor
+
+
+def falling(losses=()):
+    """Returns a compute_metrics that remembers."""
+    seen = list(losses)
+
+    def metrics(prediction):
+        seen.append(0.37 * (1 + len(seen)))
+        return {"sum": sum(seen)}
+
+    return metrics
+
+
+EVALUATED = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("model.calls", {"model": CountingModel()}),
+        ("callback_Halving.seen", {"callbacks": [Halving()]}),
+        ("trainer.calls", {"kind": CountingTrainer}),
+        (
+            "trainer.compute_metrics.seen",
+            {"compute_metrics": falling(), "eval_dataset": Rows(), "settings": EVALUATED},
+        ),
+    ],
+    ids=["model", "callback", "trainer", "metrics"],
+)
+def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path, path, given):
+    """The first start names the attribute, and both cures: where to save it, and how to ignore it; ignored, it trains."""
+    with pytest.raises(IncompleteStateError) as raised:
+        trainer(tmp_path / "a", Rows(), **given).train()
+    text = str(raised.value) + "".join(raised.value.__notes__)
+    assert f'Run(ignore=["{path}"])' in text
+    assert "ExportableState" in text
+    assert 'Trainer(run_options={"ignore": [...]})' in text
+    trainer(tmp_path / "b", Rows(), run_options={"ignore": [path]}, **given).train()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"kind": PureTrainer},
+        {"kind": SavedCountingTrainer},
+        {"callbacks": [ExportedHalving()]},
+        {"callbacks": [transformers.EarlyStoppingCallback(3)], "settings": {"load_best_model_at_end": True,
+            "save_strategy": "epoch", "metric_for_best_model": "loss", "disable_tqdm": False, **EVALUATED}},
+        {"compute_metrics": lambda found: {"mean": float(found.label_ids.mean())}, "settings": EVALUATED},
+    ],
+    ids=["plain", "own", "saved", "exported", "early", "pure metrics"],
+)  # fmt: skip
+def test_what_the_library_keeps_is_no_alarm(tmp_path, given, recwarn):
+    """Six programs train to their end without an error, and the run warns of none of their state."""
+    trainer(tmp_path, Rows(), eval_dataset=Rows(), **given).train()
+    assert [str(one.message) for one in recwarn if "Run" in str(one.message)] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "given", [{"kind": SavedCountingTrainer}, {"callbacks": True}], ids=["trainer", "callback"]
+)
+def test_state_that_the_program_saves_is_restored(tmp_path, given, monkeypatch):
+    """A trainer's own state_dict, and an ExportableState that on_train_begin resets, continue after a stop in the middle."""
+
+    def end(folder, stop=None):
+        callbacks = [ExportedHalving()] if "callbacks" in given else []
+        made = trainer(
+            folder, Rows(), given.get("kind", Trainer), callbacks=callbacks, settings={"max_steps": 8},
+            run_options={"save": 1},
+        )  # fmt: skip
+        step = made.training_step
+
+        def training_step(*args, **kwargs):
+            if made.state.global_step == stop:
+                raise KeyboardInterrupt
+            return step(*args, **kwargs)
+
+        monkeypatch.setattr(made, "training_step", training_step)
+        if stop is None:
+            made.train()
+            return made.model.state_dict()
+        with pytest.raises(KeyboardInterrupt):
+            made.train()
+        return None
+
+    expected = end(tmp_path / "whole")
+    end(tmp_path / "parts", stop=5)
+    found = end(tmp_path / "parts")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -182,12 +182,14 @@ class Trainer(ResumableMixin, transformers.Trainer):
     ```
 
     A commit holds model, optimizer, scheduler, the trainer's state with its log history, the losses since the
-    last log, and the state of callbacks. A batch is a function of (dataset, seed, epoch, step), not of
+    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of a trainer of
+    your own, of `compute_metrics` or of the model that changes is an `IncompleteStateError` in the first
+    steps. A batch is a function of (dataset, seed, epoch, step), not of
     workers. Checkpoints of `save_strategy` are made as ever, and are not needed for resuming. Commits are
     made between two steps of the optimizer; an evaluation that is killed begins anew.
 
-    Not covered: several processes, IterableDatasets, DeepSpeed and FSDP, `train_sampling_strategy=
-    "batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
+    Under torchrun each process reads its share (DDP). Not covered: IterableDatasets, DeepSpeed and FSDP,
+    `train_sampling_strategy="batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
 
     Args:
         args, kwargs: those of `transformers.Trainer`.
@@ -268,6 +270,14 @@ def _skip_nothing_once() -> None:
     _trainer.skip_first_batches = skip_nothing
 
 
+def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logged values with NaN for times: equal runs have equal commits."""
+    return {
+        name: math.nan if name.endswith(("_runtime", "_per_second")) else value
+        for name, value in logged.items()
+    }
+
+
 def _is_plain(value: Any) -> bool:
     """Returns True for numbers, strings and tensors, and containers of them."""
     if isinstance(value, dict):
@@ -342,6 +352,7 @@ class _TrainState:
         trainer = self._trainer
         changed = [name for name, was in self._begun.items() if digest.of_value(vars(trainer)[name]) != was]
         state = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks={}))
+        state["log_history"] = [_without_times(one) for one in state["log_history"]]
         return {
             "state": state,
             "callbacks": [copy.deepcopy(one.state()["attributes"]) for one in self._stateful()],
