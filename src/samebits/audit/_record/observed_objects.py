@@ -111,7 +111,11 @@ class ObservedObjects:
         given = {
             name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
         }
-        others = [o for o in self._stepped if not _contains(list(given.values()), o)]
+        known = [
+            *given.values(),
+            *(getattr(one, "optimizer", None) for one in given.values()),
+        ]  # Accelerate's
+        others = [o for o in self._stepped if not _contains(known, o)]
         if self._given:
             self._note_others("optimizer", others)
         return _merge(given, others)
