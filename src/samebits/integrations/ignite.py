@@ -210,7 +210,7 @@ class _EngineRun:
         self.in_epoch, self._began_with = self._began_with, 0
 
     def begin_step(self) -> None:
-        """Notes what a resume must not change; raises `UnimplementedError` if there are other handlers now."""
+        """Notes what a resume must not change; raises `UnimplementedError` if handlers are others now."""
         self._limits = {name: getattr(self._trainer.state, name) for name in _LIMITS}
         number = sum(map(len, self._trainer._event_handlers.values()))
         self._handlers = self._handlers or number
