@@ -36,8 +36,10 @@ except ImportError as error:
     ) from error
 
 _CALL = "samebits.integrations.ignite.resumable"
-_OF_A_STEP = {"output", "batch", "dataloader", "times", "max_epochs", "max_iters", "epoch_length"}
-"""Attributes of an engine's state that each step or run sets anew, and clocks."""
+_OF_A_STEP = {"output", "batch", "dataloader", "times"}
+"""Attributes of an engine's state that each step sets anew, and clocks."""
+_LIMITS = ("max_epochs", "max_iters", "epoch_length")
+"""Attributes that are arguments of `trainer.run`."""
 _WITHOUT_END = 1 << 40
 """Epochs of a loader without a length."""
 _WITHOUT_STATE = re.compile(
@@ -96,6 +98,7 @@ class _EngineRun:
         """The iterations that the engine has done in its epoch."""
         self._failure: BaseException | None = None
         self._began_with = self._handlers = 0
+        self._limits: dict[str, Any] = {}
         self.ends = False
         """True once the engine has run to its end."""
         self.error: BaseException | None = None
@@ -124,8 +127,7 @@ class _EngineRun:
                 )
             if run.finished:
                 run.restore()
-                arguments = {"dataloader": data, "max_epochs": max_epochs, "max_iters": max_iters}
-                vars(trainer.state).update(arguments, epoch_length=len(batches))
+                trainer.state.dataloader = data
             else:
                 self._train(run, batches, max_epochs, max_iters)
         except BaseException as error:
@@ -207,8 +209,9 @@ class _EngineRun:
     def _begin_epoch(self) -> None:
         self.in_epoch, self._began_with = self._began_with, 0
 
-    def check_handlers(self) -> None:
-        """Raises `UnimplementedError` if there are more or fewer handlers than before the first batch."""
+    def begin_step(self) -> None:
+        """Notes what a resume must not change; raises `UnimplementedError` if handlers are others now."""
+        self._limits = {name: getattr(self._trainer.state, name) for name in _LIMITS}
         number = sum(map(len, self._trainer._event_handlers.values()))
         self._handlers = self._handlers or number
         if number != self._handlers and not self.ends:
@@ -225,6 +228,7 @@ class _EngineRun:
         """Notes that the engine gets a batch."""
         self._failure = None
         self.in_epoch += 1
+        vars(self._trainer.state).update(self._limits)
 
     def stop(self) -> None:
         """Stops the engine: the run has no batch left."""
@@ -268,7 +272,7 @@ class _Data(Batches):
         while True:
             run.state.in_epoch = training.in_epoch
             try:
-                training.check_handlers()
+                training.begin_step()
                 found = next(steps, None)
             except BaseException as error:
                 training.note(error)
