@@ -20,7 +20,6 @@ from samebits._inspect._program import bytecode, user_functions
 from samebits._inspect.user_code import is_user_type, owner_of_module
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations import accelerate
 from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
 from samebits.state import attributes
 from samebits.train._ddp_buckets import fix_buckets
@@ -29,6 +28,7 @@ from samebits.train._run import Run
 try:
     transformers: Any = importlib.import_module("transformers")
     _trainer: Any = importlib.import_module("transformers.trainer")
+    accelerate: Any = importlib.import_module("samebits.integrations.accelerate")
 except ImportError as error:
     raise ImportError(
         "samebits.integrations.transformers needs transformers and accelerate: pip install "
