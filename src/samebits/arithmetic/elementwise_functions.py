@@ -86,7 +86,7 @@ def _function(
 
 UNARY = dict(
     (
-        _function("exp", narrow=exponential.exp_narrow_fast, double=exponential.exp_double),
+        _function("exp", narrow=exponential.exp_narrow, double=exponential.exp_double),
         _function("exp2", narrow=exponential.exp2_narrow, double=exponential.exp2_double),
         _function("expm1", exponential.expm1_wide, double=exponential.expm1_double),
         _function("log", narrow=logarithm.log_narrow, short=logarithm.log_short, double=logarithm.log_double),

@@ -20,9 +20,11 @@ from samebits._context import process
 from samebits._inspect.object_parts import attributes_of, defaults_of
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.user_code import is_library, is_user_type
+from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.integrations._adapter import Batches, OpenRun
 from samebits.state._attributes import Attributes
+from samebits.train._library_attributes import require_attributes
 from samebits.train._run import Run
 
 try:

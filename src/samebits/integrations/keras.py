@@ -11,10 +11,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from samebits._inspect.user_code import is_user_type
+from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
 from samebits.state._parts import is_plain
+from samebits.train._library_attributes import require_attributes
 
 try:
     keras: Any = importlib.import_module("keras")
@@ -76,7 +77,8 @@ class Resumable(keras.callbacks.Callback):
         others = [one for one in fit["callbacks"].callbacks if one is not self]
         self._state = _FitState(model, others)
         run.add("keras", self._state, complete=True)
-        for name, callback in _checked(others).items():
+        # what it counts is restored by `_FitState`, when fit has begun
+        for name, callback in program_callbacks(others, _callback_state, lambda *_: None).items():
             run.add(name, callback)
         run.restore()
         if run.resumed:
@@ -150,34 +152,6 @@ def _refused(what: str, cure: str) -> UnimplementedError:
     return UnimplementedError(f"samebits.integrations.keras.Resumable: {what}. {cure}")
 
 
-class _Counted:
-    """A callback of the program, so that the check for forgotten state finds what `_counts` leaves out."""
-
-    __holds_user_objects__ = True
-
-    def __init__(self, callback: Any) -> None:
-        self.callback = callback
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what it counts; `_FitState` restores it, when fit has begun."""
-        return _counts(self.callback)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Leaves it to `_FitState`."""
-
-
-def _checked(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns the program's callbacks by name: with a state_dict as they are, others to be looked into."""
-    found: dict[str, Any] = {}
-    for one in callbacks:
-        if is_user_type(type(one)):
-            name = f"callback_{type(one).__name__}"
-            while name in found:
-                name += "_"
-            found[name] = one if hasattr(one, "load_state_dict") else _Counted(one)
-    return found
-
-
 class _FitState:
     """All that `fit` changes: variables, callbacks' counts, and the position in the epoch."""
 
@@ -220,6 +194,11 @@ class _FitState:
             variable.assign(value)
         for callback, counts in zip(self._callbacks, state["callbacks"], strict=True):
             vars(callback).update(counts)
+
+
+def _callback_state(self: Any) -> dict[str, Any]:
+    # A state_dict that reads `vars` itself would count as one of all attributes.
+    return _counts(self)
 
 
 def _counts(callback: Any) -> dict[str, Any]:

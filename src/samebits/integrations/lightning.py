@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from samebits._inspect import user_code
+from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.train._library_attributes import require_attributes
 
 try:
     callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
@@ -101,7 +102,8 @@ class Resumable(Callback):
         if trainer.world_size > 1:
             run.ignore("model.forward")  # DDP's call of training_step sets it for a moment
         run.add("model", pl_module)
-        for name, callback in _own_callbacks(trainer).items():
+        others = [one for one in trainer.callbacks if not isinstance(one, Resumable)]
+        for name, callback in program_callbacks(others).items():
             run.add(name, callback)  # so that attributes which its state_dict leaves out are found
         run.add("trainer", self._state, complete=True)
         run.restore()
@@ -187,17 +189,6 @@ def _training_loader(loader: Any, trainer: Any) -> Any:
         ) from None
     batches = min(length, limit) if isinstance(limit, int) else int(length * limit)
     return keyed_loader(loader) if batches == length else _First(loader, batches)
-
-
-def _own_callbacks(trainer: Any) -> dict[str, Any]:
-    """Returns the callbacks of the program that have attributes, by the names that messages give them."""
-    named: dict[str, Any] = {}
-    for callback in trainer.callbacks:
-        kind = type(callback)
-        if vars(callback) and user_code.is_user_type(kind) and not isinstance(callback, Resumable):
-            name = f"callback_{kind.__name__}"
-            named[name if name not in named else f"{name}_{len(named)}"] = callback
-    return named
 
 
 class _First:

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from samebits.errors import InvalidArgumentError, RunMismatchError, UnimplementedError
-from samebits.integrations._adapter import OpenRun, require_attributes
+from samebits.integrations._adapter import OpenRun
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import is_state_of_environment, name_of_known
 from samebits.state._parts import is_plain
+from samebits.train._library_attributes import require_attributes
 
 try:
     callbacks: Any = importlib.import_module("stable_baselines3.common.callbacks")
@@ -286,7 +287,7 @@ def _nothing_to_do(*_: Any) -> None:
 def _resumable(kind: Any, training: _Learning) -> Any:
     """Returns the class of a model for the time of `learn`; attributes would be pickled by `model.save()`."""
 
-    class Resumable(kind):
+    class WithBoundaries(kind):
         def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
             with training.closed_by_errors():
                 return training.collect(super().collect_rollouts, *args, **kwargs)
@@ -309,8 +310,8 @@ def _resumable(kind: Any, training: _Learning) -> Any:
                 super()._update_current_progress_remaining(*args)
 
     for name in ("__module__", "__name__", "__qualname__"):
-        setattr(Resumable, name, getattr(kind, name))
-    return Resumable
+        setattr(WithBoundaries, name, getattr(kind, name))
+    return WithBoundaries
 
 
 class _LearnState:

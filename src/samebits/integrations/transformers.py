@@ -12,23 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.utils.data as torch_data
 
 from samebits import _digest as digest
 from samebits._inspect._program import bytecode, user_functions
-from samebits._inspect.user_code import is_user_type, owner_of_module
+from samebits._inspect.user_code import owner_of_module
+from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, keyed_loader, require_attributes
+from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
 from samebits.state import attributes
+from samebits.state._parts import is_plain
 from samebits.train._ddp_buckets import fix_buckets
+from samebits.train._library_attributes import require_attributes
+from samebits.train._loop.accelerate_loader import shard_of
 from samebits.train._run import Run
 
 try:
     transformers: Any = importlib.import_module("transformers")
     _trainer: Any = importlib.import_module("transformers.trainer")
-    accelerate: Any = importlib.import_module("samebits.integrations.accelerate")
 except ImportError as error:
     raise ImportError(
         "samebits.integrations.transformers needs transformers and accelerate: pip install "
@@ -40,7 +42,7 @@ _WITHOUT_END = 1 << 40
 _CURES = (
     'Trainer(run_options={"ignore": [...]}). To save an attribute: of a callback, derive it from '
     "ExportableState, whose state() returns it; of a trainer of your own, override state_dict (add it to "
-    "super().state_dict()) and load_state_dict; of a compute_metrics, keep it in one of these."
+    "super().state_dict()) and load_state_dict; of a compute_metrics, keep it in one of these"
 )
 _OF_THE_PROGRAM = frozenset(
     (
@@ -139,7 +141,8 @@ class ResumableMixin:
         if own.accelerator.scaler is not None:
             run.add("scaler", own.accelerator.scaler)
         run.add("trainer", self)
-        for name, callback in _checked_callbacks(own.callback_handler.callbacks).items():
+        callbacks = own.callback_handler.callbacks
+        for name, callback in program_callbacks(callbacks, _callback_state, _load_callback_state).items():
             run.add(name, callback)
         run.restore()
         if not run.resumed:
@@ -184,9 +187,9 @@ class Trainer(ResumableMixin, transformers.Trainer):
     A commit holds model, optimizer, scheduler, the trainer's state with its log history, the losses since the
     last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of a trainer of
     your own, of `compute_metrics` or of the model that changes is an `IncompleteStateError` in the first
-    steps. A batch is a function of (dataset, seed, epoch, step), not of
-    workers. Checkpoints of `save_strategy` are made as ever, and are not needed for resuming. Commits are
-    made between two steps of the optimizer; an evaluation that is killed begins anew.
+    steps. A batch is a function of (dataset, seed, epoch, step), not of workers. Checkpoints of
+    `save_strategy` are made as ever, and are not needed for resuming. Commits are made between two steps of
+    the optimizer; an evaluation that is killed begins anew.
 
     Under torchrun each process reads its share (DDP). Not covered: IterableDatasets, DeepSpeed and FSDP,
     `train_sampling_strategy="batch_rebalance"`, and `train(resume_from_checkpoint=...)`.
@@ -203,7 +206,7 @@ class _MicroBatches(Batches):
 
     def __init__(self, run: Run, loader: Any, epochs: int, accumulate: int) -> None:
         keyed = None
-        if (share := accelerate.share_of(loader)) is not None:
+        if (share := shard_of(loader)) is not None:
             loader, groups = loader.base_dataloader, _Groups(share, accumulate)
             split = _Split(loader.collate_fn, groups.batch_size, drop_last=False)
             keyed = keyed_loader(loader, batch_sampler=groups, collate_fn=split)
@@ -278,15 +281,6 @@ def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
-    """Returns True for numbers, strings and tensors, and containers of them."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple | set):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
-
-
 def _names_set_by(kind: type) -> set[str]:
     """Returns the attributes that the methods of a class assign."""
     return {
@@ -296,24 +290,6 @@ def _names_set_by(kind: type) -> set[str]:
         for item in bytecode.instructions(code)
         if item.opname == "STORE_ATTR"
     }
-
-
-def _checked_callbacks(callbacks: list[Any]) -> dict[str, Any]:
-    """Returns the callbacks of the program that have attributes, with the methods that a run asks for."""
-    named: dict[str, Any] = {}
-    for callback in callbacks:
-        kind = type(callback)
-        if not is_user_type(kind) or not getattr(callback, "__dict__", None):
-            continue
-        if not hasattr(kind, "state_dict"):
-            methods = {"state_dict": _callback_state, "load_state_dict": _load_callback_state}
-            named_alike = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-            checked = object.__new__(type(kind.__name__, (kind,), {**methods, **named_alike}))
-            checked.__dict__ = callback.__dict__  # the very same attributes
-            callback = checked  # noqa: PLW2901
-        name = f"callback_{kind.__name__}"
-        named[name if name not in named else f"{name}_{len(named)}"] = callback
-    return named
 
 
 def _callback_state(self: Any) -> dict[str, Any]:
@@ -334,9 +310,7 @@ class _TrainState:
         kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
         kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
         names = set[str]().union(*map(_names_set_by, kinds)) - _names_set_by(transformers.Trainer)
-        self._besides = sorted(
-            name for name in names & vars(trainer).keys() if _is_plain(vars(trainer)[name])
-        )
+        self._besides = sorted(name for name in names & vars(trainer).keys() if is_plain(vars(trainer)[name]))
         """The plain attributes of trainers of other packages (TRL's): a commit has those that change."""
         self._begun = {name: digest.of_value(vars(trainer)[name]) for name in self._besides}
 

@@ -86,19 +86,19 @@ def _by_taylor(x: Any, ln2: tuple[float, float], terms: int, rounding: float, bi
 
 
 @formula
-def exp_narrow(x: Any) -> Any:
-    """Returns exp(x) of a float32, in float32."""
+def _exp_of_any(x: Any) -> Any:
+    """Returns exp(x) of a float32, in float32, where it may be zero, subnormal or infinite."""
     return _by_taylor(at_least(at_most(x, 89.0), -104.0), LN2_OF_NARROW, 8, ROUNDING_NARROW, 127, 23)
 
 
 @formula
-def exp_narrow_fast(x: Any) -> Any:
-    """Returns the same, faster unless many results are zero, subnormal or infinite."""
+def exp_narrow(x: Any) -> Any:
+    """Returns exp(x) of a float32, in float32: with one power of two, where that is exact."""
     rounded = fma(x, LOG2_E, ROUNDING_NARROW)
     k = rounded - ROUNDING_NARROW
     r = fma(k, -LN2_OF_NARROW[1], fma(k, -LN2_OF_NARROW[0], x))
     near = by_horners_rule(r, TAYLOR[:8]) * power_of_two_narrow(rounded)
-    return (~(x.magnitude() < 87.0)).rarely(near, lambda: exp_narrow(x))
+    return (~(x.magnitude() < 87.0)).rarely(near, lambda: _exp_of_any(x))
 
 
 @formula

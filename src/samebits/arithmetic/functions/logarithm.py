@@ -2,7 +2,7 @@
 
 x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and log(x) = k log(2) + log(1 + f), a polynomial in f. x
 must be a normal float64 (every float32 is one). log(0) is minus infinity, of a negative number and of NaN it
-is NaN.
+is NaN. `log_narrow` is log of float32 in float32 itself.
 """
 
 from __future__ import annotations

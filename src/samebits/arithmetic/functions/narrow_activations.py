@@ -5,9 +5,8 @@ rounding that counts. A derivative that has a zero (of silu, of gelu) has an err
 
 The normal distribution function below zero is one of 16 polynomials, each of which falls about as much;
 below -4.8 it is the one in float64. With the density it is exp(-x^2 / 2) R(x), where R(x) is one of 16, by x
-rounded to a multiple of 5/16.
-`..._short` has 16 polynomials of larger steps, and the error of its result is 2^-16: it is for bfloat16 and
-float16.
+rounded to a multiple of 5/16. `..._short` has 16 polynomials of larger steps, and the error of its result is
+2^-16: it is for bfloat16 and float16.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from samebits._native import inlined, vectors
 from samebits._native.formula import fma, formula
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits._native.lazy_kernel import Part
-from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow_fast
+from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
@@ -20,7 +20,7 @@ from samebits.arithmetic.softmax.definition import is_made
 # exp and log as softmax and its like use them, and the log of a sum of two exponentials, in kernels.
 
 
-EXP = {"float32": exp_narrow_fast, "float64": exp_bounded_double}
+EXP = {"float32": exp_narrow, "float64": exp_bounded_double}
 """By the type that is computed in; of numbers and of vectors."""
 
 

@@ -111,10 +111,8 @@ class ObservedObjects:
         given = {
             name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
         }
-        known = [
-            *given.values(),
-            *(getattr(one, "optimizer", None) for one in given.values()),
-        ]  # Accelerate's
+        # Accelerate's optimizer holds the one that steps.
+        known = [*given.values(), *(getattr(one, "optimizer", None) for one in given.values())]
         others = [o for o in self._stepped if not _contains(known, o)]
         if self._given:
             self._note_others("optimizer", others)

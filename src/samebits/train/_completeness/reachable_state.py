@@ -26,7 +26,7 @@ from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
-from samebits.train._loop.batch_source import prepared
+from samebits.train._loop.accelerate_loader import prepared
 
 NONE = plain(None)
 """The hash of None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
+from samebits.train._loop.accelerate_loader import prepared
 from samebits.train._run_arguments import check_iterable
 
 _END = object()
@@ -179,14 +179,6 @@ class BatchSource:
         """Forgets the loader's iteration, unless it may be one that counts: that of the outer loop, say."""
         if self._inside is None and isinstance(self._loader, Resumable):
             self._loader._forget_iteration()
-
-
-def prepared(loader: Any) -> Any:
-    """Returns what reads a loader of `accelerator.prepare`; None for any other loader."""
-    if type(loader).__module__.partition(".")[0] != "accelerate":
-        return None
-    # by its name, since the adapters import this layer
-    return importlib.import_module("samebits.integrations.accelerate").prepared(loader)
 
 
 def check_loader(loader: Any, call: str = "Run.steps") -> None:

@@ -1,4 +1,4 @@
-"""Accelerate: `run.steps` reads a loader that `accelerator.prepare` has made, and resumes in its middle.
+"""Accelerate: what reads a loader that `accelerator.prepare` has made, so that a run resumes in its middle.
 
 ```python
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -7,8 +7,6 @@ with samebits.Run("runs/digits", **objects) as run:
     for step, (x, y) in run.steps(loader, epochs=10):
         ...
 ```
-
-Nothing is imported from here: `samebits.Run` finds this module by itself.
 """
 
 from __future__ import annotations
@@ -21,21 +19,20 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits._inspect import user_code
+from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError
-from samebits.integrations._adapter import keyed_loader, require_attributes
 from samebits.random._process import seeds
-
-operations: Any = importlib.import_module("accelerate.utils.operations")
+from samebits.train._library_attributes import require_attributes
 
 
 def prepared(loader: Any) -> PreparedLoader | None:
-    """Returns what reads a loader of Accelerate, the same at each call; None for what is no loader.
+    """Returns what reads a loader of Accelerate, the same at each call; None for any other loader.
 
     Raises:
         UnimplementedError: this version of Accelerate is not as it was.
         InvalidArgumentError: the loader is one of `accelerator.skip_first_batches`.
     """
-    if not hasattr(loader, "base_dataloader"):
+    if type(loader).__module__.partition(".")[0] != "accelerate" or not hasattr(loader, "base_dataloader"):
         return None
     known = vars(loader).get("_samebits")
     if known is None:
@@ -75,6 +72,7 @@ class PreparedLoader:
         loader.end_of_dataloader = last
         if self._keyed is None or loader.device is None:
             return batch
+        operations: Any = importlib.import_module("accelerate.utils.operations")
         return operations.send_to_device(batch, loader.device, non_blocking=loader._non_blocking)
 
     def end(self) -> None:
@@ -103,20 +101,20 @@ def _keyed(loader: Any) -> Any:
     changes: dict[str, Any] = {}
     if type(batches).__name__ == "BatchSamplerShard":
         require_attributes("accelerate", batches)
-        changes["sampler" if torchs.batch_sampler is None else "batch_sampler"] = Share(batches)
+        changes["sampler" if torchs.batch_sampler is None else "batch_sampler"] = ShardSampler(batches)
     inner = _innermost(batches)
     if type(inner).__name__ == "SeedableRandomSampler":  # its order is a function of this seed and the epoch
         changes["seed"] = ((seeds.root_seed() or 0) + inner.initial_seed) % 2**63
     return keyed_loader(torchs, **changes)
 
 
-def share_of(loader: Any) -> Share | None:
+def shard_of(loader: Any) -> ShardSampler | None:
     """Returns the batches of this process of a loader that several share; None for another loader."""
     batches = getattr(getattr(loader, "base_dataloader", None), "batch_sampler", None)
     if type(batches).__name__ != "BatchSamplerShard":
         return None
     require_attributes("accelerate", batches)
-    return Share(batches)
+    return ShardSampler(batches)
 
 
 def _innermost(sampler: Any) -> Any:
@@ -126,8 +124,8 @@ def _innermost(sampler: Any) -> Any:
     return sampler
 
 
-class Share(torch_data.Sampler[list[int]]):
-    """The batches of this process. All processes shuffle alike: by the seed of the run."""
+class ShardSampler(torch_data.Sampler[list[int]]):
+    """Samples the batches of this process. All processes shuffle alike: by the seed of the run."""
 
     def __init__(self, batches: Any) -> None:
         self.num_replicas, self.rank = batches.num_processes, batches.process_index
