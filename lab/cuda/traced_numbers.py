@@ -212,6 +212,12 @@ class TracedBits(_Traced):
         loaded = (f"tl.load(table_{number} + {row} + {column}).to(tl.float32)" for column in range(columns))
         return [TracedNumber(self.trace, "float32", one) for one in loaded]
 
+    def converted(self) -> TracedNumber:
+        """Returns the value of 32 bits, as a signed integer, rounded to float32."""
+        return TracedNumber(
+            self.trace, "float32", f"{self.name}.to(tl.int32, bitcast=True).to(tl.float32)"
+        )
+
     def number(self) -> TracedNumber:
         """Returns the number with these bits."""
         kind = f"float{self.width}"

@@ -110,10 +110,14 @@ def test_functions_compute_as_ieee_754_says(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_computed_as_float32(dtype):
-    """The shorter types have the operations of float32."""
-    assert counts(compiled(of_function("exp", dtype), 90).asm) == counts(
-        compiled(of_function("exp", torch.float32), 90).asm
-    )
+    """The shorter types have the operations of float32 that round."""
+
+    def rounding(dtype):
+        found, wrong = counts(compiled(of_function("exp", dtype), 90).asm)
+        # Of |x|, LLVM makes an operation of bits or one of numbers, by where x comes from.
+        return Counter({one: n for one, n in found.items() if not one.startswith("abs")}), wrong
+
+    assert rounding(dtype) == rounding(torch.float32)
 
 
 def of_product(dtype=torch.float32, **given):
