@@ -12,7 +12,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 pytest.importorskip("keras")
 pytest.importorskip("sklearn")
 
-from killed_programs import killed, whole
+from killed_programs import SEEDS, killed, whole
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "keras_program.py"
@@ -21,8 +21,9 @@ SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["loader", "arrays"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed, data", [*((seed, "loader") for seed in SEEDS), *((seed, "arrays") for seed in range(3))]
+)
 def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, data):
     """Variables, optimizer and history are equal: plateau, schedule, early stopping, dropout, 2 workers or arrays."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, DATA=data)

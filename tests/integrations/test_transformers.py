@@ -10,20 +10,20 @@ transformers = pytest.importorskip("transformers")
 import torch
 
 import samebits
-from killed_programs import killed, whole
+from killed_programs import SEEDS, killed, whole
 from samebits.errors import IncompleteStateError, InvalidArgumentError, UnimplementedError
 from samebits.integrations.transformers import Trainer
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "transformers_program.py"
 EXAMPLES = HERE.parents[1] / "examples" / "integrations"
+MAX_STEPS = {"ACCUMULATE": "1", "MAX_STEPS": "47"}
 TWO_RANKS = HERE.parent / "support" / "two_ranks.py"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{}, {"ACCUMULATE": "1", "MAX_STEPS": "47"}], ids=["epochs", "max_steps"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed, given", [*((seed, {}) for seed in SEEDS), (1, MAX_STEPS), (2, MAX_STEPS)])
 def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
     """Weights, rates, losses and the log are equal: accumulation, evaluation, early stopping, the best model, 2 workers."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
