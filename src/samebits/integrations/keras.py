@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import os
 import sys
+import types
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from samebits import _digest as digest
+from samebits._inspect.object_parts import own_names
+from samebits._inspect.user_code import is_library, is_user_type
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.integrations._adapter import Batches, OpenRun, names_of_library
 from samebits.state._parts import is_plain
 from samebits.train._library_attributes import require_attributes
 
@@ -23,11 +30,10 @@ except ImportError as error:
     raise ImportError("samebits.integrations.keras needs keras: pip install 'samebits[keras]'") from error
 
 _CURES = (
-    "Resumable(ignore=[...]). To save it: make it a number, a string, an array or a list of them, or "
-    "give the callback state_dict and load_state_dict"
+    "Resumable(ignore=[...]). To save it: make it a number, a string, an array or a list of them in a "
+    "callback, model or layer; or give the callback state_dict and load_state_dict, the model or layer "
+    "get_extra_state and set_extra_state"
 )
-_SETTINGS = {"min_delta", "params"}
-"""Attributes of callbacks that are no state; `min_delta` changes its sign when it is first used."""
 
 
 class Resumable(keras.callbacks.Callback):
@@ -75,11 +81,11 @@ class Resumable(keras.callbacks.Callback):
         run = self._open.enter({})
         self._batches = Batches(run, loader, epochs, steps_per_epoch=iterator.steps_per_epoch)
         others = [one for one in fit["callbacks"].callbacks if one is not self]
-        self._state = _FitState(model, others)
+        parts = _parts_of(model, others, resumed=run.resumed)
+        self._state = _FitState(model, list(parts.values()))
         run.add("keras", self._state, complete=True)
-        # what it counts is restored by `_FitState`, when fit has begun
-        for name, callback in program_callbacks(others, _callback_state, lambda *_: None).items():
-            run.add(name, callback)
+        for name, part in parts.items():
+            run.add(name, part.for_run())
         run.restore()
         if run.resumed:
             model._initial_epoch = epochs if run.finished else self._state.epoch
@@ -153,21 +159,31 @@ def _refused(what: str, cure: str) -> UnimplementedError:
 
 
 class _FitState:
-    """All that `fit` changes: variables, callbacks' counts, and the position in the epoch."""
+    """All that `fit` changes: variables, the position in the epoch, and when the parts are restored."""
 
-    def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
-        self._model, self._callbacks = model, callbacks
+    def __init__(self, model: Any, parts: Sequence[_Part]) -> None:
+        self._model, self._parts = model, parts
         self.epoch = self.batches = 0
         self._restored: dict[str, Any] | None = None
+        self._optimizers = [model.optimizer, *_optimizers_in(model)]
 
     @property
     def is_pending(self) -> bool:
         """True from a restore until `apply`."""
         return self._restored is not None
 
+    def __saved_objects__(self) -> list[Any]:
+        """Returns what the state is of: the check for lost state does not look into it."""
+        return [*_layers(self._model), *_metrics(self._model), *self._optimizers, *self._variables()]
+
     def _variables(self) -> list[Any]:
         model = self._model
-        return [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+        found = [*model.variables, *model.metrics_variables]
+        return found + [one for optimizer in self._optimizers for one in optimizer.variables]
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Returns the buffers of torch's modules in the model: they are no variables of Keras."""
+        return [buffer for module in _torch_modules(self._model) for buffer in module.buffers(recurse=False)]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns it; before `apply`, that of the restore."""
@@ -175,7 +191,7 @@ class _FitState:
             return self._restored
         return {
             "variables": [one.value.detach().clone() for one in self._variables()],
-            "callbacks": [_counts(one) for one in self._callbacks],
+            "buffers": [one.clone() for one in self._buffers()],
             "epoch": self.epoch,
             "batches": self.batches,
         }
@@ -192,18 +208,169 @@ class _FitState:
             return
         for variable, value in zip(self._variables(), state["variables"], strict=True):
             variable.assign(value)
-        for callback, counts in zip(self._callbacks, state["callbacks"], strict=True):
-            vars(callback).update(counts)
+        for buffer, value in zip(self._buffers(), state["buffers"], strict=True):
+            buffer.copy_(value)
+        for part in self._parts:
+            part.apply()
 
 
-def _callback_state(self: Any) -> dict[str, Any]:
-    # A state_dict that reads `vars` itself would count as one of all attributes.
-    return _counts(self)
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers())
 
 
-def _counts(callback: Any) -> dict[str, Any]:
-    return {
-        name: copy.deepcopy(value)
-        for name, value in vars(callback).items()
-        if name not in _SETTINGS and is_plain(value)
+def _metrics(model: Any) -> list[Any]:
+    return [one for metric in model.metrics for one in (metric, *getattr(metric, "metrics", ()))]
+
+
+def _torch_modules(model: Any) -> list[torch.nn.Module]:
+    wrapped = [one.module for one in _layers(model) if isinstance(one, keras.layers.TorchModuleWrapper)]
+    return [inner for module in wrapped for inner in module.modules()]
+
+
+def _optimizers_in(model: Any) -> list[Any]:
+    """Returns the optimizers that attributes of the program's models and layers hold."""
+    found = {}
+    for layer in _layers(model):
+        for name, value in vars(layer).items():
+            held = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            )
+            for one in held:
+                if isinstance(one, keras.optimizers.Optimizer) and one is not model.optimizer:
+                    found[id(one)] = one
+                    if not one.built:
+                        raise _refused(
+                            f"{type(layer).__name__}.{name} is an optimizer that is not built",
+                            "Before fit, call its build(variables) with those that it trains.",
+                        )
+    return list(found.values())
+
+
+def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[str, _Part]:
+    """Returns what has attributes of the program, by the names that messages give them."""
+    groups = {
+        "layer": _layers(model)[1:],
+        "module": _torch_modules(model),
+        "metric": _metrics(model),
+        "optimizer": [model.optimizer, *_optimizers_in(model)],
+        "callback": callbacks,
     }
+    named = {"model": _Part(model, resumed=resumed)}
+    for group, things in groups.items():
+        for thing in {id(thing): thing for thing in things}.values():
+            part = _Part(thing, resumed=resumed, is_callback=group == "callback")
+            if part.is_programs():
+                name = f"{group}_{type(thing).__name__}"
+                named[name if name not in named else f"{name}_{len(named)}"] = part
+    return named
+
+
+class _Part:
+    """A model, layer, metric, optimizer or callback: plain attributes are saved, a run sees the others."""
+
+    def __init__(self, thing: Any, *, resumed: bool, is_callback: bool = False) -> None:
+        kind = type(thing)
+        self._thing, self._of_keras = thing, _names_of_keras(kind)
+        # What callbacks count is in no variable. `min_delta` changes its sign when it is first used.
+        self._unsaved = frozenset({"min_delta"}) if is_callback else self._of_keras
+        is_module = isinstance(thing, torch.nn.Module)
+        self._save = "get_extra_state" if is_module else "state_dict"
+        self._load = "set_extra_state" if is_module else "load_state_dict"
+        if getattr(kind, self._save, None) in (None, torch.nn.Module.get_extra_state):
+            self._save = ""
+        self._begun = {name: digest.of_value(one) for name, one in self._plain().items()}
+        self._first = copy.deepcopy(self._plain()) if resumed else {}
+        self._restored: dict[str, Any] | None = None
+
+    def is_programs(self) -> bool:
+        """Returns True if it has attributes of the program, or may get them."""
+        return is_user_type(type(self._thing)) or bool(self._plain() or self.shown())
+
+    def _plain(self) -> dict[str, Any]:
+        held = {name: _untracked(one) for name, one in vars(self._thing).items() if name not in self._unsaved}
+        return {name: one for name, one in held.items() if is_plain(one)}
+
+    def shown(self) -> dict[str, Any]:
+        """Returns the attributes of the program that are not saved."""
+        saved = self._plain()
+        return {
+            name: one
+            for name, one in vars(self._thing).items()
+            if (_is_programs(one) if name in self._of_keras else name not in saved)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the attributes that have changed, and what the program saves; before `apply`, as loaded."""
+        if self._restored is not None:
+            return self._restored
+        plain = self._plain()
+        changed = [name for name, one in plain.items() if digest.of_value(one) != self._begun.get(name)]
+        own = getattr(self._thing, self._save)() if self._save else {}
+        return {"attributes": {name: copy.deepcopy(plain[name]) for name in changed}, "own": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keeps it for `apply`."""
+        self._restored = state
+
+    def apply(self) -> None:
+        """Restores what was loaded, once."""
+        state, self._restored = self._restored, None
+        if state is None:
+            return
+        now = self._plain()
+        unchanged = {name: one for name, one in self._first.items() if name in now}
+        for name, one in {**unchanged, **copy.deepcopy(state["attributes"])}.items():
+            if name not in now or digest.of_value(now[name]) != digest.of_value(one):
+                setattr(self._thing, name, one)
+        self._first = {}
+        if self._save:
+            getattr(self._thing, self._load)(copy.deepcopy(state["own"]))
+
+    def for_run(self) -> Any:
+        """Returns an object that stands for it in a run, which looks into what is `shown`."""
+        kind = type(self._thing)
+        methods = {
+            name: item
+            for base in filter(is_user_type, reversed(kind.__mro__))
+            for name, item in vars(base).items()
+            if isinstance(item, types.FunctionType | property) and not name.startswith("__")
+        }
+        if self._save:
+            methods["get_extra_state"] = getattr(kind, self._save)  # what it names is saved
+        return object.__new__(
+            type(
+                kind.__name__,
+                (),
+                {
+                    **methods,
+                    "__module__": "__main__",
+                    "__dict__": property(lambda _: self.shown()),
+                    "state_dict": self.state_dict,
+                    "load_state_dict": self.load_state_dict,
+                },
+            )
+        )
+
+
+@functools.cache
+def _names_of_keras(kind: type) -> frozenset[str]:
+    own = own_names(torch.nn.Module) | {"history"} if issubclass(kind, torch.nn.Module) else frozenset()
+    return names_of_library(kind) | own
+
+
+def _untracked(value: Any) -> Any:
+    """Returns a value with Python's containers in place of Keras's, which are made of them."""
+    kind = type(value)
+    if kind.__module__.startswith("keras."):
+        kind = next((base for base in (OrderedDict, dict, list, set) if isinstance(value, base)), kind)
+    if kind in (dict, OrderedDict):
+        return kind((key, _untracked(one)) for key, one in value.items())
+    return kind(map(_untracked, value)) if kind in (list, tuple, set) else value
+
+
+def _is_programs(value: Any) -> bool:
+    """Returns True for a function and an object of the program."""
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if isinstance(function, types.FunctionType):
+        return not is_library(function.__code__.co_filename)
+    return is_user_type(type(value))

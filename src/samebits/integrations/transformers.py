@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import importlib
 import math
 import os
@@ -15,12 +14,17 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits import _digest as digest
-from samebits._inspect._program import bytecode, user_functions
 from samebits._inspect.user_code import owner_of_module
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.integrations._adapter import (
+    Batches,
+    OpenRun,
+    names_of_library,
+    names_set_by,
+    program_callbacks,
+)
 from samebits.state import attributes
 from samebits.state._parts import is_plain
 from samebits.train._ddp_buckets import fix_buckets
@@ -107,11 +111,9 @@ class ResumableMixin:
         self._fit_state.load_state_dict(state_dict)
 
     @classmethod
-    @functools.cache
     def __names_of_library__(cls) -> frozenset[str]:
         """Returns the attributes that are not the program's: the check for lost state passes over them."""
-        theirs = (kind for kind in cls.__mro__ if owner_of_module(kind.__module__) != "user")
-        return frozenset().union(*map(_names_set_by, theirs)) - _OF_THE_PROGRAM
+        return names_of_library(cls) - _OF_THE_PROGRAM
 
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the run."""
@@ -281,17 +283,6 @@ def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names_set_by(kind: type) -> set[str]:
-    """Returns the attributes that the methods of a class assign."""
-    return {
-        str(item.argval)
-        for method in user_functions.methods(kind)
-        for code in bytecode.whole(method)
-        for item in bytecode.instructions(code)
-        if item.opname == "STORE_ATTR"
-    }
-
-
 def _callback_state(self: Any) -> dict[str, Any]:
     """Returns the attributes that an ExportableState exports."""
     return copy.deepcopy(self.state()["attributes"]) if callable(getattr(self, "state", None)) else {}
@@ -309,7 +300,7 @@ class _TrainState:
         self._restored: dict[str, Any] | None = None
         kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
         kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
-        names = set[str]().union(*map(_names_set_by, kinds)) - _names_set_by(transformers.Trainer)
+        names = set[str]().union(*map(names_set_by, kinds)) - names_set_by(transformers.Trainer)
         self._besides = sorted(name for name in names & vars(trainer).keys() if is_plain(vars(trainer)[name]))
         """The plain attributes of trainers of other packages (TRL's): a commit has those that change."""
         self._begun = {name: digest.of_value(vars(trainer)[name]) for name in self._besides}
