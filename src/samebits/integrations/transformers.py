@@ -45,8 +45,9 @@ _WITHOUT_END = 1 << 40
 """Epochs of a training that `max_steps` ends."""
 _CURES = (
     'Trainer(run_options={"ignore": [...]}). To save an attribute: of a callback, derive it from '
-    "ExportableState, whose state() returns it; of a trainer of your own, override state_dict (add it to "
-    "super().state_dict()) and load_state_dict; of a compute_metrics, keep it in one of these"
+    "ExportableState, whose state() returns it; of a trainer, keep it in such a callback, or in a class of "
+    "your own that overrides state_dict (add it to super().state_dict()) and load_state_dict; of a "
+    "compute_metrics, keep it in one of these"
 )
 _OF_THE_PROGRAM = frozenset(
     (
@@ -187,9 +188,9 @@ class Trainer(ResumableMixin, transformers.Trainer):
     ```
 
     A commit holds model, optimizer, scheduler, the trainer's state with its log history, the losses since the
-    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of a trainer of
-    your own, of `compute_metrics` or of the model that changes is an `IncompleteStateError` in the first
-    steps. A batch is a function of (dataset, seed, epoch, step), not of workers. Checkpoints of
+    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of the trainer (an
+    attribute of your own), of `compute_metrics` or of the model that changes is an `IncompleteStateError` in
+    the first steps. A batch is a function of (dataset, seed, epoch, step), not of workers. Checkpoints of
     `save_strategy` are made as ever, and are not needed for resuming. Commits are made between two steps of
     the optimizer; an evaluation that is killed begins anew.
 
