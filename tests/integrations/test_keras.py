@@ -347,8 +347,10 @@ def drawn_rates():
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: float(generator.random()))
 
 
-def fit(model, folder, *callbacks, x=ROWS, **options):
+def fit(make, folder, *callbacks, x=ROWS, **options):
     """Trains three epochs of four steps; returns the digest of all state, or None if the program was ended."""
+    samebits.set_random_seed(1)
+    model = make()
     resumable = Resumable(folder, save=1, **options)
     given = [*callbacks[:1], resumable, *callbacks[1:]]
     try:
@@ -366,9 +368,8 @@ def ends(tmp_path, make, callback=None, **options):
     """Returns the ends of a program that was not ended, and of one that was, and was started again."""
     found = []
     for name, stops in (("whole", False), ("parts", True), ("parts", False)):
-        samebits.set_random_seed(1)
         callbacks = [] if callback is None else [callback()]
-        found.append(fit(make(), tmp_path / name, *callbacks, Stops(stops=stops), **options))
+        found.append(fit(make, tmp_path / name, *callbacks, Stops(stops=stops), **options))
     assert found.pop(1) is None
     return found
 
@@ -408,7 +409,7 @@ def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path, path, m
     """It is named with the cure; ignored, the program trains, and ends elsewhere if it is ended in between."""
     callbacks = [callback()] if callback else []
     with pytest.raises(IncompleteStateError) as raised:
-        fit(make(), tmp_path / "error", *callbacks)
+        fit(make, tmp_path / "error", *callbacks)
     assert f'Run(ignore=["{path}"])' in str(raised.value)
     assert "get_extra_state and set_extra_state" in "".join(raised.value.__notes__)
     whole, parts = ends(tmp_path, make, callback, ignore=[path])
@@ -434,14 +435,14 @@ def test_what_ordinary_models_keep_is_no_alarm(tmp_path, make, x, recwarn):
     log = callbacks.CSVLogger(str(tmp_path / "log"), append=True)
     each = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
     early = callbacks.EarlyStopping("loss", patience=3, restore_best_weights=True)
-    assert fit(make(), tmp_path / "run", plateau, log, each, early, x=x)
+    assert fit(make, tmp_path / "run", plateau, log, each, early, x=x)
     assert [str(one.message) for one in recwarn if "Run" in str(one.message)] == []
 
 
 def test_an_optimizer_that_could_not_be_restored_is_an_error(tmp_path):
     """An attribute's optimizer that is not built has no state to restore into: it is named with the cure."""
     with pytest.raises(UnimplementedError, match=r"TwoOptimizers.optimizers .*call its build\(variables\)"):
-        fit(two_optimizers(builds=False), tmp_path)
+        fit(lambda: two_optimizers(builds=False), tmp_path)
 
 
 def test_the_example_differs_from_the_plain_one_in_one_line():
