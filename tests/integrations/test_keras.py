@@ -182,6 +182,46 @@ class Keeps(layers.Layer):
         return x * self.scores
 
 
+class Recalls(layers.Layer):
+    """Adds what it kept of the call before."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.before = layers.Dense(4), None
+
+    def call(self, x):
+        x = self.dense(x)
+        if self.before is not None:
+            x = x + keras.ops.mean(self.before.detach())
+        self.before = x
+        return x
+
+
+class Shows(layers.Layer):
+    """Keeps something for a function elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.shown = layers.Dense(4), None
+
+    def call(self, x):
+        self.shown = self.dense(x)
+        return x * self.shown
+
+
+def looks(model):
+    shown = model.layers[0].shown
+    is_first = shown is None or shown.is_meta  # made when the model was built
+    model.optimizer.learning_rate = 0.001 if is_first else abs(float(shown.detach().mean())) / 10
+
+
+class Looks(keras.callbacks.Callback):
+    """Sets the learning rate by what a layer showed in the step before."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        looks(self.model)
+
+
 class Subclassed(keras.Model):
     """Has layers in lists and dicts, settings, a metric and a seed generator."""
 
@@ -399,11 +439,13 @@ def test_state_that_is_in_no_variable_goes_on(tmp_path, make, callback):
     [
         ("layer_Draws.generator", lambda: sequential(Draws()), None),
         ("layer_Holds.box.number", lambda: sequential(Holds()), None),
+        ("layer_Recalls.before", lambda: sequential(Recalls()), None),
+        ("layer_Shows.shown", lambda: sequential(Shows()), Looks),
         ("model.loss.calls", lambda: sequential(loss=CountingLoss()), None),
         ("model.hung", sequential, lambda: Hangs(1)),
         ("callback_LearningRateScheduler.schedule.generator", sequential, drawn_rates),
     ],
-    ids=["generator", "object", "loss", "hung", "schedule"],
+    ids=["generator", "object", "recalled", "read elsewhere", "loss", "hung", "schedule"],
 )
 def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path, path, make, callback):
     """It is named with the cure; ignored, the program trains, and ends elsewhere if it is ended in between."""
@@ -440,9 +482,18 @@ def test_what_ordinary_models_keep_is_no_alarm(tmp_path, make, x, recwarn):
 
 
 def test_an_optimizer_that_could_not_be_restored_is_an_error(tmp_path):
-    """An attribute's optimizer that is not built has no state to restore into: it is named with the cure."""
+    """One that is built in the first step has nothing to restore into: it is named with the cure, and none is committed."""
     with pytest.raises(UnimplementedError, match=r"TwoOptimizers.optimizers .*call its build\(variables\)"):
-        fit(lambda: two_optimizers(builds=False), tmp_path)
+        fit(lambda: two_optimizers(builds=False), tmp_path / "run")
+    assert [one for one in (tmp_path / "run").rglob("*") if one.suffix == ".safetensors"] == []
+    unused = keras.optimizers.Adam()
+
+    def make():
+        model = sequential()
+        model.unused = unused
+        return model
+
+    assert fit(make, tmp_path / "unused")
 
 
 def test_the_example_differs_from_the_plain_one_in_one_line():

@@ -113,6 +113,11 @@ class Resumable(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the batch."""
         self._state.batches += 1
+        try:
+            self._state.check()
+        except UnimplementedError as error:
+            self._open.leave(error)
+            raise
 
     def on_train_end(self, logs: Any = None) -> None:
         """Commits the last boundary, and closes the run. A finished run gets its final state here."""
@@ -165,7 +170,9 @@ class _FitState:
         self._model, self._parts = model, parts
         self.epoch = self.batches = 0
         self._restored: dict[str, Any] | None = None
-        self._optimizers = [model.optimizer, *_optimizers_in(model)]
+        held = _optimizers(model)
+        self._optimizers = [one for one in held if one.built]
+        self._unbuilt = {one: name for one, name in held.items() if not one.built}
 
     @property
     def is_pending(self) -> bool:
@@ -175,6 +182,15 @@ class _FitState:
     def __saved_objects__(self) -> list[Any]:
         """Returns what the state is of: the check for lost state does not look into it."""
         return [*_layers(self._model), *_metrics(self._model), *self._optimizers, *self._variables()]
+
+    def check(self) -> None:
+        """Raises `UnimplementedError` for an optimizer that was built in training."""
+        for one, name in self._unbuilt.items():
+            if one.built:
+                raise _refused(
+                    f"the optimizer {name} had no variables when fit began, into which a commit is restored",
+                    "Before fit, call its build(variables) with those that it trains.",
+                )
 
     def _variables(self) -> list[Any]:
         model = self._model
@@ -227,23 +243,16 @@ def _torch_modules(model: Any) -> list[torch.nn.Module]:
     return [inner for module in wrapped for inner in module.modules()]
 
 
-def _optimizers_in(model: Any) -> list[Any]:
-    """Returns the optimizers that attributes of the program's models and layers hold."""
-    found = {}
+def _optimizers(model: Any) -> dict[Any, str]:
+    """Returns the optimizers that a model and its layers hold, each with the attribute; the model's first."""
+    found = {model.optimizer: "model.optimizer"}
     for layer in _layers(model):
         for name, value in vars(layer).items():
-            held = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            )
-            for one in held:
-                if isinstance(one, keras.optimizers.Optimizer) and one is not model.optimizer:
-                    found[id(one)] = one
-                    if not one.built:
-                        raise _refused(
-                            f"{type(layer).__name__}.{name} is an optimizer that is not built",
-                            "Before fit, call its build(variables) with those that it trains.",
-                        )
-    return list(found.values())
+            held = value.values() if isinstance(value, dict) else value
+            for one in held if isinstance(value, dict | list) else [value]:
+                if isinstance(one, keras.optimizers.Optimizer):
+                    found.setdefault(one, f"{type(layer).__name__}.{name}")
+    return found
 
 
 def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[str, _Part]:
@@ -252,7 +261,7 @@ def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[st
         "layer": _layers(model)[1:],
         "module": _torch_modules(model),
         "metric": _metrics(model),
-        "optimizer": [model.optimizer, *_optimizers_in(model)],
+        "optimizer": list(_optimizers(model)),
         "callback": callbacks,
     }
     named = {"model": _Part(model, resumed=resumed)}

@@ -128,7 +128,7 @@ class ReadBeforeWrite:
         return (
             place.kind == "attr"
             and self._count_stores(place) > 0
-            and not any(self._access_of(code, place).reads for code in self._program.codes)
+            and not any(self._access_of(code, place).reads for code in self._program.everywhere())
         )
 
     def settled(self, place: StoredPlace) -> bool:
