@@ -31,8 +31,8 @@ except ImportError as error:
 
 _CURES = (
     "Resumable(ignore=[...]). To save it: make it a number, a string, an array or a list of them in a "
-    "callback, model or layer; or give the callback state_dict and load_state_dict, the model or layer "
-    "get_extra_state and set_extra_state"
+    "callback, model, layer or metric; or give the callback or metric state_dict and load_state_dict, the "
+    "model or layer get_extra_state and set_extra_state"
 )
 
 
@@ -43,12 +43,13 @@ class Resumable(keras.callbacks.Callback):
     model.fit(x, y, epochs=30, callbacks=[samebits.integrations.keras.Resumable("runs/digits"), ...])
     ```
 
-    A commit holds the variables of model (with seed generators), optimizer and metrics, the history, and what
-    the other callbacks count (`wait`, `best`, `best_weights`, and any attribute that is a number, text, array
-    or a list of them). What else changes in a callback of your own is an `IncompleteStateError` in the first
-    steps: give it `state_dict` and `load_state_dict`, which are then used. Arrays and torch DataLoaders
-    become a `samebits.data.DataLoader`, so that a batch does not depend on workers. Commits are made between
-    two batches; a validation that is killed begins anew.
+    A commit holds the variables of model (with seed generators), optimizers and metrics, the history, and the
+    attributes that are numbers, text, arrays or lists of them: of callbacks (`wait`, `best`, `best_weights`),
+    and of models, layers and metrics of your own. What else changes in these is an `IncompleteStateError` in
+    the first steps: give a callback `state_dict` and `load_state_dict`, a model or layer `get_extra_state`
+    and `set_extra_state`, which are then used. Arrays and torch DataLoaders become a
+    `samebits.data.DataLoader`, so that a batch does not depend on workers. Commits are made between two
+    batches; a validation that is killed begins anew.
 
     Not covered: PyDatasets and generators, `initial_epoch`, `steps_per_execution` above 1, and files that
     another callback writes (`CSVLogger` begins a new one, unless it has `append=True`).
