@@ -167,7 +167,7 @@ def _refused(what: str, cure: str) -> UnimplementedError:
 class _FitState:
     """All that `fit` changes: variables, the position in the epoch, and when the parts are restored."""
 
-    def __init__(self, model: Any, parts: Sequence[_Part]) -> None:
+    def __init__(self, model: Any, parts: Sequence[_FitPart]) -> None:
         self._model, self._parts = model, parts
         self.epoch = self.batches = 0
         self._restored: dict[str, Any] | None = None
@@ -256,7 +256,7 @@ def _optimizers(model: Any) -> dict[Any, str]:
     return found
 
 
-def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[str, _Part]:
+def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[str, _FitPart]:
     """Returns what has attributes of the program, by the names that messages give them."""
     groups = {
         "layer": _layers(model)[1:],
@@ -265,17 +265,17 @@ def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[st
         "optimizer": list(_optimizers(model)),
         "callback": callbacks,
     }
-    named = {"model": _Part(model, resumed=resumed)}
+    named = {"model": _FitPart(model, resumed=resumed)}
     for group, things in groups.items():
         for thing in {id(thing): thing for thing in things}.values():
-            part = _Part(thing, resumed=resumed, is_callback=group == "callback")
+            part = _FitPart(thing, resumed=resumed, is_callback=group == "callback")
             if part.is_programs():
                 name = f"{group}_{type(thing).__name__}"
                 named[name if name not in named else f"{name}_{len(named)}"] = part
     return named
 
 
-class _Part:
+class _FitPart:
     """A model, layer, metric, optimizer or callback: plain attributes are saved, a run sees the others."""
 
     def __init__(self, thing: Any, *, resumed: bool, is_callback: bool = False) -> None:
