@@ -323,6 +323,16 @@ class Hangs(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.001 * value
 
 
+class Anneals(keras.callbacks.Callback):
+    """Lowers the rate of a dropout, hangs a number on another layer, and then freezes a third."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        dropout, dense = self.model.layers[:2]
+        dropout.rate *= 0.9
+        dense.hung = getattr(dense, "hung", 0) + 1
+        self.model.layers[2].trainable = dense.hung < 3
+
+
 class Stops(keras.callbacks.Callback):
     """Ends the program in a step of the second epoch, if asked to."""
 
@@ -422,10 +432,11 @@ def ends(tmp_path, make, callback=None, **options):
         (lambda: compiled(CountsSteps()), None),
         (lambda: sequential(metrics=[CountingMetric()]), None),
         (sequential, Hangs),
+        (lambda: sequential(layers.Dropout(0.5), layers.Dense(4), layers.Dense(4)), Anneals),
         (two_optimizers, None),
         (of_torch, None),
     ],
-    ids=["layer", "extra state", "model", "metric", "hung", "optimizers", "torch's buffers"],
+    ids=["layer", "extra state", "model", "metric", "hung", "annealed", "optimizers", "torch's buffers"],
 )
 def test_state_that_is_in_no_variable_goes_on(tmp_path, make, callback):
     """Numbers and lists in attributes, extra state, a model's own optimizers and torch's buffers go on in an epoch."""

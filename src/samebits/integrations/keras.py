@@ -9,7 +9,7 @@ import os
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ _CURES = (
     "callback, model, layer or metric; or give the callback or metric state_dict and load_state_dict, the "
     "model or layer get_extra_state and set_extra_state"
 )
+_NO_STATE = {"min_delta", "built", "compiled", "stop_training", "stop_evaluating", "stop_predicting"}
+"""Attributes that `fit` sets itself; a callback's `min_delta` changes its sign when it is first used."""
 
 
 class Resumable(keras.callbacks.Callback):
@@ -83,10 +85,11 @@ class Resumable(keras.callbacks.Callback):
         self._batches = Batches(run, loader, epochs, steps_per_epoch=iterator.steps_per_epoch)
         others = [one for one in fit["callbacks"].callbacks if one is not self]
         parts = _parts_of(model, others, resumed=run.resumed)
-        self._state = _FitState(model, list(parts.values()))
+        self._state = _FitState(model, parts)
         run.add("keras", self._state, complete=True)
         for name, part in parts.items():
-            run.add(name, part.for_run())
+            if part.is_programs:
+                run.add(name, part.for_run())
         run.restore()
         if run.resumed:
             model._initial_epoch = epochs if run.finished else self._state.epoch
@@ -167,8 +170,9 @@ def _refused(what: str, cure: str) -> UnimplementedError:
 class _FitState:
     """All that `fit` changes: variables, the position in the epoch, and when the parts are restored."""
 
-    def __init__(self, model: Any, parts: Sequence[_FitPart]) -> None:
-        self._model, self._parts = model, parts
+    def __init__(self, model: Any, parts: Mapping[str, _FitPart]) -> None:
+        self._model, self._parts = model, list(parts.values())
+        self._others = {name: part for name, part in parts.items() if not part.is_programs}
         self.epoch = self.batches = 0
         self._restored: dict[str, Any] | None = None
         held = _optimizers(model)
@@ -209,6 +213,8 @@ class _FitState:
         return {
             "variables": [one.value.detach().clone() for one in self._variables()],
             "buffers": [one.clone() for one in self._buffers()],
+            "trainable": [one.trainable for one in _layers(self._model)],
+            "attributes": {name: part.state_dict() for name, part in self._others.items()},
             "epoch": self.epoch,
             "batches": self.batches,
         }
@@ -227,6 +233,11 @@ class _FitState:
             variable.assign(value)
         for buffer, value in zip(self._buffers(), state["buffers"], strict=True):
             buffer.copy_(value)
+        for layer, value in zip(_layers(self._model), state["trainable"], strict=True):
+            if layer.trainable != value:
+                layer.trainable = value
+        for name, part in self._others.items():
+            part.load_state_dict(state["attributes"][name])
         for part in self._parts:
             part.apply()
 
@@ -259,7 +270,7 @@ def _optimizers(model: Any) -> dict[Any, str]:
 def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[str, _FitPart]:
     """Returns what has attributes of the program, by the names that messages give them."""
     groups = {
-        "layer": _layers(model)[1:],
+        "layer": [one for one in _layers(model) if one is not model],
         "module": _torch_modules(model),
         "metric": _metrics(model),
         "optimizer": list(_optimizers(model)),
@@ -268,10 +279,9 @@ def _parts_of(model: Any, callbacks: Sequence[Any], *, resumed: bool) -> dict[st
     named = {"model": _FitPart(model, resumed=resumed)}
     for group, things in groups.items():
         for thing in {id(thing): thing for thing in things}.values():
-            part = _FitPart(thing, resumed=resumed, is_callback=group == "callback")
-            if part.is_programs():
-                name = f"{group}_{type(thing).__name__}"
-                named[name if name not in named else f"{name}_{len(named)}"] = part
+            name = f"{group}_{type(thing).__name__}"
+            name = name if name not in named else f"{name}_{len(named)}"
+            named[name] = _FitPart(thing, resumed=resumed, is_callback=group == "callback")
     return named
 
 
@@ -281,8 +291,7 @@ class _FitPart:
     def __init__(self, thing: Any, *, resumed: bool, is_callback: bool = False) -> None:
         kind = type(thing)
         self._thing, self._of_keras = thing, _names_of_keras(kind)
-        # What callbacks count is in no variable. `min_delta` changes its sign when it is first used.
-        self._unsaved = frozenset({"min_delta"}) if is_callback else self._of_keras
+        self._is_callback = is_callback
         is_module = isinstance(thing, torch.nn.Module)
         self._save = "get_extra_state" if is_module else "state_dict"
         self._load = "set_extra_state" if is_module else "load_state_dict"
@@ -291,14 +300,17 @@ class _FitPart:
         self._begun = {name: digest.of_value(one) for name, one in self._plain().items()}
         self._first = copy.deepcopy(self._plain()) if resumed else {}
         self._restored: dict[str, Any] | None = None
-
-    def is_programs(self) -> bool:
-        """Returns True if it has attributes of the program, or may get them."""
-        return is_user_type(type(self._thing)) or bool(self._plain() or self.shown())
+        self.is_programs = isinstance(thing, keras.Model) or is_user_type(kind) or bool(self.shown())
+        """True if a run looks into it: it may have attributes that are not saved."""
 
     def _plain(self) -> dict[str, Any]:
-        held = {name: _untracked(one) for name, one in vars(self._thing).items() if name not in self._unsaved}
+        held = {name: _untracked(one) for name, one in vars(self._thing).items() if self._may_save(name)}
         return {name: one for name, one in held.items() if is_plain(one)}
+
+    def _may_save(self, name: str) -> bool:
+        # What Keras's callbacks count is private, too; of a layer that a callback changes (`rate`) is public.
+        private = name.startswith("_") and not self._is_callback
+        return name not in _NO_STATE and not (private and name in self._of_keras)
 
     def shown(self) -> dict[str, Any]:
         """Returns the attributes of the program that are not saved."""
