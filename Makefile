@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all integrations lint wheel golden review matrix bench bench-data bench-checkpoint chaos soak gpu clean
+.PHONY: verify test test-all integrations lint wheel golden review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -18,13 +18,14 @@ test: $(READY)  ## every test that is not slow: ten minutes on two cores
 test-all: $(READY)  ## the slow tests, too: what CI runs (forty minutes)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
-integrations: .venv-integrations/ready  ## Lightning, Transformers, Keras, Ignite and Stable-Baselines3, in an environment of their own, killed and resumed (ARGS="-m 'not slow'")
-	.venv-integrations/bin/pytest -n 2 --dist worksteal tests/integrations $(ARGS)
+integrations: .venv-integrations$(if $(OLDEST),-oldest)/ready  ## Lightning, Transformers, Keras, Ignite and Stable-Baselines3, in an environment of their own, killed and resumed (ARGS="-m 'not slow'"); OLDEST=1: their oldest versions
+	$(<D)/bin/pytest -n 2 --dist worksteal tests/integrations $(ARGS)
 
-.venv-integrations/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-integrations
-	@tools/install_torch .venv-integrations/bin/python $(TORCH_BUILD)
-	.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,ignite,keras,lightning,stable-baselines3,transformers,test]'
+.venv-integrations/ready .venv-integrations-oldest/ready: pyproject.toml constraints.txt tests/integrations/oldest.txt
+	$(PYTHON) -m venv $(@D)
+	@tools/install_torch $(@D)/bin/python $(TORCH_BUILD)
+	sed -n 's/\(.*\)==.*/^\1==/p' $(if $(findstring oldest,$@),tests/integrations/oldest.txt,/dev/null) | grep -vif - constraints.txt | cat - $(if $(findstring oldest,$@),tests/integrations/oldest.txt) > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt --editable '.[examples,ignite,keras,lightning,stable-baselines3,transformers,test]'
 	@touch $@
 
 lint: $(READY)  ## style, types, layers
@@ -43,13 +44,16 @@ review: $(READY)  ## is the op table true on this machine: a battery of ops over
 	$(BIN)/python -m lab.review $(ARGS)
 
 bench: $(READY)  ## what it costs, against the alternatives
-	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py bench/checkpoint_large.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
+	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py bench/checkpoint_large.py bench/integrations.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
 
 bench-data: .venv-peers/ready  ## input pipelines against the peers, in an environment of their own
 	.venv-peers/bin/python bench/data.py
 
 bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost, against the peers, in an environment of their own
 	.venv-peers-checkpoint/bin/python bench/checkpoint.py
+
+bench-integrations: .venv-integrations/ready  ## what an adapter costs per step, in the environment of `make integrations`
+	.venv-integrations/bin/python bench/integrations.py
 
 .venv-peers/ready: bench/data-peers.txt
 .venv-peers-checkpoint/ready: bench/checkpoint-peers.txt
@@ -71,7 +75,7 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check, 
 	$(PYTEST) -m soak
 
 clean:
-	rm -rf .venv .venv-gpu .venv-integrations .venv-peers .venv-peers-checkpoint
+	rm -rf .venv .venv-gpu .venv-integrations .venv-integrations-oldest .venv-peers .venv-peers-checkpoint
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }

@@ -1,9 +1,11 @@
 """Programs of all libraries but Lightning that are killed, stopped and started again: the facts that hold for all."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import pytest
 
 from killed_programs import killed, whole
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -24,6 +26,7 @@ def program(request):
     return HERE / f"{request.param}_program.py"
 
 
+@pytest.mark.slow
 def test_without_the_adapter_a_kill_changes_the_end(tmp_path, program):
     """The control: by its own resume the library ends with other weights, or cannot start again after a kill in a save."""
     expected, steps = whole([program, "plain"], tmp_path / "whole", **SUPPORT)
@@ -36,6 +39,7 @@ def test_without_the_adapter_a_kill_changes_the_end(tmp_path, program):
     assert found != expected
 
 
+@pytest.mark.slow
 def test_workers_and_finished_runs(tmp_path, program):
     """Another number of workers changes nothing; a finished run trains nothing, and has its weights and log."""
     expected, steps = whole([program, "resumable"], tmp_path / "whole", **SUPPORT)
@@ -43,6 +47,7 @@ def test_workers_and_finished_runs(tmp_path, program):
     assert whole([program, "resumable"], tmp_path / "whole", **SUPPORT) == (expected, steps)
 
 
+@pytest.mark.slow
 def test_sigterm_commits_and_exits_with_75(tmp_path, program):
     """After SIGTERM the process exits with code 75, and the next one goes on without repeating a step."""
     expected, steps = whole([program, "resumable"], tmp_path / "whole", **SUPPORT)
@@ -51,6 +56,7 @@ def test_sigterm_commits_and_exits_with_75(tmp_path, program):
     assert (tmp_path / "k" / "progress").stat().st_size == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["keras", "lightning"])
 def test_verify_proves_the_example(tmp_path, name):
     """The command in the example's first lines exits with 0, kills it in three ways, and misses no object's state."""
@@ -63,3 +69,35 @@ def test_verify_proves_the_example(tmp_path, name):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("VERIFIED: ")
     assert "note: " not in done.stdout
+
+
+def test_the_oldest_versions_are_the_floors():
+    """`make integrations OLDEST=1` installs the very versions that pyproject.toml admits first."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = ("ignite", "keras", "lightning", "stable-baselines3", "transformers")
+    floors = dict(one.split(">=") for name in names for one in extras[name])
+    pinned = dict(re.findall(r"^([^#=]+)==(\S+)$", (HERE / "oldest.txt").read_text(), re.MULTILINE))
+    assert floors == {name: pinned.get(name, pinned.get(name.replace("-", "_"))) for name in floors}
+
+
+@pytest.mark.parametrize("name", ["ignite", pytest.param("sb3 PPO", marks=pytest.mark.slow)])
+def test_the_bench_prints_a_line_for_a_library(tmp_path, name):
+    """bench/integrations.py runs the plain program and ours, and finds a commit of ours and a save of the library."""
+    if find_spec({"sb3 PPO": "stable_baselines3"}.get(name, name)) is None:
+        pytest.skip(f"{name} is not installed")
+    command = [
+        sys.executable,
+        ROOT / "bench" / "integrations.py",
+        "--rounds",
+        "1",
+        "--steps",
+        "4",
+        "--only",
+        name,
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[-1]
+    milliseconds, megabytes = (re.findall(rf"([\d.]+) {unit}", line) for unit in ("ms", "MB"))
+    assert line.startswith(name) and len(milliseconds) == 4 and len(megabytes) == 2, line
+    assert all(float(one) > 0 for one in (*milliseconds, *megabytes)), line

@@ -9,11 +9,11 @@ import pytest
 sb3 = pytest.importorskip("stable_baselines3")
 
 import gymnasium
-from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from killed_programs import SEEDS, killed, whole
-from samebits.errors import InvalidArgumentError, RunMismatchError, UnimplementedError
+from samebits.errors import IncompleteStateError, InvalidArgumentError, RunMismatchError, UnimplementedError
 from samebits.integrations.stable_baselines3 import Resumable
 
 HERE = Path(__file__).parent
@@ -93,6 +93,25 @@ def test_environments_in_processes_are_an_error(tmp_path):
     finally:
         env.close()
     assert model_of(DummyVecEnv([made])).learn(8, Resumable(tmp_path / "b")).num_timesteps == 8
+
+
+def test_a_model_that_a_closure_reads_is_no_alarm(tmp_path):
+    """A replay buffer, of which a commit has the rows that were written, is saved; a list that changes beside it is not."""
+    model = sb3.DQN("MlpPolicy", "CartPole-v1", learning_starts=4, buffer_size=50, seed=1)
+    seen = []
+
+    class Reads(BaseCallback):
+        def _on_step(self):
+            return model.num_timesteps > 0
+
+    class Keeps(BaseCallback):
+        def _on_step(self):
+            seen.append(model.num_timesteps + len(seen))
+            return True
+
+    with pytest.raises(IncompleteStateError, match="seen"):
+        model.learn(20, [Keeps(), Resumable(tmp_path / "a")])
+    assert model.learn(20, [Reads(), Resumable(tmp_path / "b")]).num_timesteps == 20
 
 
 def test_a_folder_is_of_one_call_of_learn(tmp_path):

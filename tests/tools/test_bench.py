@@ -9,6 +9,7 @@ QUICK = {
     "checkpoint.py": "--rounds 1 --steps 20 --only samebits,plain",
     "checkpoint_large.py": "checkpoint.py --size 70MB --rounds 1",
     "data.py": "--rounds 1 --only draws --variants DataLoader",
+    "integrations.py": "--rounds 1 --steps 20",
     "ops.py": "--rounds 1 --only switch",
     "portable.py": "--rounds 1 --only ops --threads 1",
     "portable_accuracy.py": "--seeds 1 --only softmax",

@@ -106,20 +106,17 @@ class _EngineRun:
         self.error: BaseException | None = None
         """An error of the run itself; a handler of the program may have taken it for one of its own."""
 
-    def run(
-        self,
-        data: Any = None,
-        max_epochs: int | None = None,
-        max_iters: int | None = None,
-        epoch_length: int | None = None,
-    ) -> Any:
-        """Runs the engine from where the run was."""
+    def run(self, *args: Any, **named: Any) -> Any:
+        """Runs the engine from where the run was; takes the arguments of `Engine.run`."""
         trainer = self._trainer
+        given = inspect.signature(type(trainer).run).bind(trainer, *args, **named).arguments
+        data, length = given.get("data"), given.get("epoch_length")
+        limits = {name: given[name] for name in ("max_epochs", "max_iters") if name in given}
         self._check()
         self._begun = True
         run = self._open.enter(self._given)
         try:
-            batches = self._batches(run, data, max_epochs, max_iters, epoch_length)
+            batches = self._batches(run, data, limits, length)
             for name, thing in _objects(trainer, self._given).items():
                 run.add(name, thing, complete=isinstance(thing, Attributes))
             if run.resumed and run._loops.saved is None and not run.finished:
@@ -131,7 +128,7 @@ class _EngineRun:
                 run.restore()
                 trainer.state.dataloader = data
             else:
-                self._train(run, batches, max_epochs, max_iters)
+                self._train(run, batches, limits)
         except BaseException as error:
             self._open.leave(error)
             raise
@@ -150,9 +147,7 @@ class _EngineRun:
                 "the trainer has a state", "Leave out load_state_dict: the run knows where it was."
             )
 
-    def _batches(
-        self, run: Run, data: Any, max_epochs: int | None, max_iters: int | None, length: int | None
-    ) -> _Data:
+    def _batches(self, run: Run, data: Any, limits: dict[str, int], length: int | None) -> _Data:
         if data is None:
             data = [None] * (length or 0)
         loader = keyed_loader(data)
@@ -168,11 +163,11 @@ class _EngineRun:
             raise _refused(
                 "the data has no length", "Say how many batches an epoch has: run(epoch_length=100)."
             )
-        iterations = max_iters or length * (max_epochs or 1)
+        iterations = limits.get("max_iters") or length * (limits.get("max_epochs") or 1)
         epochs = -(-iterations // min(whole, limit or whole)) if whole else _WITHOUT_END
         return _Data(run, loader, epochs, length, self)
 
-    def _train(self, run: Run, batches: _Data, max_epochs: int | None, max_iters: int | None) -> None:
+    def _train(self, run: Run, batches: _Data, limits: dict[str, int]) -> None:
         trainer = self._trainer
         handle = trainer._handle_exception
         counts = trainer.add_event_handler(engine.Events.EPOCH_STARTED, self._begin_epoch)
@@ -191,7 +186,7 @@ class _EngineRun:
         if isinstance(trainer, engine.DeterministicEngine):
             trainer._dataloader_len = len(batches)  # its handlers read it
         try:
-            type(trainer).run(trainer, batches, max_epochs, max_iters, len(batches))
+            type(trainer).run(trainer, batches, **limits, epoch_length=len(batches))
         finally:
             del trainer._handle_exception, trainer.set_data
             counts.remove()
@@ -213,7 +208,8 @@ class _EngineRun:
 
     def begin_step(self) -> None:
         """Notes what a resume must not change; raises `UnimplementedError` if handlers are others now."""
-        self._limits = {name: getattr(self._trainer.state, name) for name in _LIMITS}
+        state = vars(self._trainer.state)
+        self._limits = {name: state[name] for name in _LIMITS if name in state}
         number = sum(map(len, self._trainer._event_handlers.values()))
         self._handlers = self._handlers or number
         if number != self._handlers and not self.ends:

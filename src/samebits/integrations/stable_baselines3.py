@@ -318,7 +318,7 @@ class _LearnState:
     """All attributes of the model, its environments and its callbacks, by path."""
 
     def __init__(self, held: SimpleNamespace, ignored: list[str]) -> None:
-        self._held = held
+        self._held, self.target = held, held.model
         try:
             self._attributes = Attributes(held, (), _CALL, ignored, _is_state)
         except InvalidArgumentError as error:

@@ -79,9 +79,11 @@ def role(value: Any) -> Role:
 
 
 def saved_whole(thing: Any) -> Any:
-    """Returns the object that an adapter of `samebits.state` saves as a whole; None for other objects."""
+    """Returns the object that an adapter of samebits saves as a whole; None for other objects."""
     if isinstance(thing, HeldGenerators):
         return thing.target
+    if type(thing).__module__.startswith("samebits.integrations."):
+        return getattr(thing, "target", None)
     if isinstance(thing, Attributes) and (thing.saves_all or is_known(type(thing.target))):
         return thing.target
     return None
