@@ -35,6 +35,8 @@ class UserFunctions:
         self._codes: set[types.CodeType] = set()
         self._kinds: set[type] = set()
         self.modules: list[types.ModuleType] = []
+        self.has_packages = False
+        """True with methods of installed packages: not all of theirs are known."""
         for name in (frame.f_globals.get("__name__"), "__main__"):
             self._add_module(sys.modules.get(str(name)))
         root, *inner = str(frame.f_globals.get("__name__")).split(".")
@@ -63,7 +65,7 @@ class UserFunctions:
         other = copy.copy(self)
         other.functions = {name: list(codes) for name, codes in self.functions.items()}
         other.constructors = {name: list(codes) for name, codes in self.constructors.items()}
-        other._codes = set(self._codes)
+        other._codes, other.has_packages = set(self._codes), True
         for kind in kinds:
             for base in filter(may_hold_state, kind.__mro__):
                 for code in methods(base):
