@@ -47,14 +47,15 @@ class Resumable(keras.callbacks.Callback):
 
     A commit holds the variables of model (with seed generators), optimizers and metrics, the history, and the
     attributes that are numbers, text, arrays or lists of them: of callbacks (`wait`, `best`, `best_weights`),
-    and of models, layers and metrics of your own. What else changes in these is an `IncompleteStateError` in
-    the first steps: give a callback `state_dict` and `load_state_dict`, a model or layer `get_extra_state`
+    models, layers (`rate`) and metrics. What else changes in those of your own is an `IncompleteStateError`
+    in the first steps: give a callback `state_dict` and `load_state_dict`, a model or layer `get_extra_state`
     and `set_extra_state`, which are then used. Arrays and torch DataLoaders become a
     `samebits.data.DataLoader`, so that a batch does not depend on workers. Commits are made between two
     batches; a validation that is killed begins anew.
 
-    Not covered: PyDatasets and generators, `initial_epoch`, `steps_per_execution` above 1, and files that
-    another callback writes (`CSVLogger` begins a new one, unless it has `append=True`).
+    Not covered: PyDatasets and generators, `initial_epoch`, `steps_per_execution` above 1, a second optimizer
+    that is not built before `fit`, and files that another callback writes (`CSVLogger` begins a new one,
+    unless it has `append=True`).
 
     Args:
         run_dir: folder of this run alone.

@@ -127,6 +127,7 @@ class ReadBeforeWrite:
         """Returns True for an attribute of functions that only a library calls, if each sets it first."""
         return (
             place.kind == "attr"
+            and not self._program.has_packages
             and self._count_stores(place) > 0
             and not any(self._access_of(code, place).reads for code in self._program.everywhere())
         )

@@ -6,7 +6,7 @@ import copy
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import CodeType
 from typing import Any
 
@@ -35,6 +35,8 @@ class UserFunctions:
         self._codes: set[types.CodeType] = set()
         self._kinds: set[type] = set()
         self.modules: list[types.ModuleType] = []
+        self.has_packages = False
+        """True with methods of installed packages: not all of theirs are known."""
         for name in (frame.f_globals.get("__name__"), "__main__"):
             self._add_module(sys.modules.get(str(name)))
         root, *inner = str(frame.f_globals.get("__name__")).split(".")
@@ -58,12 +60,12 @@ class UserFunctions:
         ]
         return self.codes.union(*map(bytecode.whole, found))
 
-    def with_classes(self, kinds: Iterable[type]) -> UserFunctions:
+    def with_classes(self, kinds: Collection[type]) -> UserFunctions:
         """Returns these functions with the methods of classes of installed packages."""
         other = copy.copy(self)
         other.functions = {name: list(codes) for name, codes in self.functions.items()}
         other.constructors = {name: list(codes) for name, codes in self.constructors.items()}
-        other._codes = set(self._codes)
+        other._codes, other.has_packages = set(self._codes), bool(kinds)
         for kind in kinds:
             for base in filter(may_hold_state, kind.__mro__):
                 for code in methods(base):
