@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Loader workers of torch open sockets below TMPDIR, whose paths have 107 characters at most: else they wait for ever.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sweep-share",
+        default="0/1",
+        metavar="K/N",
+        help="of the slow sweeps only the K-th of N parts (0 to N - 1)",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Takes a part of each slow sweep: a test with more than 20 cases. Which part a case is in depends on its name alone."""
+    part, parts = map(int, config.getoption("--sweep-share").split("/"))
+    cases = Counter(item.nodeid.partition("[")[0] for item in items if item.get_closest_marker("slow"))
+
+    def is_left_out(item):
+        is_of_sweep = item.get_closest_marker("slow") and cases[item.nodeid.partition("[")[0]] > 20
+        return is_of_sweep and zlib.crc32(item.nodeid.encode()) % parts != part
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 def pytest_collection_finish():

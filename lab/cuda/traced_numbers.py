@@ -214,9 +214,7 @@ class TracedBits(_Traced):
 
     def converted(self) -> TracedNumber:
         """Returns the value of 32 bits, as a signed integer, rounded to float32."""
-        return TracedNumber(
-            self.trace, "float32", f"{self.name}.to(tl.int32, bitcast=True).to(tl.float32)"
-        )
+        return TracedNumber(self.trace, "float32", f"{self.name}.to(tl.int32, bitcast=True).to(tl.float32)")
 
     def number(self) -> TracedNumber:
         """Returns the number with these bits."""

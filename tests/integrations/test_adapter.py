@@ -1,5 +1,6 @@
 """Programs of all libraries but Lightning that are killed, stopped and started again: the facts that hold for all."""
 
+import os
 import re
 import signal
 import subprocess
@@ -53,6 +54,21 @@ def test_sigterm_commits_and_exits_with_75(tmp_path, program):
     given = {"kills": 2, "seed": 3, "how": signal.SIGTERM, "code": 75}
     assert killed([program, "resumable"], tmp_path / "k", steps, **given, **SUPPORT) == expected
     assert (tmp_path / "k" / "progress").stat().st_size == steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["keras", "lightning"])
+def test_verify_proves_the_example(tmp_path, name):
+    """The command in the example's first lines exits with 0, kills it in three ways, and misses no object's state."""
+    pytest.importorskip(name)
+    folder = HERE.parents[1] / "examples" / "integrations"
+    command = [sys.executable, "-m", "samebits", "verify", "--checks", "kill", folder / f"train_{name}.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **SUPPORT}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("VERIFIED: ")
+    assert "note: " not in done.stdout
 
 
 def test_the_oldest_versions_are_the_floors():

@@ -13,7 +13,7 @@ import torch
 from ignite.handlers import Checkpoint
 
 import samebits
-from killed_programs import killed, whole
+from killed_programs import SEEDS, killed, whole
 from samebits.errors import IncompleteStateError, UnimplementedError
 from samebits.integrations.ignite import resumable
 
@@ -21,8 +21,7 @@ HERE = Path(__file__).parent
 PROGRAM = HERE / "ignite_program.py"
 EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
-GIVEN = {
-    "epochs": {},
+CASES = {
     "deterministic": {"ENGINE": "deterministic", "LENGTH": "7"},
     "handled": {"HANDLED": "15", "LENGTH": "13"},
     "in_saves": {"SAVE_S": "0.1"},
@@ -36,12 +35,14 @@ def test_killed_once_it_ends_as_when_nobody_kills(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
+@pytest.mark.parametrize(
+    "seed, case", [(s, "epochs") for s in SEEDS] + [(s, case) for case in CASES for s in (0, 1)]
+)
+def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, case):
     """Equal, too, for DeterministicEngine, other lengths of epochs, an error that the program handles, kills in saves."""
+    given = CASES.get(case, {})
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
-    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, kills=5, seed=seed, **SUPPORT, **given)
+    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=seed, **SUPPORT, **given)
     assert found == expected
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import samebits
-from killed_programs import killed, lines, whole
+from killed_programs import SEEDS, killed, lines, whole
 from samebits.errors import IncompleteStateError, InvalidArgumentError, UnimplementedError
 from samebits.integrations.lightning import Resumable
 
@@ -25,18 +25,16 @@ PRINTED = ("EPOCH", "LOG")
 """What the program prints at an epoch's end, and what a logger gets."""
 
 
-def same(tmp_path, *, seed, kills=4, **environment):
+def same(tmp_path, *, seed, **environment):
     """True if a program that is killed ends as one that is not, and logs the same."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **environment)
-    found = killed(
-        [PROGRAM, "resumable"], tmp_path / "killed", steps, kills=kills, seed=seed, **SUPPORT, **environment
-    )
+    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=seed, **SUPPORT, **environment)
     assert found == expected
     assert lines(tmp_path / "killed", *PRINTED) == lines(tmp_path / "whole", *PRINTED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed):
     """Weights, rates, metrics and logs are equal: accumulation, plateau, early stopping, torchmetrics, 2 workers."""
     same(tmp_path, seed=seed)

@@ -7,23 +7,24 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+import numpy as np
 import torch
 
 import samebits
-from killed_programs import killed, whole
+from killed_programs import SEEDS, killed, whole
 from samebits.errors import IncompleteStateError, InvalidArgumentError, UnimplementedError
 from samebits.integrations.transformers import Trainer
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "transformers_program.py"
 EXAMPLES = HERE.parents[1] / "examples" / "integrations"
+MAX_STEPS = {"ACCUMULATE": "1", "MAX_STEPS": "47"}
 TWO_RANKS = HERE.parent / "support" / "two_ranks.py"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{}, {"ACCUMULATE": "1", "MAX_STEPS": "47"}], ids=["epochs", "max_steps"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed, given", [*((seed, {}) for seed in SEEDS), (1, MAX_STEPS), (2, MAX_STEPS)])
 def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed, given):
     """Weights, rates, losses and the log are equal: accumulation, evaluation, early stopping, the best model, 2 workers."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, **given)
@@ -144,6 +145,20 @@ class PureTrainer(Trainer):
         return super().compute_loss(model, inputs, return_outputs, **kwargs) * self.factor
 
 
+class Hangs(transformers.TrainerCallback):
+    """Changes an attribute of the trainer, and the learning rate by it."""
+
+    def __init__(self):
+        self.trainer = None
+
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        if isinstance(self.trainer.hung, int):
+            self.trainer.hung += 1
+            optimizer.param_groups[0]["lr"] /= self.trainer.hung
+        else:
+            optimizer.param_groups[0]["lr"] *= self.trainer.hung.random()
+
+
 def falling(losses=()):
     """Returns a compute_metrics that remembers."""
     seen = list(losses)
@@ -181,6 +196,25 @@ def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path, path, g
     assert "ExportableState" in text
     assert 'Trainer(run_options={"ignore": [...]})' in text
     trainer(tmp_path / "b", Rows(), run_options={"ignore": [path]}, **given).train()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("hung", [1, np.random.default_rng(0)], ids=["number", "generator"])
+def test_an_attribute_that_was_hung_on_a_trainer_is_seen(tmp_path, hung):
+    """A callback that changes it ends in an error that names it, and the cure; unchanged or ignored, it trains."""
+
+    def train(name, callbacks, **given):
+        made = trainer(tmp_path / name, Rows(), callbacks=callbacks, **given)
+        made.hung = hung
+        for callback in callbacks:
+            callback.trainer = made
+        return made.train()
+
+    with pytest.raises(IncompleteStateError, match=r"trainer\.hung: Trainer was given to Run") as raised:
+        train("a", [Hangs()])
+    assert "of a trainer, keep it in such a callback" in "".join(raised.value.__notes__)
+    assert train("b", []).global_step == 4
+    assert train("c", [Hangs()], run_options={"ignore": ["trainer.hung"]}).global_step == 4
 
 
 @pytest.mark.parametrize(

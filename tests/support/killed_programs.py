@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+SEEDS = range(10)
+"""Of the kills of each library's program."""
 SPARE_S = 0.05
 """A kill comes up to so many seconds after its step."""
 
@@ -69,7 +71,7 @@ def whole(command, folder, **environment):
     return line, _steps(folder)
 
 
-def killed(command, folder, steps, *, kills=4, seed=0, how=signal.SIGKILL, code=None, **environment):
+def killed(command, folder, steps, *, kills=5, seed=0, how=signal.SIGKILL, code=None, **environment):
     """What a program prints that is killed `kills` times at random instants, each at least two steps after a start.
 
     `code`: the exit code of each killed process, where it is known.

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import samebits
-from killed_programs import killed, whole
+from killed_programs import SEEDS, killed, whole
 from samebits.errors import IncompleteStateError, InvalidArgumentError, UnimplementedError
 
 HERE = Path(__file__).parent
@@ -23,11 +23,11 @@ SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed):
     """Weights, rates, updates and validations are equal: accumulation that ends with the epoch, clipping, 2 workers."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT)
-    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, kills=5, seed=seed, **SUPPORT)
+    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=seed, **SUPPORT)
     assert found == expected
 
 
@@ -38,7 +38,7 @@ def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed):
 def test_other_settings(tmp_path, case):
     """Equal, too: groups across the epoch's end; bf16; Accelerate's sampler; weights; run.epochs; run.validate; no length."""
     expected, steps = whole([PROGRAM, "resumable"], tmp_path / "whole", **SUPPORT, CASE=case)
-    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, kills=5, seed=1, **SUPPORT, CASE=case)
+    found = killed([PROGRAM, "resumable"], tmp_path / "killed", steps, seed=1, **SUPPORT, CASE=case)
     assert found == expected
 
 

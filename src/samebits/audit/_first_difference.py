@@ -173,7 +173,7 @@ def harmless(record: Record) -> frozenset[str]:
     roots = [] if record.end is None else record.end.get("harmless", [])
     lines = [*record.initial, *record.steps.values()] if roots else []
     paths = {path for line in lines for name in (*_LOCALS, _MEMORY) for path in line.leaves.get(name, ())}
-    return frozenset(path for path in paths if any(_is_below(path, root) for root in roots))
+    return frozenset([*roots, *(path for path in paths if any(_is_below(path, root) for root in roots))])
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -264,6 +264,10 @@ class _CheckpointState:
             "should_stop": trainer.should_stop,
         }
 
+    def __saved_objects__(self) -> list[Any]:
+        """Returns what else the state is of."""
+        return list(self._trainer.optimizers)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keeps it for `restore`."""
         self.restored = state

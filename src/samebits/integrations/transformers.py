@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import importlib
 import math
 import os
@@ -15,12 +14,17 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits import _digest as digest
-from samebits._inspect._program import bytecode, user_functions
 from samebits._inspect.user_code import owner_of_module
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.integrations._adapter import (
+    Batches,
+    OpenRun,
+    names_of_library,
+    names_set_by,
+    program_callbacks,
+)
 from samebits.state import attributes
 from samebits.state._parts import is_plain
 from samebits.train._ddp_buckets import fix_buckets
@@ -41,8 +45,9 @@ _WITHOUT_END = 1 << 40
 """Epochs of a training that `max_steps` ends."""
 _CURES = (
     'Trainer(run_options={"ignore": [...]}). To save an attribute: of a callback, derive it from '
-    "ExportableState, whose state() returns it; of a trainer of your own, override state_dict (add it to "
-    "super().state_dict()) and load_state_dict; of a compute_metrics, keep it in one of these"
+    "ExportableState, whose state() returns it; of a trainer, keep it in such a callback, or in a class of "
+    "your own that overrides state_dict (add it to super().state_dict()) and load_state_dict; of a "
+    "compute_metrics, keep it in one of these"
 )
 _OF_THE_PROGRAM = frozenset(
     (
@@ -107,11 +112,9 @@ class ResumableMixin:
         self._fit_state.load_state_dict(state_dict)
 
     @classmethod
-    @functools.cache
     def __names_of_library__(cls) -> frozenset[str]:
         """Returns the attributes that are not the program's: the check for lost state passes over them."""
-        theirs = (kind for kind in cls.__mro__ if owner_of_module(kind.__module__) != "user")
-        return frozenset().union(*map(_names_set_by, theirs)) - _OF_THE_PROGRAM
+        return names_of_library(cls) - _OF_THE_PROGRAM
 
     def get_train_dataloader(self) -> Any:
         """Returns the batches of the run."""
@@ -185,9 +188,9 @@ class Trainer(ResumableMixin, transformers.Trainer):
     ```
 
     A commit holds model, optimizer, scheduler, the trainer's state with its log history, the losses since the
-    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of a trainer of
-    your own, of `compute_metrics` or of the model that changes is an `IncompleteStateError` in the first
-    steps. A batch is a function of (dataset, seed, epoch, step), not of workers. Checkpoints of
+    last log, and what callbacks export (`ExportableState`). Other state of your callbacks, of the trainer (an
+    attribute of your own), of `compute_metrics` or of the model that changes is an `IncompleteStateError` in
+    the first steps. A batch is a function of (dataset, seed, epoch, step), not of workers. Checkpoints of
     `save_strategy` are made as ever, and are not needed for resuming. Commits are made between two steps of
     the optimizer; an evaluation that is killed begins anew.
 
@@ -281,17 +284,6 @@ def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names_set_by(kind: type) -> set[str]:
-    """Returns the attributes that the methods of a class assign."""
-    return {
-        str(item.argval)
-        for method in user_functions.methods(kind)
-        for code in bytecode.whole(method)
-        for item in bytecode.instructions(code)
-        if item.opname == "STORE_ATTR"
-    }
-
-
 def _callback_state(self: Any) -> dict[str, Any]:
     """Returns the attributes that an ExportableState exports."""
     return copy.deepcopy(self.state()["attributes"]) if callable(getattr(self, "state", None)) else {}
@@ -309,7 +301,7 @@ class _TrainState:
         self._restored: dict[str, Any] | None = None
         kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
         kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
-        names = set[str]().union(*map(_names_set_by, kinds)) - _names_set_by(transformers.Trainer)
+        names = set[str]().union(*map(names_set_by, kinds)) - names_set_by(transformers.Trainer)
         self._besides = sorted(name for name in names & vars(trainer).keys() if is_plain(vars(trainer)[name]))
         """The plain attributes of trainers of other packages (TRL's): a commit has those that change."""
         self._begun = {name: digest.of_value(vars(trainer)[name]) for name in self._besides}

@@ -51,7 +51,11 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "CallbackHandler": ("callbacks",),
     },
-    "keras": {"TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"), "Trainer": ("_initial_epoch",)},
+    "keras": {
+        "TorchEpochIterator": ("_get_iterator", "_enumerate_iterator"),
+        "Trainer": ("_initial_epoch",),
+        "Layer": ("_flatten_layers",),
+    },
     "pytorch-ignite": {
         "Engine": (
             *("_process_function", "_event_handlers", "_dataloader_iter", "_init_iter"),

@@ -121,7 +121,15 @@ class ReadBeforeWrite:
             seen = self._search(code, place, offset)
             if seen.reads or seen.writes:
                 return not seen.reads
-        return any(seen.writes and not seen.passes for _, seen in fetched)
+        return any(seen.writes and not seen.passes for _, seen in fetched) or self._is_never_carried(place)
+
+    def _is_never_carried(self, place: StoredPlace) -> bool:
+        """Returns True for an attribute of functions that only a library calls, if each sets it first."""
+        return (
+            place.kind == "attr"
+            and self._count_stores(place) > 0
+            and not any(self._access_of(code, place).reads for code in self._program.everywhere())
+        )
 
     def settled(self, place: StoredPlace) -> bool:
         """Returns True if each iteration writes the place on every way, and nothing reads it before.

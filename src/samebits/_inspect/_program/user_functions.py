@@ -12,7 +12,7 @@ from typing import Any
 
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
-from samebits._inspect.user_code import is_library, is_user_type, may_hold_state
+from samebits._inspect.user_code import is_library, is_user_type, may_hold_state, owner_of_module
 
 _MAKES = ("__init__", "__new__", "__post_init__")
 
@@ -48,6 +48,15 @@ class UserFunctions:
     def codes(self) -> frozenset[types.CodeType]:
         """The code of all functions."""
         return frozenset(self._codes)
+
+    def everywhere(self) -> frozenset[types.CodeType]:
+        """Returns the code of all functions, and of those in all modules of the user's that are imported."""
+        users = [module for name, module in list(sys.modules.items()) if owner_of_module(name) == "user"]
+        items = [item for module in users for item in list(vars(module).values())]
+        found = [
+            code for item in items for code in (methods(item) if isinstance(item, type) else codes_of(item))
+        ]
+        return self.codes.union(*map(bytecode.whole, found))
 
     def with_classes(self, kinds: Iterable[type]) -> UserFunctions:
         """Returns these functions with the methods of classes of installed packages."""

@@ -113,10 +113,15 @@ class ObservedObjects:
         }
         # Accelerate's optimizer holds the one that steps.
         known = [*given.values(), *(getattr(one, "optimizer", None) for one in given.values())]
+        known += self.saved_by_adapters()
         others = [o for o in self._stepped if not _contains(known, o)]
         if self._given:
             self._note_others("optimizer", others)
         return _merge(given, others)
+
+    def saved_by_adapters(self) -> list[Any]:
+        """Returns the objects whose state another object of the run has: a trainer's optimizers."""
+        return [one for thing in self._given.values() for one in getattr(thing, "__saved_objects__", list)()]
 
     def replicas(self) -> dict[str, Any]:
         """Returns facts for a comparison of the ranks: the names of what may differ between two steps.

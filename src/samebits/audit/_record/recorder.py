@@ -403,7 +403,7 @@ class Recorder(Observer, TorchListener):
         missing = [] if self._full else ["everything but losses and learning rates (level loss)"]
         if not self._subjects.summary():
             missing.append("no model was called")
-        if self._trains and not self._subjects.optimizers():
+        if self._trains and not self._subjects.optimizers() and not self._subjects.saved_by_adapters():
             missing.append("the state of what updates the parameters: no torch optimizer took a step")
         if self._trains and not self._loops:
             missing.append("locals and epochs (the script has no samebits.Run)")

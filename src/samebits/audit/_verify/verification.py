@@ -193,18 +193,24 @@ class _Verification:
     async def _rows(
         self, baseline: Sequence[Record], again: Check, checks: Sequence[Check]
     ) -> list[CheckRow]:
-        await self._run(again)
-        judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
-        first = judge.row(again, self.outcomes[again.name])
-        if judge.is_useless:
-            others = (
-                judge.row(check, ()) if check.group == "replicas" else CheckRow(check, overshadowed=True)
-                for check in checks
-            )
-            return [first, *others]
-        await asyncio.gather(*(self._run(check) for check in checks))
+        first, *others = (asyncio.create_task(self._run(check)) for check in (again, *checks))
+        try:
+            await first
+            judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
+            row = judge.row(again, self.outcomes[again.name])
+            if judge.is_useless:
+                rest = (
+                    judge.row(check, ()) if check.group == "replicas" else CheckRow(check, overshadowed=True)
+                    for check in checks
+                )
+                return [row, *rest]
+            await asyncio.gather(*others)
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
-        return await self._separate_surroundings(judge, [first, *rows])
+        return await self._separate_surroundings(judge, [row, *rows])
 
     async def _run(self, check: Check) -> None:
         """Runs the check's processes one after another, in one run root, until one ends otherwise."""

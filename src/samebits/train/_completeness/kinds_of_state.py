@@ -27,7 +27,11 @@ def action_of(kind: type) -> str | None:
     """Returns the name of the walk's method for values of a type; None if they are not read."""
     if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
         return "optimizer"
-    if kind.__module__.startswith("samebits.") and reachable.action_of(kind) == "attributes":
+    if (
+        kind.__module__.startswith("samebits.")
+        and reachable.action_of(kind) == "attributes"
+        and not hasattr(kind, "__names_of_library__")
+    ):
         return "holder"
     action = reachable.thorough_action_of(kind)
     if action is None:

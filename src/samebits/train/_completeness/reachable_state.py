@@ -405,6 +405,7 @@ def take(
     walk.give(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
+    passed += [one for thing in passed for one in getattr(thing, "__saved_objects__", list)()]
     passed += [
         whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
     ]
