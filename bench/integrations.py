@@ -5,11 +5,13 @@
 
 The two are processes of one thread that take turns: after WARM steps each runs TURN steps while the other waits, so that
 what else the machine does meets both. Its time is that of all steps after the first ones, commits included: processor
-time of the training thread, and wall time. The clock by which commits are due (`time.perf_counter`) stands still while a
-process waits. glibc keeps the memory of both: else each step of the program alone maps its activations anew, which a run
-ends as a side effect (10% of these steps). Printed are medians over the rounds; "commit" is what one commit of ours takes
-in the training thread and its bytes, "own save" one call of what the library has for it (SAVES), which is in no step.
-Where the ratio of processor time is above GOAL, the line says so.
+time of the training thread, and wall time. The clock by which commits are due (`time.perf_counter`)
+is that processor time, so that there are as many as on a machine with nothing else to do. glibc keeps the memory of both:
+else each step of the program alone maps its activations anew, which a run ends as a side effect (10% of these steps).
+
+Printed are medians over the rounds: the time of the commits as a share of all, processor time in the training thread and
+bytes of one of them, and of one call of what the library has for it (SAVES), which is in no step. Where the ratio of
+processor time is above GOAL, the line says so.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 GOAL = 1.03
-CLOCKS = ("thread", "process", "wall")
+CLOCKS = ("thread", "wall")
 WARM, TURN, BATCH, BATCHES = 60, 20, 64, 100
 PACKAGES = {
     "lightning": "lightning",
@@ -59,8 +61,8 @@ class Marks:
         self._give, self._take = give, take
         """The pipes by which the turn is given, and taken."""
         self.done = 0
-        self._began = (0.0, 0.0, 0.0)
-        self.times = [0.0, 0.0, 0.0]
+        self._began = (0.0, 0.0)
+        self.times = [0.0, 0.0]
         """Those of `clocks`, in all steps."""
         self.save_s = 0.0
         self.save: Callable[[], Any] | None = None
@@ -79,27 +81,19 @@ class Marks:
             ]
             with contextlib.suppress(BrokenPipeError):  # the other has ended
                 os.write(self._give, b"1")
-        wait(self._take)
+        os.read(self._take, 1)  # waits for the turn, or for the other's end
         self._began = clocks()
         if self.done == self.last and self.save is not None:
             self.save()
-            self.save_s = clocks()[2] - self._began[2]
+            self.save_s = time.thread_time() - self._began[0]
 
 
-def wait(take: int) -> None:
-    """Waits for the turn, or for the other's end; the clock of this process stands still."""
-    global waited
-    began = now()
-    os.read(take, 1)
-    waited += now() - began
+now = time.perf_counter
 
 
-now, waited = time.perf_counter, 0.0
-
-
-def clocks() -> tuple[float, float, float]:
-    """Returns processor time of the training thread and of the process, and wall time."""
-    return time.thread_time(), time.process_time(), time.perf_counter()
+def clocks() -> tuple[float, float]:
+    """Returns processor time of the training thread, and wall time."""
+    return time.thread_time(), now()
 
 
 def network() -> Any:
@@ -179,7 +173,7 @@ def transformers(marks: Marks, run_dir: Path | None) -> None:
             control.should_save = marks.done == marks.last and run_dir is None
 
         def on_save(self, *_: Any, **__: Any) -> None:
-            marks.save_s = clocks()[2] - marks._began[2]
+            marks.save_s = time.thread_time() - marks._began[0]
 
     config = {"vocab_size": 256, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 2}
     model = hf.GPT2LMHeadModel(hf.GPT2Config(**config, bos_token_id=0, eos_token_id=0))
@@ -341,17 +335,17 @@ def size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def commits_timed() -> list[float]:
-    """Fills a list with the milliseconds that each commit of the cadence takes in the training thread."""
+def commits_timed(marks: Marks) -> list[tuple[int, float]]:
+    """Fills a list with the steps before each commit, and its milliseconds of processor time."""
     from samebits.train._boundary_commits import CommitPolicy
 
-    took: list[float] = []
+    took: list[tuple[int, float]] = []
     commit = CommitPolicy._commit
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         commit(self, *args, **kwargs)
-        took.append((time.perf_counter() - began) * 1e3)
+        took.append((marks.done, (time.thread_time() - began) * 1e3))
 
     CommitPolicy._commit = timed
     return took
@@ -359,22 +353,22 @@ def commits_timed() -> list[float]:
 
 def one(name: str, steps: int, folder: Path, kind: str, give: int, take: int) -> dict[str, Any]:
     """Runs a program once: milliseconds per step, and those of commits or of the library's own save."""
-    time.perf_counter = lambda: now() - waited
+    time.perf_counter = time.thread_time
     import torch
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(1)
     marks, ours = Marks(steps, folder, give, take), kind == "ours"
-    took = commits_timed() if ours else []
+    took = commits_timed(marks) if ours else []
     PROGRAMS[name](marks, folder / "run" if ours else None)
-    saved = {"save": marks.save_s * 1e3, "bytes": size(folder)}
-    if ours:
-        newest = max(
-            (path for path in (folder / "run").iterdir() if path.is_dir()), key=lambda path: path.name
-        )
-        saved = {"save": statistics.median(took[:-1] or took), "bytes": size(newest), "commits": len(took)}
-    return dict(zip(CLOCKS, [one / steps * 1e3 for one in marks.times], strict=True)) | saved
+    found = dict(zip(CLOCKS, [one / steps * 1e3 for one in marks.times], strict=True))
+    if not ours:
+        return found | {"save": marks.save_s * 1e3, "bytes": size(folder)}
+    newest = max((path for path in (folder / "run").iterdir() if path.is_dir()), key=lambda path: path.name)
+    inside = [ms for done, ms in took if marks.warm <= done < marks.last]
+    found |= {"commits": len(inside), "share": sum(inside) / steps / found["thread"]}
+    return found | {"save": statistics.median(inside or [took[-1][1]]), "bytes": size(newest)}
 
 
 def pair(name: str, steps: int, folder: Path) -> list[dict[str, Any]]:
@@ -422,7 +416,7 @@ def row(name: str, rounds: int, steps: int, folder: Path) -> str:
     saves = [f"{one['save']:8.1f} ms {one['bytes'] / 1e6:8.3f} MB" for one in (ours, plain)]
     return (
         f"{name:13}{plain['thread']:8.3f} ms {ours['thread']:8.3f} ms {' '.join(f'{one:7.3f}' for one in ratios)}"
-        f"{ours['commits']:8.0f} {saves[0]} {saves[1]}  {SAVES[name]}{f', above {GOAL}' * (ratios[0] > GOAL)}"
+        f"{ours['commits']:8.0f} {ours['share']:6.1%} {saves[0]} {saves[1]}  {SAVES[name]}{f', above {GOAL}' * (ratios[0] > GOAL)}"
     )
 
 
@@ -444,7 +438,7 @@ def main() -> None:
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; {options.rounds} rounds of {options.steps} steps"
     )
     print(
-        "             a step, training thread     ratio process    wall commits             commit               own save"
+        "             a step: alone        ours   ratio    wall commits  share             commit               own save"
     )
     for name in options.only.split(","):
         if importlib.util.find_spec(PACKAGES[name]) is None:
