@@ -22,23 +22,23 @@ OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1140,
-    "_inspect": 4500,
+    "_inspect": 4520,
     "_native": 3130,
     "arithmetic": 11570,
-    "audit": 5190,
+    "audit": 5205,
     "callbacks": 1270,
     "checkpoint": 4350,
     "cli": 2190,
     "data": 8460,
     "determinism": 10680,
-    "integrations": 1900,
+    "integrations": 2110,
     "nn": 1630,
     "random": 5400,
     "replica": 4680,
     "rounding": 2580,
     "state": 920,
     "testing": 870,
-    "train": 6920,
+    "train": 6940,
     "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
