@@ -68,7 +68,7 @@ def test_a_callback_that_would_lose_a_generator_is_an_error(tmp_path, saves):
     assert (done.returncode == 0) == saves, done.stderr
     if not saves:
         assert "callback_Draws.generator" in done.stderr
-        assert "give the callback state_dict and load_state_dict" in done.stderr
+        assert "give the callback or metric state_dict and load_state_dict" in done.stderr
 
 
 REFUSED = """
