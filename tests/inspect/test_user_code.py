@@ -196,3 +196,18 @@ def test_the_innermost_line_of_a_graphs_node_is_read():
     assert user_code.text_of_node(node) == "return y + 1"
     assert user_code.line_of_node(types.SimpleNamespace(meta={})) == "no source line"
     assert user_code.text_of_node(types.SimpleNamespace(meta={})) == ""
+
+
+def test_a_module_whose_path_is_no_list_has_an_owner(monkeypatch):
+    """Modules that answer every attribute, and lazy ones, are neither an error nor asked for what they would import."""
+
+    class Odd(types.ModuleType):
+        def __getattr__(self, name):
+            raise AssertionError(name)
+
+    odd = Odd("odd")
+    odd.__path__ = 3
+    monkeypatch.setitem(sys.modules, "odd", odd)
+    assert user_code.owner_of_module("odd") is None
+    odd.__file__ = __file__
+    assert user_code.owner_of_module("odd") == "user"

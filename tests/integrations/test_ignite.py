@@ -95,6 +95,21 @@ def test_a_variable_that_only_a_handler_changes_is_an_error(tmp_path):
     assert seen == [*range(1, 9)]
 
 
+def test_a_list_that_grows_once_an_epoch_is_named(tmp_path):
+    """Its length is the number of epochs, which a commit has, too; that does not hide it."""
+    history = []
+
+    def note(engine):
+        if engine.state.iteration % engine.state.epoch_length == 0:
+            history.append(engine.state.iteration)
+
+    with pytest.raises(IncompleteStateError, match=r"handler_functions\[\d\]\.history") as raised:
+        trained(tmp_path / "a", handler=note, epochs=4)
+    assert "resumable(trainer, run_dir, name=thing)" in "".join(raised.value.__notes__)
+    history.clear()
+    assert trained(tmp_path / "b", handler=note, epochs=4, history=history).state.epoch == 4
+
+
 def test_a_finished_run_trains_nothing(tmp_path):
     """Started again it has its state, and with more epochs it is an error, as COMPLETED was fired."""
     first, again = trained(tmp_path), trained(tmp_path, handler=lambda engine: pytest.fail("an iteration"))

@@ -111,6 +111,23 @@ class Counting(Small):
         return super().training_step(batch, index) * self.steps
 
 
+class Scaling(Small):
+    """Scales the loss by the best metric so far, which Lightning's state has, too, under the metric's name."""
+
+    best = 0.0
+
+    def validation_step(self, batch, index):
+        pass
+
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) * (1 + self.best)
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            self.best = 0.5 + self.trainer.current_epoch
+            self.log("accuracy", self.best)
+
+
 class Halving(L.Callback):
     def __init__(self):
         self.seen = 0
@@ -128,7 +145,8 @@ def fit(folder, module, loader=None, *, callbacks=(), ckpt_path=None, epochs=2, 
         enable_model_summary=False, callbacks=[*callbacks, Resumable(folder / "run", save=2)], **options,
     )  # fmt: skip
     loader = DataLoader(TensorDataset(torch.randn(40, 4)), 4, shuffle=True) if loader is None else loader
-    trainer.fit(module, loader, ckpt_path=ckpt_path)
+    loaders = loader if isinstance(loader, dict) else {"train_dataloaders": loader}
+    trainer.fit(module, ckpt_path=ckpt_path, **loaders)
     return trainer
 
 
@@ -139,6 +157,9 @@ def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path):
         fit(tmp_path / "module", Counting())
     with pytest.raises(IncompleteStateError, match=r"callback_Halving\.seen"):
         fit(tmp_path / "callback", Small(), callbacks=[Halving()])
+    rows = DataLoader(TensorDataset(torch.randn(40, 4)), 4)
+    with pytest.raises(IncompleteStateError, match=r"model\.best"):
+        fit(tmp_path / "metric", Scaling(), {"train_dataloaders": rows, "val_dataloaders": rows})
     assert fit(tmp_path / "neither", Small()).global_step == 20
 
 

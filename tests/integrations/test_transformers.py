@@ -111,6 +111,17 @@ class ExportedHalving(Halving, transformers.trainer_callback.ExportableState):
         return {"args": {}, "attributes": {"seen": self.seen}}
 
 
+class HalfExported(ExportedHalving):
+    """Exports less than changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = 0
+
+    def on_step_begin(self, *args, **kwargs):
+        self.begun += 3
+
+
 class CountingTrainer(Trainer):
     """Multiplies the loss by the number of calls."""
 
@@ -179,13 +190,14 @@ EVALUATED = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch"}
     [
         ("model.calls", {"model": CountingModel()}),
         ("callback_Halving.seen", {"callbacks": [Halving()]}),
+        ("callback_HalfExported.begun", {"callbacks": [HalfExported()]}),
         ("trainer.calls", {"kind": CountingTrainer}),
         (
             "trainer.compute_metrics.seen",
             {"compute_metrics": falling(), "eval_dataset": Rows(), "settings": EVALUATED},
         ),
     ],
-    ids=["model", "callback", "trainer", "metrics"],
+    ids=["model", "callback", "exported", "trainer", "metrics"],
 )
 def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path, path, given):
     """The first start names the attribute, and both cures: where to save it, and how to ignore it; ignored, it trains."""

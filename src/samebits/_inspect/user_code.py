@@ -103,9 +103,10 @@ def owner_of_module(name: str) -> Owner | None:
         return "framework"
     if root in ("samebits", "__main__"):
         return "samebits" if root == "samebits" else "user"
-    module = sys.modules.get(name)
-    places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
-    place = next((place for place in places if place), None)
+    held = getattr(sys.modules.get(name), "__dict__", {})  # without the __getattr__ of a lazy module
+    path = held.get("__path__", ())
+    places = (held.get("__file__"), *(path if isinstance(path, Iterable) else ()))
+    place = next((place for place in places if isinstance(place, str) and place), None)
     return None if place is None else owner_of_file(place)
 
 

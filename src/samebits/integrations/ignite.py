@@ -38,6 +38,11 @@ except ImportError as error:
     ) from error
 
 _CALL = "samebits.integrations.ignite.resumable"
+_CURES = (
+    "resumable(trainer, run_dir, ignore=[...]), and run.add(name, thing) is "
+    "resumable(trainer, run_dir, name=thing), or name=samebits.state.attributes(thing); "
+    "handler_functions[i] is the i-th handler of the trainer, and its __self__ the object that has it"
+)
 _OF_A_STEP = {"output", "batch", "dataloader", "times"}
 """Attributes of an engine's state that each step sets anew, and clocks."""
 _LIMITS = ("max_epochs", "max_iters", "epoch_length")
@@ -86,7 +91,7 @@ def resumable(trainer: Any, run_dir: str | os.PathLike[str], **options: Any) -> 
     """
     require_attributes("pytorch-ignite", trainer)
     given = {name: options.pop(name) for name in set(options) - _OPTIONS}
-    opened = OpenRun(run_dir, options, "resumable(ignore=[...])")
+    opened = OpenRun(run_dir, options, _CURES)
     trainer.run = _EngineRun(trainer, opened, given).run
 
 
@@ -197,6 +202,7 @@ class _EngineRun:
         if self._failure is None:
             batches.finish()
 
+    @functools.cached_property
     def functions(self) -> tuple[Any, list[Any]]:
         """Returns the update function, and the functions of the handlers."""
         entries = [entry for every in self._trainer._event_handlers.values() for entry in every]
@@ -266,7 +272,8 @@ class _Data(Batches):
 
     def _rest(self) -> Iterator[Any]:
         training, steps, run = self._training, self._steps, self._run
-        update, used = training.functions()  # variables that the check for forgotten state looks into
+        # Variables that the check for forgotten state looks into: their names stand in its messages.
+        update, handler_functions = training.functions
         while True:
             run.state.in_epoch = training.in_epoch
             try:
@@ -283,7 +290,7 @@ class _Data(Batches):
             yield batch
             if self._last.ends_epoch:
                 return
-            _carry(update, used)
+            _carry(update, handler_functions)
 
 
 def _carry(*functions: Any) -> None:

@@ -34,6 +34,7 @@ from samebits.train._run import Run
 
 try:
     transformers: Any = importlib.import_module("transformers")
+    _ExportableState: Any = importlib.import_module("transformers.trainer_callback").ExportableState
     _trainer: Any = importlib.import_module("transformers.trainer")
 except ImportError as error:
     raise ImportError(
@@ -286,7 +287,8 @@ def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
 
 def _callback_state(self: Any) -> dict[str, Any]:
     """Returns the attributes that an ExportableState exports."""
-    return copy.deepcopy(self.state()["attributes"]) if callable(getattr(self, "state", None)) else {}
+    # By no `getattr`: a state_dict that calls it counts as one that saves every attribute.
+    return copy.deepcopy(self.state()["attributes"]) if isinstance(self, _ExportableState) else {}
 
 
 def _load_callback_state(self: Any, state_dict: dict[str, Any]) -> None:
