@@ -366,7 +366,7 @@ class _FitPart:
                 (),
                 {
                     **methods,
-                    "__module__": "__main__",
+                    "__module__": "__main__",  # the run takes it for the program's, a layer of Keras, too
                     "__dict__": property(lambda _: self.shown()),
                     "state_dict": self.state_dict,
                     "load_state_dict": self.load_state_dict,

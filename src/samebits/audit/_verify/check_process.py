@@ -328,7 +328,7 @@ while os.getppid() == parent:  # so that it ends when the check is killed
 def busy_processes() -> Iterator[None]:
     """Runs one process per core that keeps it busy half of the time, in bursts of up to 40 ms.
 
-    They delay other threads than steady work would, which delays all alike, and cost half as much.
+    Work that comes and goes delays one thread more than another; steady work delays all of them alike.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     command = [sys.executable, "-I", "-S", "-c", _LOOP, str(os.getpid())]

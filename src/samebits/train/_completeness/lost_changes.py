@@ -246,7 +246,7 @@ class LostChanges:
         return not (depends.attribute(last.name) if last.kind == "attr" else depends.variable(last.name))
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
-        """Returns True if the commit has the value at another path; a count or attribute of that name."""
+        """Returns True if the commit has the value at another path; a count or attribute by the same name."""
         paths = saved.get(change.taken.content(change.path) or change.now.hashed, set())
         is_attribute = isinstance(change.now.value, float) and change.now.places[-1].kind == "attr"
         if is_attribute or isinstance(change.now.value, int) or change.path.startswith("len("):
