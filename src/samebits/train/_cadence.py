@@ -12,6 +12,8 @@ _FIRST_GUESS = 0.03
 """Cost of a commit in seconds, assumed before one was measured."""
 _DISK_SHARE = 0.25
 """Share of the time in which the writer process may be busy under a budget."""
+_LEAST_SECONDS = 1.0
+"""Time between two commits under a budget: starting a program again takes longer than what is lost."""
 _PERCENT = re.compile(r"([0-9]*\.?[0-9]+)\s*%")
 _SECONDS = re.compile(r"([0-9]*\.?[0-9]+)\s*s")
 
@@ -29,8 +31,8 @@ class Cadence:
     """The cadence of commits, by `Run(save=...)`.
 
     "3%": when its cost, as measured last, is at most that share of the time since the last one: what the
-    training thread pays, and the processor time of the writer process. An int: the number of steps from one
-    to the next. "30s": after so much time. "explicit": never by itself.
+    training thread pays, and the processor time of the writer process; at most one in a second. An int: the
+    number of steps from one to the next. "30s": after so much time. "explicit": never by itself.
 
     Raises:
         InvalidArgumentError: `save` is none of these.
@@ -75,7 +77,7 @@ class Cadence:
         passed = time.perf_counter() - self._ended
         if self._seconds:
             return passed >= self._seconds
-        return self._share > 0 and self._cost <= self._share * passed
+        return self._share > 0 and passed >= max(_LEAST_SECONDS, self._cost / self._share)
 
     def record_commit(self, seconds: float) -> None:
         """Notes the seconds that a commit has cost the training thread."""

@@ -37,7 +37,6 @@ from samebits._inspect._program.syntax import (
     last_name,
     made_from,
     names_in,
-    names_of,
     parameters_of,
     root_of,
     self_of,
@@ -67,6 +66,8 @@ class OutputFlow:
             for one in node.names
         } - DRAWS
         """Names of functions of libraries that only calculate."""
+        self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
+        """Of `variable`: each check for forgotten state asks the same."""
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._root: tuple[Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
@@ -76,14 +77,14 @@ class OutputFlow:
 
         `code`: of the function whose variable it is; None: a global variable of any of the files.
         """
-        scopes: Sequence[Scope | None] = (
-            self._sources.trees if code is None else [self._sources.scope_of(code)]
-        )
-        for scope in scopes:
-            self._ask(scope, name)
-            if scope is None or not self._variable(scope, name, 0):
-                return False
-        return bool(scopes)
+        if (code, name) not in self._answers:
+            scopes = self._sources.trees if code is None else [self._sources.scope_of(code)]
+            self._answers[code, name] = bool(scopes) and all(self._is_output_in(one, name) for one in scopes)
+        return self._answers[code, name]
+
+    def _is_output_in(self, scope: Scope | None, name: str) -> bool:
+        self._ask(scope, name)
+        return scope is not None and self._variable(scope, name, 0)
 
     def attribute(self, name: str) -> bool:
         """Returns True if every attribute of this name flows only into output.
@@ -117,7 +118,7 @@ class OutputFlow:
         if key not in self._known:
             self._known[key] = True  # a cycle: `total = total + x`
             self._known[key] = depth < _DEPTH and all(
-                self._is_output(node, where, depth + 1) for node, where in self._loads(scope, name)
+                self._is_output(node, where, depth + 1) for node, where in self._sources.reads(scope, name)
             )
         return self._known[key]
 
@@ -134,20 +135,6 @@ class OutputFlow:
                 self._is_output(node, self._sources.scope_around(node), depth + 1) for node in loads
             )
         return self._known[key]
-
-    def _loads(self, scope: Scope, name: str) -> Iterator[tuple[ast.expr, Scope]]:
-        """Yields the reads of a variable, also in functions inside the scope that do not have their own."""
-        waiting: list[tuple[ast.AST, Scope]] = [(part, scope) for part in ast.iter_child_nodes(scope)]
-        while waiting:
-            node, where = waiting.pop()
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-                yield node, where
-            inner = where
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                if name in names_of(node):
-                    continue
-                inner = node
-            waiting.extend((part, inner) for part in ast.iter_child_nodes(node))
 
     def _is_output(self, node: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if the value of an expression flows only into output."""
@@ -242,7 +229,7 @@ class OutputFlow:
             one.id for one in ast.walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
         }
         filled = False
-        for node, _ in self._loads(scope, name):
+        for node, _ in self._sources.reads(scope, name):
             above = self._sources.parents[node]
             if isinstance(above, ast.Compare) or (
                 isinstance(above, ast.Subscript) and isinstance(above.ctx, ast.Load)

@@ -32,9 +32,13 @@ class Sources:
         self.nodes = [node for tree in self.trees for node in ast.walk(tree)]
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.functions: dict[str, list[ast.FunctionDef]] = {}
+        self._reads: dict[str, list[ast.Name]] = {}
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
                 self.functions.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                self._reads.setdefault(node.id, []).append(node)
+        self._names: dict[Function, set[str]] = {}
         self.bases = {
             node.name: [last_name(base) for base in node.bases]
             for node in self.nodes
@@ -47,6 +51,25 @@ class Sources:
         while not isinstance(node, Scope):
             node = self.parents[node]
         return node
+
+    def reads(self, scope: Scope, name: str) -> Iterator[tuple[ast.Name, Scope]]:
+        """Yields the reads of a variable, also in functions inside the scope that do not have their own."""
+        for node in self._reads.get(name, ()):
+            inner: ast.AST | None = self.parents[node]
+            around: Scope | None = None
+            while inner is not None and inner is not scope:
+                if isinstance(inner, Function):
+                    if name in self._names_of(inner):
+                        break
+                    around = around or inner
+                inner = self.parents.get(inner)
+            if inner is scope:
+                yield node, around or scope
+
+    def _names_of(self, function: Function) -> set[str]:
+        if function not in self._names:
+            self._names[function] = names_of(function)
+        return self._names[function]
 
     def scope_of(self, code: types.CodeType) -> Scope | None:
         """Returns the tree of a function, by its file, name and line; None if there is none."""
