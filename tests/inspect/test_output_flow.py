@@ -1,5 +1,6 @@
 """Which values of a loop flow only into output: read from the source, so each case is a loop."""
 
+import ast
 import types
 
 import pytest
@@ -161,9 +162,22 @@ def test_what_may_reach_a_weight_is_not_called_output(name, tmp_path):
 def test_one_question_does_not_change_the_answer_to_the_next(tmp_path):
     """Two variables that are made of each other, of which one trains: each trains, whichever is asked for first."""
     lines = "b = 1.0", "loss = loss * (1 + v); b = v * 2; v = b + 1"
-    flow, code = flow_of(*lines, "pass", tmp_path)
-    assert [flow.variable(code, name) for name in ("v", "b")] == [False, False]
-    assert [flow.variable(code, name) for name in ("b", "v")] == [False, False]
+    for names in (("v", "b"), ("b", "v")):
+        flow, code = flow_of(*lines, "pass", tmp_path)
+        assert [flow.variable(code, name) for name in names] == [False, False]
+
+
+def test_a_question_does_not_walk_the_file(tmp_path, monkeypatch):
+    """20 questions about variables that are printed visit fewer nodes than one walk of their file, and again none."""
+    prints = "; ".join(f"w{n} = loss.item(); print(w{n})" for n in range(20))
+    flow, code = flow_of("", f"v = 0; print(v); {prints}", "", tmp_path)
+    inner, visited = ast.iter_child_nodes, []
+    monkeypatch.setattr(ast, "iter_child_nodes", lambda node: (visited.append(node), *inner(node))[1:])
+    names = ["v", *(f"w{n}" for n in range(20))]
+    assert all(flow.variable(code, name) for name in names)
+    assert len(visited) < len(list(ast.walk(ast.parse((tmp_path / "train.py").read_text()))))
+    visited.clear()
+    assert all(flow.variable(code, name) for name in names) and not visited
 
 
 def test_an_attribute_that_is_read_by_reflection_may_train(tmp_path):

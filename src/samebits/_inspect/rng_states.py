@@ -113,10 +113,7 @@ class ProcessStates(NamedTuple):
 
     def restore(self) -> None:
         """Restores every generator to these states."""
-        if TORCH_WORDS is None:
-            torch.default_generator.set_state(_tensor(self.torch))
-        else:
-            TORCH_WORDS[:] = np.frombuffer(self.torch, np.uint32)
+        torch.default_generator.set_state(_tensor(self.torch))
         _NUMPY.set_state(self.numpy_state())
         random.setstate(self.python_state())
         for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=False):
@@ -144,7 +141,7 @@ class ProcessStates(NamedTuple):
 def of_process() -> ProcessStates:
     """Returns the states of all process-wide generators: torch's (CUDA's, if used), NumPy's, Python's."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return ProcessStates(_torch(), _numpy(), _python(), tuple(map(bytes_of, cuda)))
+    return ProcessStates(_bytes(torch.default_generator), _numpy(), _python(), tuple(map(_bytes, cuda)))
 
 
 def generators() -> Leaves:
@@ -169,9 +166,8 @@ def generators() -> Leaves:
 def numpy_words() -> np.ndarray:
     """Returns NumPy's legacy generator in place: 624 words, then the number drawn; empty if replaced."""
     bits = _NUMPY._bit_generator
-    known = _viewed.get(bits)
-    if known is not None:
-        return known
+    if bits in _viewed:
+        return _viewed[bits]
     return view_of(bits, bits.ctypes.state_address) if type(bits) is np.random.MT19937 else NOTHING
 
 
@@ -183,35 +179,27 @@ def python_words() -> np.ndarray:
     return np.array([position, *twister], np.uint32)
 
 
-def view_of(owner: Any, address: int, count: int = 1 + TWISTER_WORDS) -> np.ndarray:
-    """Returns `count` words at an address, which `owner` keeps alive."""
-    memory = (ctypes.c_uint32 * count).from_address(address)
+def view_of(owner: Any, address: int) -> np.ndarray:
+    """Returns the 625 words at an address, which `owner` keeps alive."""
+    memory = (ctypes.c_uint32 * (1 + TWISTER_WORDS)).from_address(address)
     _viewed[owner] = np.ctypeslib.as_array(memory)
     return _viewed[owner]
 
 
-def bytes_of(generator: torch.Generator) -> bytes:
-    """Returns the state that torch gives."""
-    return generator.get_state().numpy().tobytes()
+def _bytes(generator: torch.Generator) -> bytes:
+    state = generator.get_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _torch() -> bytes:
-    """Returns `TORCH_WORDS`, with zeros for what has no meaning; or torch's own state."""
-    if TORCH_WORDS is None:
-        return bytes_of(torch.default_generator)
-    data = TORCH_WORDS.tobytes()
-    float32 = data[2520:2525] if data[2524] else bytes(5)
-    float64 = data[2528:2537] if data[2536] else bytes(9)
-    return b"".join((data[:13], bytes(3), data[16:2516], bytes(4), float32, bytes(3), float64, bytes(7)))
-
-
 def _numpy() -> tuple[Any, bytes]:
     """Returns the words and position, and the cached normal; or NumPy's own state."""
-    words = numpy_words()
+    words = _viewed.get(_NUMPY._bit_generator)
+    if words is None:
+        words = numpy_words()
     if not words.size or _KEPT_NORMAL is None:
         return _LibraryState(_NUMPY.get_state(legacy=False)), b""
     return words.tobytes(), _KEPT_NORMAL.raw
@@ -273,36 +261,5 @@ def _whole(states: Any) -> bytes:
     return ctypes.string_at(id(states), type(states).__basicsize__)
 
 
-def _torch_words() -> np.ndarray | None:
-    """Returns torch's CPU generator in place; None where it is not found, or is not as expected.
-
-    636 words (CPUGeneratorImpl): the seed (2), the words left, if it was seeded, the next word, 624 words, 1
-    that is unused, and the kept normals: float32 (2) and float64 (4), each with 1 if there is one.
-    """
-    own = torch.Generator().manual_seed(0x1234567890ABCDEF)
-    state = own.get_state().numpy()
-    struct.pack_into("<8xd8xi4xf?", state, 5016, 0.5, 1, 0.25, True)  # kept normals
-    own.set_state(torch.from_numpy(state))
-    start = getattr(own, "_cdata", 0)
-    place = start and ctypes.string_at(start, 256).find(state[:8].tobytes())
-    expected = (
-        *struct.unpack_from("<Qi?", state),
-        0,
-        state[24:5016].view(np.uint64).astype(np.uint32).tobytes(),
-    )
-    found = struct.Struct("<Qi?3xI2496s4xf?3xd?7x")
-    if place <= 0 or found.unpack(ctypes.string_at(start + place, found.size)) != (
-        *expected,
-        0.25,
-        True,
-        0.5,
-        True,
-    ):
-        return None
-    return view_of(torch.default_generator, torch.default_generator._cdata + place, 636)
-
-
-TORCH_WORDS = _torch_words()
-"""torch's CPU generator in place, as `_torch_words` says; None where it cannot be."""
 _KEPT_NORMAL = _kept_normal()
 _PYTHON_WORDS = view_of(_PYTHON, id(_PYTHON) + object.__basicsize__) if _has_cpython_layout() else None

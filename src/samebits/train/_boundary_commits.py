@@ -258,7 +258,6 @@ class CommitPolicy:
             return
         assert self._environment is not None
         started = time.perf_counter()
-        self._chain.flush()
         saved = state.gather(self._objects)
         saved["run_state"] = dict(self._run_state)
         saved["in_hand"] = self.aliases.state(self._run_state)

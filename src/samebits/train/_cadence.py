@@ -75,9 +75,9 @@ class Cadence:
         if self._steps:
             return self.requires(step)
         passed = time.perf_counter() - self._ended
-        if self._seconds:
-            return passed >= self._seconds
-        return self._share > 0 and passed >= max(_LEAST_SECONDS, self._cost / self._share)
+        if self._share:
+            return passed >= max(_LEAST_SECONDS, self._cost / self._share)
+        return self._seconds > 0 and passed >= self._seconds
 
     def record_commit(self, seconds: float) -> None:
         """Notes the seconds that a commit has cost the training thread."""

@@ -11,7 +11,6 @@ import json
 import os
 import struct
 from bisect import bisect_left
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +25,6 @@ from samebits.errors import CorruptCommitError, RecordError, RunDirectoryError
 FILE = "chain.jsonl"
 _PER_DOUBLING = 7
 """Lines per doubling of the step, as a power of two."""
-_AT_ONCE = 32
-"""Lines that one call writes, unless a commit comes before: a resumed run writes lost ones again."""
 _MAX_BYTES = 1 << 23
 """The lines of 2^63 steps take less than 1 MB."""
 
@@ -39,8 +36,6 @@ class DigestChain:
         self._rolled = 0
         self._at: tuple[str, int] | None = None
         self._losses: list[float] = []
-        self._lines: list[bytes] = []
-        """Those that are not written yet."""
         self._file: int | None = None
         self._path = Path(FILE)
         self._check = 0
@@ -67,9 +62,7 @@ class DigestChain:
         self._rolled = xxhash.xxh3_64_intdigest(position.loop.encode() + data, self._rolled)
         if self._file is not None and position.step % stride(position.step) == 0:
             text, self._check = _line(position.step, self.digest, self._check)
-            self._lines.append(text)
-            if len(self._lines) >= _AT_ONCE:
-                self.flush()
+            self._write(text)
 
     def resume(self, digest: str | None, loop: str, step: int) -> None:
         """Resumes from a commit."""
@@ -90,12 +83,10 @@ class DigestChain:
         os.ftruncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
 
-    def flush(self) -> None:
-        """Writes the lines so far. Raises RunDirectoryError."""
-        text, self._lines = b"".join(self._lines), []
+    def _write(self, text: bytes) -> None:
+        assert self._file is not None
         try:
             while text:  # a disk that is nearly full takes a part
-                assert self._file is not None
                 text = text[os.write(self._file, text) :]
         except OSError as error:
             raise RunDirectoryError(
@@ -104,10 +95,8 @@ class DigestChain:
             ) from error
 
     def close(self) -> None:
-        """Writes the lines that are left, and closes the file."""
+        """Closes the file."""
         if self._file is not None:
-            with suppress(RunDirectoryError):  # a resumed run writes them again
-                self.flush()
             os.close(self._file)
             self._file = None
 

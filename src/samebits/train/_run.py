@@ -79,10 +79,9 @@ class Run:
         run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"):
             commits are made below `$SAMEBITS_CACHE_DIR` and uploaded. None: nothing is saved (no resume).
         save: when to commit, besides ends of loops and exits by a signal; the bits do not depend on it. A
-            share of the time ("3%", at most one commit in a second), a number of steps, seconds ("30s"), or
-            "explicit": by `run.commit()`.
-            Except for the last, a process of its own makes the commits durable while training continues: of
-            several within 50 ms the newest, and always the last one before a kill.
+            share of the time ("3%", at most once a second), a number of steps, seconds ("30s"), or
+            "explicit": by `run.commit()`. Except for the last, a process of its own makes the commits durable
+            while training continues: of several within 50 ms the newest, and always the last before a kill.
         keep: number of newest commits to keep.
         keep_best: number of further commits to keep, those with the smallest logged values.
         best: name of the value in `run.log` that selects the best commits, smaller is better; "max:name":

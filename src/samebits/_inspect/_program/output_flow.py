@@ -67,7 +67,6 @@ class OutputFlow:
         } - DRAWS
         """Names of functions of libraries that only calculate."""
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
-        """Of `variable`: each check for forgotten state asks the same."""
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._root: tuple[Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""

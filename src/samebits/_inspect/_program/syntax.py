@@ -38,7 +38,6 @@ class Sources:
                 self.functions.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 self._reads.setdefault(node.id, []).append(node)
-        self._names: dict[Function, set[str]] = {}
         self.bases = {
             node.name: [last_name(base) for base in node.bases]
             for node in self.nodes
@@ -55,21 +54,12 @@ class Sources:
     def reads(self, scope: Scope, name: str) -> Iterator[tuple[ast.Name, Scope]]:
         """Yields the reads of a variable, also in functions inside the scope that do not have their own."""
         for node in self._reads.get(name, ()):
-            inner: ast.AST | None = self.parents[node]
-            around: Scope | None = None
-            while inner is not None and inner is not scope:
-                if isinstance(inner, Function):
-                    if name in self._names_of(inner):
-                        break
-                    around = around or inner
-                inner = self.parents.get(inner)
-            if inner is scope:
-                yield node, around or scope
-
-    def _names_of(self, function: Function) -> set[str]:
-        if function not in self._names:
-            self._names[function] = names_of(function)
-        return self._names[function]
+            above, functions = self.parents[node], list[Function]()
+            while above is not scope and above in self.parents:
+                functions += [above] if isinstance(above, Function) else []
+                above = self.parents[above]
+            if above is scope and not any(name in names_of(one) for one in functions):
+                yield node, functions[0] if functions else scope
 
     def scope_of(self, code: types.CodeType) -> Scope | None:
         """Returns the tree of a function, by its file, name and line; None if there is none."""
@@ -127,6 +117,7 @@ def last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@functools.lru_cache(maxsize=4096)
 def names_of(function: Function) -> set[str]:
     """Returns the parameters and variables of a function."""
     names = parameters_of(function)

@@ -43,37 +43,16 @@ def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     positions collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`. Returns the words
     used: uint32, 624 for torch and four each for NumPy and Python.
     """
+    own = int_keys.fold(key, _STREAM)
     stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
-    default, words = torch.default_generator, rng_states.TORCH_WORDS
-    if words is None:
-        philox.fill_words(*int_keys.fold(key, _STREAM), stream)
-        default.set_state(
-            torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed)
-        )
-    else:
-        _fill_torch_words(*key, _STREAM, initial_seed or 0, initial_seed is None, stream, words)
+    philox.fill_words(*own, stream)
+    default = torch.default_generator
+    default.set_state(torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed))
     _seed_in_place(stream[_TWISTER_WORDS:])
     if torch.cuda.is_initialized():
-        own = int_keys.fold(key, _STREAM)
         for number, generator in enumerate(torch.cuda.default_generators):
             generator.manual_seed(int_keys.fold(own, _CUDA, number)[0])
     return stream
-
-
-@kernel("void(uint64, uint64, uint64, uint64, boolean, uint32[::1], uint32[::1])")
-def _fill_torch_words(
-    seed: Any, offset: Any, path: Any, initial_seed: Any, keeps_seed: Any, stream: Any, torch: Any
-) -> None:
-    """Makes the words of `fill`, and writes torch's generator in place: the first draw twists."""
-    own_seed, own_offset = fold(seed, offset, path)
-    fill_words(own_seed, own_offset, stream)
-    if not keeps_seed:
-        torch[0], torch[1] = np.uint32(initial_seed), np.uint32(initial_seed >> np.uint64(32))
-    torch[2], torch[3], torch[4] = np.uint32(1), np.uint32(1), np.uint32(0)
-    for i in range(624):
-        torch[5 + i] = stream[i]
-    for i in range(629, 636):
-        torch[i] = np.uint32(0)
 
 
 def fill_each(keys: np.ndarray) -> Iterator[None]:
@@ -84,8 +63,7 @@ def fill_each(keys: np.ndarray) -> Iterator[None]:
     """
     for first in range(0, len(keys), _AT_ONCE):
         part = np.ascontiguousarray(keys[first : first + _AT_ONCE])
-        words = _words_in_place()
-        if len(part) <= _FEW or words is None or torch.cuda.is_initialized():
+        if len(part) <= _FEW or not _can_write_in_place() or torch.cuda.is_initialized():
             yield from _fill_one_by_one(part)
             continue
         torch_rows = np.zeros((len(part), 632), np.uint64)
@@ -96,7 +74,7 @@ def fill_each(keys: np.ndarray) -> Iterator[None]:
         if not seeds[1::2, 3].all():  # Python leaves out zeros at the end of its seed
             yield from _fill_one_by_one(part)
             continue
-        numpy_state, python_state = words
+        numpy_state, python_state = numpy_words(), rng_states.python_words()
         torch_default = torch.default_generator
         for state, numpy, python in zip(torch_rows, twisters[::2, 1:], twisters[1::2, :-1], strict=False):
             _BUFFER[:] = state  # torch 2.13 reads a row of a larger tensor from the wrong place, and crashes
@@ -113,12 +91,10 @@ def _fill_one_by_one(keys: np.ndarray) -> Iterator[None]:
         yield
 
 
-def _words_in_place() -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the words of NumPy's and Python's generators; None unless they can be set."""
-    numpy = numpy_words()
-    if not numpy.size or rng_states._PYTHON_WORDS is None or _KEPT is None or not supports_in_place_seeding():
-        return None
-    return numpy, rng_states._PYTHON_WORDS
+def _can_write_in_place() -> bool:
+    """Returns True if words and kept normals of NumPy's and Python's generators lie where they can be set."""
+    layout = rng_states._PYTHON_WORDS is not None and _KEPT is not None
+    return layout and supports_in_place_seeding() and bool(numpy_words().size)
 
 
 @kernel("void(uint64[:, ::1], uint64, uint64[:, ::1], uint32[:, ::1])")
@@ -149,13 +125,12 @@ def _seed_python(seeds: np.ndarray) -> None:
 
 def _seed_in_place(seeds: np.ndarray) -> None:
     """Does `seed_numpy_and_python` in a tenth of the time where the generators' memory is known."""
-    words = _words_in_place()
-    if words is None or not seeds[-1]:  # Python leaves out zeros at the end of its seed
+    if not _can_write_in_place() or not seeds[-1]:  # Python leaves out zeros at the end of its seed
         seed_numpy_and_python(seeds)
         if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
             _forget_kept_normal()
         return
-    mt19937.seed_in_place(*words, seeds, mt19937.BASE)
+    mt19937.seed_in_place(numpy_words(), rng_states.python_words(), seeds, mt19937.BASE)
     _forget_kept_normals_in_place()
 
 
@@ -207,15 +182,14 @@ def preserve_states() -> Iterator[ProcessStates]:
 def _restore(states: ProcessStates) -> None:
     """Restores the generators: in place in 3 us, else by the libraries' functions in 80."""
     twister, kept = states.numpy
-    words, of_torch = _words_in_place(), rng_states.TORCH_WORDS
-    if words is None or of_torch is None or not isinstance(twister, bytes) or torch.cuda.is_initialized():
+    if not (_can_write_in_place() and isinstance(twister, bytes)) or torch.cuda.is_initialized():
         states.restore()
         return
-    of_torch[:] = np.frombuffer(states.torch, np.uint32)
-    words[0][:] = np.frombuffer(twister, np.uint32)
+    torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
+    numpy_words()[:] = np.frombuffer(twister, np.uint32)
     _KEPT.raw = kept
-    python, _PYTHON.gauss_next = states.python
-    words[1][:] = np.frombuffer(python, np.uint32)
+    words, _PYTHON.gauss_next = states.python
+    rng_states.python_words()[:] = np.frombuffer(words, np.uint32)
 
 
 @contextmanager
@@ -259,12 +233,7 @@ def digest() -> str:
         parts = [own["key"], repr((own["pos"], *plain)).encode()]
     else:
         parts = [repr((own, *plain)).encode()]
-    return of_bytes(
-        rng_states.bytes_of(torch.default_generator),
-        *parts,
-        array.array("I", twister).tobytes(),
-        *states.cuda,
-    )
+    return of_bytes(states.torch, *parts, array.array("I", twister).tobytes(), *states.cuda)
 
 
 # The layout of torch's CPU generator state (CPUGeneratorImplState, 5056 bytes): the seed as u64, `left` and
