@@ -35,21 +35,19 @@ if len(tempfile.gettempdir()) > 40:
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--sweep-share",
+        "--slow-share",
         default="0/1",
         metavar="K/N",
-        help="of the slow sweeps only the K-th of N parts (0 to N - 1)",
+        help="of the slow tests only the K-th of N parts (0 to N - 1)",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Takes a part of each slow sweep: a test with more than 20 cases. Which part a case is in depends on its name alone."""
-    part, parts = map(int, config.getoption("--sweep-share").split("/"))
-    cases = Counter(item.nodeid.partition("[")[0] for item in items if item.get_closest_marker("slow"))
+    """Takes a part of the slow tests. Which part a case is in depends on its name alone."""
+    part, parts = map(int, config.getoption("--slow-share").split("/"))
 
     def is_left_out(item):
-        is_of_sweep = item.get_closest_marker("slow") and cases[item.nodeid.partition("[")[0]] > 20
-        return is_of_sweep and zlib.crc32(item.nodeid.encode()) % parts != part
+        return item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % parts != part
 
     config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
     items[:] = [item for item in items if not is_left_out(item)]

@@ -70,9 +70,7 @@ class Batches:
 class OpenRun:
     """A run that callbacks of a library enter and leave, in place of a `with` block."""
 
-    def __init__(
-        self, run_dir: Any, options: Mapping[str, Any], cures: str = "Resumable(ignore=[...])"
-    ) -> None:
+    def __init__(self, run_dir: Any, options: Mapping[str, Any], cures: str) -> None:
         """`cures` says how the user has a path ignored, and what else helps."""
         self.run_dir, self.options, self._cures = run_dir, dict(options), cures
         self.run: Run | None = None
@@ -88,7 +86,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(f"Here Run(ignore=[...]) is {self._cures}.")
+                error.add_note(f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}.")
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

@@ -59,7 +59,8 @@ class Resumable(Callback):
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], **options: Any) -> None:
-        self._open = OpenRun(run_dir, options)
+        cures = "Resumable(ignore=[...]). To save a value: a callback's state_dict and load_state_dict"
+        self._open = OpenRun(run_dir, options, cures)
         self._batches: _Loader | None = None
         self._state: _CheckpointState | None = None
 

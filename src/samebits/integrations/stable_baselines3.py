@@ -85,7 +85,8 @@ class Resumable(callbacks.BaseCallback):
         ignored = list(options.pop("ignore", ()))
         self._ignored = [path for path in ignored if path.startswith(("model", "callback"))]
         rest = [path for path in ignored if path not in self._ignored]
-        self._open = OpenRun(run_dir, {**options, "ignore": rest})
+        cures = "Resumable(ignore=[...]). To save a value: an attribute of a callback"
+        self._open = OpenRun(run_dir, {**options, "ignore": rest}, cures)
         self._training: _Learning | None = None
 
     def _on_training_start(self) -> None:
