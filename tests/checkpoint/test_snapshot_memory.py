@@ -362,10 +362,8 @@ def test_the_memory_of_the_first_snapshot_is_there_before_it(tmp_path, megabytes
     samebits.set_random_seed(1)
     model = nn.Linear(1024, megabytes * 256, bias=False)
     loader = samebits.data.Pipeline.range(3).batch(1)
-    begun, expected = (
-        shared_memory(),
-        (megabytes - 1) << 20,
-    )  # Linux counts pages for each CPU, and adds them up late
+    begun = shared_memory()
+    expected = (megabytes - 1) << 20  # Linux counts pages for each CPU, and adds them up late
     with samebits.Run(tmp_path / "run", model=model, save="1000s", check_complete=False) as run:
         for step, _ in run.steps(loader):
             with torch.no_grad():

@@ -155,8 +155,9 @@ def test_state_of_the_program_that_no_commit_holds_is_an_error(tmp_path):
     """An attribute of the module or of a callback that changes and is in no state_dict stops the first start."""
     with pytest.raises(IncompleteStateError, match=r"model\.steps"):
         fit(tmp_path / "module", Counting())
-    with pytest.raises(IncompleteStateError, match=r"callback_Halving\.seen"):
+    with pytest.raises(IncompleteStateError, match=r"callback_Halving\.seen") as raised:
         fit(tmp_path / "callback", Small(), callbacks=[Halving()])
+    assert "a callback's state_dict and load_state_dict" in "".join(raised.value.__notes__)
     rows = DataLoader(TensorDataset(torch.randn(40, 4)), 4)
     with pytest.raises(IncompleteStateError, match=r"model\.best"):
         fit(tmp_path / "metric", Scaling(), {"train_dataloaders": rows, "val_dataloaders": rows})
