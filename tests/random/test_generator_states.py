@@ -35,36 +35,28 @@ def test_fill_is_a_function_of_the_key():
     assert all(a != b for a, b in zip(draws(), first, strict=True))
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_many_fills_are_as_many_single_ones(in_place, monkeypatch):
-    """`fill_each` leaves the states and draws of `fill`, kept normals and torch's seed included; also by the libraries' calls."""
+def test_fill_in_place_is_the_fill_by_the_libraries(monkeypatch):
+    """States, draws, kept normals and torch's seed are the same by either."""
     assert generator_states._can_write_in_place()
-    if not in_place:
-        monkeypatch.setattr(generator_states, "_can_write_in_place", lambda: False)
-    keys = np.random.default_rng(1).integers(0, 2**64, (37, 2), dtype=np.uint64)
-    steps = 0
-    for key, _ in zip(keys, generator_states.fill_each(keys), strict=False):
-        states, seed, drawn = rng_states.of_process(), torch.initial_seed(), draws()
-        first, offset = key.tolist()
-        generator_states.fill((first, offset), initial_seed=first >> 1)
-        assert states == rng_states.of_process() and (seed, drawn) == (torch.initial_seed(), draws())
-        steps += 1
-    assert steps == 37
+    for key in np.random.default_rng(1).integers(0, 2**64, (37, 2), dtype=np.uint64).tolist():
+        found = []
+        for in_place in (True, False):
+            monkeypatch.setattr(generator_states, "_has_known_layout", lambda known=in_place: known)
+            torch.randn(1), np.random.randn(1), random.gauss(0, 1)
+            generator_states.fill(tuple(key), initial_seed=key[0] >> 1)
+            found.append((rng_states.of_process(), torch.initial_seed(), draws(), rng_states.of_process()))
+        assert found[0] == found[1]
+        assert found[0][0] != found[0][3]  # negative control
 
 
 def test_a_seed_that_ends_in_zeros_is_pythons(monkeypatch):
-    """Python leaves out the zeros at the end of its seed: such a key takes the slow way (made so here)."""
-    make = generator_states._fill_rows
-
-    def with_zeros(keys, stream, torch_rows, seeds):
-        make(keys, stream, torch_rows, seeds)
-        seeds[1, 3] = 0
-
-    monkeypatch.setattr(generator_states, "_fill_rows", with_zeros)
-    keys = np.ones((16, 2), np.uint64)
-    next(generator_states.fill_each(keys))
+    """Python leaves out the zeros at the end of its seed: the kernel returns False for such a key, and `fill` is right."""
+    key = 1, 10293430857  # of 10^10 keys (1, n) the first one
+    assert generator_states.words_of(key)[-1] == 0
+    generator_states.fill(key)
     states = rng_states.of_process()
-    generator_states.fill((1, 1), initial_seed=0)
+    monkeypatch.setattr(generator_states, "_has_known_layout", lambda: False)
+    generator_states.fill(key)
     assert states == rng_states.of_process()
 
 

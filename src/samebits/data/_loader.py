@@ -13,7 +13,7 @@ import torch.utils.data as torch_data
 from samebits._arguments import require, require_int
 from samebits._context import process
 from samebits._unseeded import no_seed
-from samebits.data._calls.user_function import Function, key_words
+from samebits.data._calls.user_function import Function
 from samebits.data._collate import default_collate
 from samebits.data._loader_batches import IndexOrder, LoaderBatches, SamplerOrder
 from samebits.data._options import Options, StartMethod
@@ -136,7 +136,6 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         # Compiles the kernels before workers are forked, and checks that it can.
         with generator_states.preserve_states():
-            next(generator_states.fill_each(key_words((0, 0), [0])))
             generator_states.fill((0, 0))
         return super().__iter__()
 

@@ -95,10 +95,7 @@ def fill_each(own: OwnGenerators | None, keys: np.ndarray) -> Iterator[Any]:
 
     `keys`: uint64, of shape (calls, 2).
     """
-    of_process: Iterator[None] = repeat(None, len(keys))
-    if is_filling():
-        watched = _thread.watch is not None
-        of_process = map(fill, map(tuple, keys.tolist())) if watched else generator_states.fill_each(keys)
+    of_process = map(fill, map(tuple, keys.tolist())) if is_filling() else repeat(None, len(keys))
     return of_process if own is None else zip(of_process, own.set_each(keys), strict=True)
 
 

@@ -18,35 +18,33 @@ _NAMES = "torch", "numpy", "python"
 _VERDICTS = {MANY: "many", SEEDED: "reseeded"}
 
 
-_note: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None = None
-"""The states when the step began: the words of `generator_states.fill`, and the seeds and offsets of CUDA."""
+_Note = tuple[Words | np.ndarray, tuple[tuple[int, int], ...]]
+_note: _Note | None = None
+"""The states when the step began: the key of `fill`, or words as of `words_of`; CUDA's seeds and offsets."""
 
 
 def begin(key: Words) -> None:
     """Fills the generators from `key`, and starts the count."""
-    note(generator_states.fill(key))
-
-
-def note(stream: np.ndarray) -> None:
-    """Starts the count at 624 words of torch's state, none drawn yet, and the seeds of NumPy and Python."""
     global _note
-    _note = stream, _cuda() if torch.cuda.is_initialized() else ()
+    generator_states.fill(key)
+    _note = key, _cuda() if torch.cuda.is_initialized() else ()
 
 
-def snapshot() -> tuple[np.ndarray, tuple[tuple[int, int], ...]] | None:
+def snapshot() -> _Note | None:
     """Returns the start of the count, for `restore`."""
     return _note
 
 
-def restore(noted: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None) -> None:
+def restore(noted: _Note | None) -> None:
     """Counts from an earlier start again, once the generators are restored."""
     global _note
     _note = noted
 
 
 def note_seeds(seeds: np.ndarray) -> None:
-    """Starts the count where torch has just been seeded."""
-    note(np.concatenate([_torch()[6 : 6 + 2 * WORDS : 2], seeds]))
+    """Starts the count where torch has just been seeded, and NumPy and Python by `seeds`."""
+    words = np.concatenate([_torch()[6 : 6 + 2 * WORDS : 2], seeds])
+    restore((words, _cuda() if torch.cuda.is_initialized() else ()))
 
 
 def draws() -> dict[str, int | str]:
@@ -70,8 +68,9 @@ def draws() -> dict[str, int | str]:
             "there is none",
             "call it in a step of a samebits.Run",
         )
-    stream, cuda = _note
-    counts = words_since(_torch(), numpy_words(), python_words(), stream, BASE)
+    start, cuda = _note
+    words = start if isinstance(start, np.ndarray) else generator_states.words_of(start)
+    counts = words_since(_torch(), numpy_words(), python_words(), words, BASE)
     seen: dict[str, int | str] = {
         name: _VERDICTS.get(count, count) for name, count in zip(_NAMES, counts, strict=True)
     }

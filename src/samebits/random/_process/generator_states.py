@@ -32,117 +32,84 @@ _SEED_WORDS = (
 )
 _STREAM = int_keys.as_uint64("samebits.random.generators")
 _CUDA = int_keys.as_uint64("cuda")
-_AT_ONCE, _FEW = 16, 3
-_NOTHING_KEPT, _KEPT, _PYTHON = bytes(16), rng_states._KEPT_NORMAL, rng_states._PYTHON
+_KEPT, _PYTHON = rng_states._KEPT_NORMAL, rng_states._PYTHON
+_PYTHON_WORDS: Any = rng_states._PYTHON_WORDS
+_KEPT_WORDS: Any = None if _KEPT is None else np.frombuffer(_KEPT, np.uint64)
 
 
-def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
+def fill(key: Words, initial_seed: int | None = None) -> None:
     """Sets the generators of torch, NumPy and Python (and CUDA, if it is initialised) from `key`.
 
     torch's whole Mersenne Twister state is filled: `torch.manual_seed` uses 32 bits of its seed, so that
-    positions collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`. Returns the words
-    used: uint32, 624 for torch and four each for NumPy and Python.
+    positions collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`.
     """
-    own = int_keys.fold(key, _STREAM)
-    stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
-    philox.fill_words(*own, stream)
     default = torch.default_generator
-    default.set_state(torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed))
-    _seed_in_place(stream[_TWISTER_WORDS:])
+    initial = default.initial_seed() if initial_seed is None else initial_seed
+    numpy = numpy_words()
+    if (
+        _has_known_layout()
+        and numpy.size
+        and _fill_in_place(*key, _STREAM, initial, _BUFFER, numpy, _PYTHON_WORDS, _KEPT_WORDS, mt19937.BASE)
+    ):  # by one call: code that has left the processor's caches costs more than the work
+        default.set_state(_BUFFER_TENSOR)
+        _PYTHON.gauss_next = None
+    else:
+        _fill_by_libraries(words_of(key), initial)
     if torch.cuda.is_initialized():
         for number, generator in enumerate(torch.cuda.default_generators):
-            generator.manual_seed(int_keys.fold(own, _CUDA, number)[0])
-    return stream
+            generator.manual_seed(int_keys.fold(key, _STREAM, _CUDA, number)[0])
 
 
-def fill_each(keys: np.ndarray) -> Iterator[None]:
-    """Sets the generators from the next key at each step, as `fill(key, key[0] >> 1)`; faster for many.
-
-    `keys`: uint64, of shape (steps, 2). The states of 16 steps are made by one call and copied to where they
-    belong.
-    """
-    for first in range(0, len(keys), _AT_ONCE):
-        part = np.ascontiguousarray(keys[first : first + _AT_ONCE])
-        if len(part) <= _FEW or not _can_write_in_place() or torch.cuda.is_initialized():
-            yield from _fill_one_by_one(part)
-            continue
-        torch_rows = np.zeros((len(part), 632), np.uint64)
-        twisters = np.empty((2 * _AT_ONCE, 2 + _TWISTER_WORDS), np.uint32)
-        seeds = np.ones((2 * _AT_ONCE, 4), np.uint32)
-        _fill_rows(part, np.uint64(_STREAM), torch_rows, seeds)
-        mt19937.seed_many(seeds, twisters, mt19937.BASE)
-        if not seeds[1::2, 3].all():  # Python leaves out zeros at the end of its seed
-            yield from _fill_one_by_one(part)
-            continue
-        numpy_state, python_state = numpy_words(), rng_states.python_words()
-        torch_default = torch.default_generator
-        for state, numpy, python in zip(torch_rows, twisters[::2, 1:], twisters[1::2, :-1], strict=False):
-            _BUFFER[:] = state  # torch 2.13 reads a row of a larger tensor from the wrong place, and crashes
-            torch_default.set_state(_BUFFER_TENSOR)
-            numpy_state[:] = numpy
-            python_state[:] = python
-            _forget_kept_normals_in_place()
-            yield
+def words_of(key: Words) -> np.ndarray:
+    """Returns the words that `fill` uses: uint32, 624 for torch and four each for NumPy and Python."""
+    words = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
+    philox.fill_words(*int_keys.fold(key, _STREAM), words)
+    return words
 
 
-def _fill_one_by_one(keys: np.ndarray) -> Iterator[None]:
-    for seed, offset in keys.tolist():
-        fill((seed, offset), initial_seed=seed >> 1)
-        yield
+def _fill_by_libraries(words: np.ndarray, initial_seed: int) -> None:
+    torch.default_generator.set_state(torch_state(words, initial_seed))
+    seed_numpy_and_python(words[_TWISTER_WORDS:])
+    numpy: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    if type(numpy._bit_generator) is not np.random.MT19937:  # whose kept normal `seed` does not drop
+        numpy.set_state({**numpy.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
 def _can_write_in_place() -> bool:
     """Returns True if words and kept normals of NumPy's and Python's generators lie where they can be set."""
-    layout = rng_states._PYTHON_WORDS is not None and _KEPT is not None
-    return layout and supports_in_place_seeding() and bool(numpy_words().size)
+    return _has_known_layout() and bool(numpy_words().size)
 
 
-@kernel("void(uint64[:, ::1], uint64, uint64[:, ::1], uint32[:, ::1])")
-def _fill_rows(keys: Any, stream: Any, torch_rows: Any, seeds: Any) -> None:
-    """Writes torch's state for each key, and two rows of seeds: NumPy's and Python's; the words of `fill`."""
+@cache
+def _has_known_layout() -> bool:
+    return _PYTHON_WORDS is not None and _KEPT is not None and supports_in_place_seeding()
+
+
+@kernel(
+    "boolean(uint64, uint64, uint64, uint64, uint64[::1], uint32[::1], uint32[::1], uint64[::1], uint32[::1])"
+)
+def _fill_in_place(
+    seed: Any, offset: Any, stream: Any, initial: Any,
+    torch: Any, numpy: Any, python: Any, kept: Any, base: Any,
+) -> Any:  # fmt: skip
+    """Writes torch's state, and NumPy's and Python's in place; False where Python would seed otherwise."""
     words = np.empty(632, np.uint32)
-    for row in range(keys.shape[0]):
-        seed, offset = fold(keys[row, 0], keys[row, 1], stream)
-        fill_words(seed, offset, words)
-        state = torch_rows[row]
-        state[0] = keys[row, 0] >> np.uint64(1)
-        state[1] = (np.uint64(1) << np.uint64(32)) | np.uint64(1)
-        for i in range(624):
-            state[3 + i] = words[i]
-        for i in range(4):
-            seeds[2 * row, i], seeds[2 * row + 1, i] = words[624 + i], words[628 + i]
+    own_seed, own_offset = fold(seed, offset, stream)
+    fill_words(own_seed, own_offset, words)
+    if words[631] == np.uint32(0):  # Python leaves out zeros at the end of its seed
+        return False
+    torch[0] = initial
+    for i in range(624):
+        torch[3 + i] = words[i]
+    mt19937.seed_in_place(numpy, python, words[624:], base)
+    kept[0] = kept[1] = np.uint64(0)
+    return True
 
 
 def seed_numpy_and_python(seeds: np.ndarray) -> None:
     """Seeds NumPy's legacy global generator and Python's `random` with four of eight uint32 words each."""
     np.random.seed(seeds[:_SEED_WORDS])  # noqa: NPY002 (the legacy generator is what user code draws from)
-    _seed_python(seeds)
-
-
-def _seed_python(seeds: np.ndarray) -> None:
     random.seed(int.from_bytes(seeds[_SEED_WORDS:].tobytes(), "little"))
-
-
-def _seed_in_place(seeds: np.ndarray) -> None:
-    """Does `seed_numpy_and_python` in a tenth of the time where the generators' memory is known."""
-    if not _can_write_in_place() or not seeds[-1]:  # Python leaves out zeros at the end of its seed
-        seed_numpy_and_python(seeds)
-        if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
-            _forget_kept_normal()
-        return
-    mt19937.seed_in_place(numpy_words(), rng_states.python_words(), seeds, mt19937.BASE)
-    _forget_kept_normals_in_place()
-
-
-def _forget_kept_normals_in_place() -> None:
-    _KEPT.raw = _NOTHING_KEPT
-    _PYTHON.gauss_next = None
-
-
-def _forget_kept_normal() -> None:
-    """Drops a stored normal number; `numpy.random.seed` does so for a Mersenne Twister only."""
-    one: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
-    one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
 @cache
@@ -189,7 +156,7 @@ def _restore(states: ProcessStates) -> None:
     numpy_words()[:] = np.frombuffer(twister, np.uint32)
     _KEPT.raw = kept
     words, _PYTHON.gauss_next = states.python
-    rng_states.python_words()[:] = np.frombuffer(words, np.uint32)
+    _PYTHON_WORDS[:] = np.frombuffer(words, np.uint32)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ MANY, SEEDED = -1, -2
 MAX_TWISTS = 1680  # 1.05 million words; 2 ms
 _MATRIX = np.uint32(0x9908B0DF)
 _UPPER, _LOWER = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
-_LANES = 32
 _0, _1, _30, _31 = np.uint32(0), np.uint32(1), np.uint32(30), np.uint32(31)
 _KNUTH, _FIRST, _SECOND = np.uint32(1812433253), np.uint32(1664525), np.uint32(1566083941)
 _LONGEST_SEED = 40  # words; Python makes 17 of a short string
@@ -60,47 +59,6 @@ def seed_in_place(numpy: Any, python: Any, seeds: Any, base: Any) -> None:
     python[2] = (python[2] ^ _scramble(python[WORDS], _SECOND)) - _1
     numpy[0] = python[1] = _UPPER
     numpy[WORDS] = python[0] = WORDS
-
-
-@kernel("void(uint32[:, ::1], uint32[:, ::1], uint32[::1])")
-def seed_many(seeds: Any, rows: Any, base: Any) -> None:
-    """Writes each seed's state of `init_by_array`: WORDS words, and their number on both sides.
-
-    `seeds`: (states, 4) with states a multiple of 32; `rows`: (states, 626). 32 states at a time, since each
-    word needs the one before it.
-    """
-    words = np.empty(
-        WORDS * _LANES, np.uint32
-    )  # flat: LLVM sees that the words before are apart, and uses vectors
-    seed = np.empty(4 * _LANES, np.uint32)
-    last = (WORDS - 1) * _LANES
-    for first in range(0, seeds.shape[0], _LANES):
-        for lane in range(_LANES):
-            words[lane] = base[0]
-            for j in range(4):
-                seed[j * _LANES + lane] = seeds[first + lane, j] + np.uint32(j)
-        for i in range(1, WORDS):
-            at, j = i * _LANES, ((i - 1) & 3) * _LANES
-            for lane in range(_LANES):
-                before = words[at - _LANES + lane]
-                words[at + lane] = (base[i] ^ _scramble(before, _FIRST)) + seed[j + lane]
-        for lane in range(_LANES):
-            at = _LANES + lane
-            words[at] = (words[at] ^ _scramble(words[last + lane], _FIRST)) + seed[3 * _LANES + lane]
-        for i in range(2, WORDS):
-            at = i * _LANES
-            for lane in range(_LANES):
-                before = words[at - _LANES + lane]
-                words[at + lane] = (words[at + lane] ^ _scramble(before, _SECOND)) - np.uint32(i)
-        for lane in range(_LANES):
-            at = _LANES + lane
-            words[at] = (words[at] ^ _scramble(words[last + lane], _SECOND)) - _1
-            words[lane] = _UPPER
-            rows[first + lane, 0] = rows[first + lane, WORDS + 1] = WORDS
-        for i in range(0, WORDS, 8):  # half a cache line at a time
-            for lane in range(_LANES):
-                for j in range(8):
-                    rows[first + lane, i + j + 1] = words[(i + j) * _LANES + lane]
 
 
 @kernel("void(uint32[::1])")
