@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from types import FrameType, ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from zlib import crc32
 
 VERSION = "0.1.0.dev0"
@@ -25,8 +25,7 @@ Words = tuple[int, int]
 """A counter-based RNG key as two unsigned 64-bit integers (seed, offset)."""
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """The position of a run: small integers and the loop's name.
 
     `step` counts the batches of the whole run from 0, `batch_index` those of the epoch.
@@ -45,7 +44,7 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the form stored in a commit."""
-        return dict(vars(self))
+        return self._asdict()
 
     @property
     def inside(self) -> tuple[str | int, ...]:

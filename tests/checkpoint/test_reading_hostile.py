@@ -399,31 +399,6 @@ def test_memory_is_bounded_by_the_files(run, tmp_path, python):
     assert python(MEMORY, *runs).stdout.split() == ["1", "1", "1", "1", "2", "limited"]
 
 
-CHAIN = {
-    "link": lambda path, victim: path.symlink_to(victim),
-    "second name": lambda path, victim: os.link(victim, path),
-    "pipe": lambda path, victim: os.mkfifo(path),
-    "folder": lambda path, victim: path.mkdir(),
-}
-
-
-@pytest.mark.parametrize("make", CHAIN.values(), ids=CHAIN)
-def test_a_chain_that_is_no_file_of_its_own_is_refused(tmp_path, make):
-    """A link, a second name, a pipe or a folder for `chain.jsonl`: RunDirectoryError, nothing is written or waited for;
-    removed (control), the run goes on."""
-    with pytest.raises(Stopped):
-        train(tmp_path / "r", act=stopped_at(3))
-    (tmp_path / "victim").write_text("precious")
-    path = tmp_path / "r" / "chain.jsonl"
-    path.unlink()
-    make(path, tmp_path / "victim")
-    with pytest.raises(RunDirectoryError, match="emove it"):
-        train(tmp_path / "r")
-    assert (tmp_path / "victim").read_text() == "precious"
-    path.rmdir() if path.is_dir() else path.unlink()
-    assert train(tmp_path / "r") == train(None)
-
-
 def train(run_dir, seed=5, width=8, keep=2, act=lambda step: None):
     samebits.set_random_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Dropout(0.2), torch.nn.Linear(width, 3))

@@ -1,8 +1,8 @@
 """When commits are made, which of them stay, and how two runs are told apart."""
 
+import json
 import os
 import re
-import resource
 import time
 import warnings
 
@@ -14,8 +14,7 @@ import samebits
 from samebits._context import CheckOverrides, process
 from samebits.checkpoint import load_commit
 from samebits.checkpoint._store import CommitStore
-from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
-from samebits.train import _digest_chain
+from samebits.errors import InvalidArgumentError
 from samebits.train._cadence import Cadence
 
 
@@ -186,28 +185,37 @@ def pipeline(change=-1):
     )
 
 
-def test_the_chain_finds_where_two_runs_part(tmp_path):
-    """Equal runs have equal digests; one changed loss or batch: equal up to its step, different behind it, found by bisection."""
-    for name, body in (
-        ("a", lambda run, step: None),
-        ("b", lambda run, step: None),
-        ("c", lambda run, step: run.log(loss=0.5) if step.number == 700 else None),
-    ):
-        run_of(tmp_path / name, steps=1000, body=body, save="explicit")
-    manifests = [CommitStore(tmp_path / name).newest()[0] for name in "abc"]
-    assert manifests[0].rolling == manifests[1].rolling != manifests[2].rolling
-    assert _digest_chain.first_difference(tmp_path / "a", tmp_path / "b") is None
-    parting = _digest_chain.first_difference(tmp_path / "a", tmp_path / "c")
-    assert parting.equal <= 700 < parting.different and parting.different - parting.equal <= 4
-    links = _digest_chain.read_chain(tmp_path / "a")
-    assert len(links) < 520 and links[-1] == (1000, manifests[0].rolling)
-    for name, change in (("p", -1), ("q", 25)):
-        run_of(tmp_path / name, loader=pipeline(change), save="explicit")
-    assert _digest_chain.first_difference(tmp_path / "p", tmp_path / "q") == (6, 7)
+def rolling(run_dir):
+    """The rolling digest of each kept commit, by its step."""
+    manifests = [json.loads(path.read_text()) for path in sorted(run_dir.glob("commits/*/manifest.json"))]
+    return {manifest["position"]["step"]: manifest["rolling"] for manifest in manifests}
 
 
-def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
-    """Killed at step 9 and resumed, with other commits: the file is the same, byte for byte."""
+def test_the_rolling_digest_of_commits_finds_where_two_runs_part(tmp_path):
+    """Equal runs have equal digests; one changed loss or batch: equal in the commits up to its step, different after it."""
+    found = {}
+    for name, loss, element in (
+        ("a", -1, -1),
+        ("b", -1, -1),
+        ("loss", 7, -1),
+        ("batch", -1, 29),
+    ):  # of batch 7
+
+        def body(run, step, loss=loss):
+            if step.number == loss:
+                run.log(loss=0.5)
+            if step.number % 3 == 2:
+                run.commit()
+
+        run_of(tmp_path / name, body=body, loader=pipeline(element), save="explicit", keep=9)
+        found[name] = rolling(tmp_path / name)
+    assert list(found["a"]) == [3, 6, 9, 10]
+    parted = {name: [step for step in found["a"] if found["a"][step] != found[name][step]] for name in found}
+    assert parted == {"a": [], "b": [], "loss": [9, 10], "batch": [9, 10]}
+
+
+def test_kills_and_cadences_do_not_change_the_rolling_digest(tmp_path, forked):
+    """Killed at step 9 and resumed, with other commits: the last commit has the digest of a run without."""
     run_of(tmp_path / "whole", steps=20, epochs=2)
 
     def killed():
@@ -220,58 +228,6 @@ def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
         )
 
     assert forked(killed).code == -9
-    assert len(_digest_chain.read_chain(tmp_path / "r")) == 10
+    assert max(rolling(tmp_path / "r")) == 7
     run_of(tmp_path / "r", steps=20, epochs=2, save=3)
-    files = [(tmp_path / name / _digest_chain.FILE).read_bytes() for name in ("whole", "r")]
-    assert files[0] == files[1] and len(files[0].splitlines()) == 41
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip", "noise"])
-def test_a_damaged_tail_of_the_chain_is_left_out_and_written_again(tmp_path, damage):
-    """A cut line, a flipped bit, bytes that are no JSON: the lines before hold, and a resumed run goes on behind them."""
-    run_of(tmp_path / "r", save="explicit")
-    file = tmp_path / "r" / _digest_chain.FILE
-    whole = file.read_bytes()
-    place = len(whole) * 3 // 4
-    changed = {
-        "cut": whole[:place],
-        "flip": whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :],
-        "noise": whole[:place] + b"\xff\n" * 9,
-    }
-    file.write_bytes(changed[damage])
-    kept = _digest_chain.read_chain(tmp_path / "r")
-    assert 0 < len(kept) < 13
-    run_of(tmp_path / "r", save="explicit", epochs=2)
-    assert (
-        _digest_chain.read_chain(tmp_path / "r")[: len(kept)] == kept
-        and _digest_chain.read_chain(tmp_path / "r")[-1].step == 24
-    )
-    with pytest.raises(RecordError, match="has no chain.jsonl"):
-        _digest_chain.read_chain(tmp_path)
-
-
-def test_a_chain_that_the_disk_refuses_names_its_file_and_the_run_goes_on(tmp_path, forked):
-    """A full disk under chain.jsonl is an error with the path; started again, the run ends with the chain of another one."""
-
-    def train(folder, *, limit=None):
-        samebits.set_random_seed(1)
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        try:
-            with samebits.Run(folder, save="explicit") as run:
-                for step, _ in run.steps(list(range(20))):
-                    if step.number == 4:
-                        run.commit()
-                    if step.number == 9 and limit is not None:
-                        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        except RunDirectoryError as error:
-            return str(error)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        return (folder / "chain.jsonl").read_bytes()
-
-    whole = forked(lambda: train(tmp_path / "whole")).value
-    refused = forked(
-        lambda: train(tmp_path / "r", limit=len(whole) * 3 // 4)
-    ).value  # in the middle of a line
-    assert "chain.jsonl cannot be written" in refused
-    assert forked(lambda: train(tmp_path / "r")).value == whole
+    assert rolling(tmp_path / "r")[40] == rolling(tmp_path / "whole")[40]

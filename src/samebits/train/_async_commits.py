@@ -51,11 +51,12 @@ class Commits:
 
     def due(self, step: int) -> bool:
         """Returns True if an asynchronous commit is due."""
-        writer = self.store.writer
+        if not self.cadence.due(step):  # at most steps
+            return False
+        writer, last = self.store.writer, self.store.last
         if writer is not None and self.cadence.one_at_a_time and not writer.idle:
             return False
-        last = self.store.last
-        return self.cadence.due(step) and (last is None or last.step != step)
+        return last is None or last.step != step
 
     def commit(
         self,

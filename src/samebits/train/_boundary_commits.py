@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
+import xxhash
 
 from samebits._arguments import is_int, require
 from samebits._context import Position, process
@@ -20,7 +24,6 @@ from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train import _resume as resume
 from samebits.train._async_commits import Commits
-from samebits.train._digest_chain import DigestChain
 from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
@@ -28,6 +31,8 @@ from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProces
 from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
 
+_POSITION = struct.Struct("<4Q")
+"""Of a rolling digest: step, epoch, batch, and the digest of the batches."""
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
 
@@ -77,6 +82,44 @@ class BestCommits:
         return value if value is not None and math.isfinite(value) else None
 
 
+class RollingDigest:
+    """A digest of the run so far: its positions, losses, and batches if the loader keeps their digest.
+
+    Every commit holds it, so that two runs are compared by a number: equal ones mean equal runs up to there.
+    """
+
+    def __init__(self) -> None:
+        self._rolled = 0
+        self._at: tuple[str, int] | None = None
+        self._losses: list[float] = []
+
+    @property
+    def digest(self) -> str:
+        """The digest of the run up to the last boundary."""
+        return f"xxh3-64:{self._rolled:016x}"
+
+    def loss(self, value: Any) -> None:
+        """Adds a loss of the step under way. One on a GPU is left out: reading it would wait for it."""
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+            self._losses.append(float(value))
+
+    def boundary(self, position: Position, batches: int) -> None:
+        """Ends the step before `position`; `batches` is its loader's own rolling digest."""
+        if self._at == (position.loop, position.step):  # where the run resumed, or after another loop
+            return
+        self._at = position.loop, position.step
+        losses, self._losses = self._losses, []
+        data = _POSITION.pack(position.step, position.epoch, position.batch_index, batches)
+        if losses:
+            data += struct.pack(f"<{len(losses)}d", *losses)
+        self._rolled = xxhash.xxh3_64_intdigest(position.loop.encode() + data, self._rolled)
+
+    def resume(self, digest: str | None, loop: str, step: int) -> None:
+        """Resumes from a commit."""
+        self._rolled = 0 if digest is None else int(digest.rpartition(":")[2], 16)
+        self._at = loop, step
+
+
 class CommitPolicy:
     """Gathers a run's state at boundaries and commits it, on all ranks alike; ends the run after a signal."""
 
@@ -97,7 +140,7 @@ class CommitPolicy:
         self._run_dir, self._best, self._notify = run_dir, best, notify
         self._objects, self._run_state, self._loops = objects, run_state, loops
         self.aliases = StateAliases()
-        self._chain = DigestChain()
+        self._rolling = RollingDigest()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
         self._boundaries = 0
@@ -117,19 +160,17 @@ class CommitPolicy:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
             compatibility.check_kind(*found, str(self._run_dir))
-        if isinstance(self._run_dir, Path):
-            self._chain.open(self._run_dir, found[0].step if found else -1)
         return found
 
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
         """Begins with the open run, which resumes from the commit `found`."""
         self._program, self._environment = asdict(origin), environment
         if found is not None:
-            self._chain.resume(found.rolling, found.position["loop"], found.step)
+            self._rolling.resume(found.rolling, found.position["loop"], found.step)
 
     def loss(self, value: Any) -> None:
         """Adds a loss of the step under way."""
-        self._chain.loss(value)
+        self._rolling.loss(value)
 
     def best(self, value: float, *, everywhere: bool) -> None:
         """Sets the value of the state at the next boundary; a state among the best is committed.
@@ -203,7 +244,6 @@ class CommitPolicy:
     def close(self) -> None:
         """Waits for the commits under way and releases the directory."""
         self.ranks.close()
-        self._chain.close()
         if self._deferred_error is not None:
             user_code.warn(str(self._deferred_error))
         if self.commits is not None:
@@ -226,7 +266,7 @@ class CommitPolicy:
 
     def _boundary(self, position: Position) -> None:
         """Does the work of every boundary of the outermost loop, whether there is a commit or not."""
-        self._chain.boundary(position, self._loops.rolled)
+        self._rolling.boundary(position, self._loops.rolled)
         self._boundaries += 1
         if self._boundaries == 2:
             self._reserve()
@@ -267,7 +307,7 @@ class CommitPolicy:
             "finished": self._loops.current is None,
             "program": self._program,
             "environment": self._environment.to_dict(),
-            "rolling": self._chain.digest,
+            "rolling": self._rolling.digest,
             "value": self._best.pop(),
         }
         if not wait and self.ranks.rank:
@@ -302,7 +342,7 @@ class CommitPolicy:
             return
         base, saved = found
         inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
-        at = replace(Position(**base.position), **inside)
+        at = Position(**base.position)._replace(**inside)
         facts = {
             "finished": base.finished,
             "program": base.program,

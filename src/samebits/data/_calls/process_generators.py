@@ -206,5 +206,9 @@ def run_without_rng_setup(task: Callable[[], T]) -> T:
 
 
 def _run_with(filling: bool, task: Callable[[], T]) -> T:
-    with _setting(None, filling=filling):  # a forked worker is not watched, and `run` restores the generators
-        return task()
+    before = _thread.filling, _thread.watch
+    _thread.filling, _thread.watch = filling, None  # a forked worker is not watched
+    try:
+        return task()  # `run` restores the generators
+    finally:
+        _thread.filling, _thread.watch = before

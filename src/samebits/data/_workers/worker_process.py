@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,10 +136,17 @@ def _ignore_group_sigterm(parent: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[None]:
     """Computes with one thread in the block, as a worker does: more threads give a large sum other bits."""
     threads = torch.get_num_threads()
+    return _ONE_ALREADY if threads == 1 else _one_thread_of(threads)
+
+
+_ONE_ALREADY = nullcontext()
+
+
+@contextmanager
+def _one_thread_of(threads: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         yield

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -46,6 +45,8 @@ class BatchSource:
         self.limit = batches_per_epoch
         self._call, self._inside = call, inside
         self._iterator: Iterator[Any] | None = None
+        self._length: int | None = None
+        """Batches of the epoch under way; None if unknown: then one batch is read ahead."""
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
@@ -79,7 +80,7 @@ class BatchSource:
     def set_position(self, position: Position) -> None:
         """Sets the position of the next batch in the run; one inside a body notes where its epoch began."""
         if self._inside is not None:
-            self._inside = replace(position, batch_index=0, step=position.step - position.batch_index)
+            self._inside = position._replace(batch_index=0, step=position.step - position.batch_index)
 
     def hold(self) -> None:
         """Keeps this state until `release`: a run interrupted while it waits for a batch resumes here."""
@@ -95,6 +96,7 @@ class BatchSource:
             if self._prepared is not None:
                 self._prepared.begin(epoch)
             self._begin(epoch, batch_index)
+            self._length = length(self._loader)
         batch, ends = self._read(epoch, batch_index)
         self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
         if self._prepared is not None:
@@ -118,8 +120,7 @@ class BatchSource:
             self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
             return
         self._epoch_state = _loader_state(self._loader)
-        with self._with_draws_of(epoch, "epoch", epoch):
-            self._iterator = iter(self._loader)
+        self._iterator = self._seeded(partial(iter, self._loader), epoch, "epoch", epoch)
         if type(self._loader) in _SEQUENCES:
             self._iterator = islice(self._iterator, batch_index, None)
             return
@@ -136,32 +137,29 @@ class BatchSource:
             )
         if self.limit is not None and batch_index + 1 >= self.limit:
             return batch, True
-        try:
-            return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # no length: read one batch ahead
-            if isinstance(self._loader, Resumable):
-                self._before_ahead = self._loader.state_dict()
-            following = self._draw(epoch, batch_index + 1)
-            self._ahead = (following,)
-            return batch, following is _END
+        if self._length is not None:
+            return batch, batch_index + 1 >= self._length
+        if isinstance(self._loader, Resumable):
+            self._before_ahead = self._loader.state_dict()
+        following = self._draw(epoch, batch_index + 1)
+        self._ahead = (following,)
+        return batch, following is _END
 
     def _draw(self, epoch: int, batch_index: int) -> Any:
         assert self._iterator is not None
         if isinstance(self._loader, _WITHOUT_DRAWS):
             return next(self._iterator, _END)
-        with self._with_draws_of(epoch, "batch", epoch, batch_index):
-            return next(self._iterator, _END)
+        return self._seeded(partial(next, self._iterator, _END), epoch, "batch", epoch, batch_index)
 
-    @contextmanager
-    def _with_draws_of(self, epoch: int, *path: int | str) -> Iterator[None]:
-        """Makes the draws of the iterable, and of a samebits loader inside it, a function of the position."""
+    def _seeded(self, read: Callable[[], Any], epoch: int, *path: int | str) -> Any:
+        """Returns `read()`; the draws of the iterable, or a samebits loader inside, follow the position."""
         # the step that follows, or the end of the loop, sets the generators anew; a body goes on with its own
         discarded = self._inside is None
-        with generator_states.discard_states() if discarded else generator_states.preserve_states():
+        with generator_states.DISCARD_STATES if discarded else generator_states.preserve_states():
             generator_states.fill(int_keys.fold(self._key, *path))
             process.position = self._inside or Position("loader", epoch, 0, epoch)
             try:
-                yield
+                return read()
             finally:
                 process.position = None
 
@@ -197,6 +195,14 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
             f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from "
             "epoch to epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
         )
+
+
+def length(loader: Any) -> int | None:
+    """Returns the number of batches of a pass over `loader`; None if it is unknown."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def keeps_state(loader: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -12,7 +12,7 @@ from samebits._arguments import require, require_int
 from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
-from samebits.train._loop.batch_source import BatchSource
+from samebits.train._loop.batch_source import BatchSource, length
 
 
 class FixedLengthEpochs:
@@ -56,7 +56,7 @@ class FixedLengthEpochs:
     def set_position(self, position: Position) -> None:
         """Sets the position in the run of the next batch; it matters where a pass begins."""
         if self._batch == 0:
-            self._source.set_position(replace(position, batch_index=0))
+            self._source.set_position(position._replace(batch_index=0))
 
     def hold(self) -> None:
         """Keeps the current state until `release`."""
@@ -93,14 +93,6 @@ def with_epoch_length(source: BatchSource, steps_per_epoch: int | None) -> Batch
     steps = min(steps_per_epoch, source.limit or steps_per_epoch)
     source.limit = None
     return FixedLengthEpochs(source, steps)
-
-
-def length(loader: Any) -> int | None:
-    """Returns the number of batches of a pass over `loader`; None if it is unknown."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def is_endless(loader: Any) -> bool:
@@ -188,6 +180,7 @@ class Loops:
     asked: dict[str, int] = field(default_factory=dict)
     """Per loop that the program has made: its number of epochs."""
     _names: set[tuple[str, int, str]] = field(default_factory=set)
+    _names_in_step: set[tuple[str, int, str]] = field(default_factory=set)
 
     @property
     def current(self) -> Loop | None:
@@ -212,13 +205,14 @@ class Loops:
         loop_of_the_program = around is None and call != "Run.validate"
         step = -1 if loop_of_the_program else self.step if around is None else around.body
         kind = "validation" if call == "Run.validate" else "loop"
-        if (whole, step, kind) in self._names:
+        names = self._names if step < 0 else self._names_in_step
+        if (whole, step, kind) in names:
             cure = "name=..., with the round in it where a plain loop goes around."
             what = "this run" if loop_of_the_program else "this step"
             raise DuplicateNameError(
                 f"{call}(name={name!r}): {what} already has a loop of that name. Give each its own: {cure}"
             )
-        self._names.add((whole, step, kind))
+        names.add((whole, step, kind))
         return whole
 
     def next_step(self, loop: Loop) -> None:
@@ -237,7 +231,7 @@ class Loops:
         while self.under_way[-1] is not loop:
             self.under_way.pop()
         if len(self.under_way) == 1:
-            self._names = {used for used in self._names if used[1] < 0}
+            self._names_in_step.clear()
 
     def finish(self, *, stopped: bool) -> None:
         """Ends the outermost loop."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterable
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -26,7 +25,7 @@ class Validation(Iterable[Any]):
         self._run = run
         self._loader = loader
         at = process.position or run._loops.position()
-        self._first = replace(at, phase="validate", name=name, phase_batch=0)
+        self._first = at._replace(phase="validate", name=name, phase_batch=0)
         self._key = int_keys.fold(run.key, at.loop, "validate", name, at.step)
 
     def __len__(self) -> int:
@@ -55,7 +54,7 @@ class Validation(Iterable[Any]):
                 sys._getframe(1), run.objects, direct=direct and run.preemption.installed
             )
             for number in range(start, 2**62):
-                position = replace(self._first, phase_batch=number)
+                position = self._first._replace(phase_batch=number)
                 process.position = None
                 find_unsaved = (
                     partial(_unsaved_changes, begun, sys._getframe(1), run) if number > start else None
