@@ -33,12 +33,12 @@ BUDGET = {
     "determinism": 10680,
     "integrations": 2110,
     "nn": 1630,
-    "random": 5400,
+    "random": 5330,
     "replica": 4680,
     "rounding": 2580,
     "state": 920,
     "testing": 870,
-    "train": 6940,
+    "train": 6810,
     "trainer": 1500,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -9,8 +9,8 @@ import torch
 import samebits
 from samebits.data import DataLoader
 
-MOST = 245
-"""Calls of functions between two bodies: loader, generators, chain, the look at the switch (2026-11-25, Python 3.11: 237).
+MOST = 215
+"""Calls of functions between two bodies: loader, generators, digest, the look at the switch (2026-11-27, Python 3.11: 208).
 
 22 of them compare the generators around the loader's task (`rng_states.of_process`).
 """

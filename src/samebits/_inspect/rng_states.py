@@ -9,6 +9,7 @@ so their memory is copied. Its address was tested on generators of our own; wher
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import struct
 from typing import Any, NamedTuple
@@ -20,13 +21,15 @@ import xxhash
 from samebits import _digest as digest
 from samebits._inspect.tree import Leaves, leaf, plain
 
-TWISTER_WORDS = 624
-NOTHING = np.empty(0, np.uint32)
+TWISTER_WORDS, NOTHING = 624, np.empty(0, np.uint32)
 _PYTHON: Any = random._inst  # type: ignore[attr-defined]
 _NUMPY: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
 """The global generators, whatever has replaced their functions."""
 PROCESS_GENERATORS = (torch.default_generator, _PYTHON, _NUMPY)
-_viewed: dict[Any, np.ndarray] = {}
+_viewed: dict[Any, tuple[np.ndarray, Any]] = {}
+"""The memory of Mersenne Twisters, as words and as bytes."""
+_chars = functools.cache(lambda size: ctypes.c_char * size)
+"""The type of so many bytes. Its `raw` copies by the least code: a step drives code out of the caches."""
 
 
 class HasRngState:
@@ -167,7 +170,7 @@ def numpy_words() -> np.ndarray:
     """Returns NumPy's legacy generator in place: 624 words, then the number drawn; empty if replaced."""
     bits = _NUMPY._bit_generator
     if bits in _viewed:
-        return _viewed[bits]
+        return _viewed[bits][0]
     return view_of(bits, bits.ctypes.state_address) if type(bits) is np.random.MT19937 else NOTHING
 
 
@@ -181,14 +184,14 @@ def python_words() -> np.ndarray:
 
 def view_of(owner: Any, address: int) -> np.ndarray:
     """Returns the 625 words at an address, which `owner` keeps alive."""
-    memory = (ctypes.c_uint32 * (1 + TWISTER_WORDS)).from_address(address)
-    _viewed[owner] = np.ctypeslib.as_array(memory)
-    return _viewed[owner]
+    memory = _chars(4 * (1 + TWISTER_WORDS)).from_address(address)
+    _viewed[owner] = np.frombuffer(memory, np.uint32), memory
+    return _viewed[owner][0]
 
 
 def _bytes(generator: torch.Generator) -> bytes:
     state = generator.get_state()
-    return ctypes.string_at(state.data_ptr(), state.numel())
+    return _chars(state.numel()).from_address(state.data_ptr()).raw
 
 
 def _tensor(state: bytes) -> torch.Tensor:
@@ -197,19 +200,16 @@ def _tensor(state: bytes) -> torch.Tensor:
 
 def _numpy() -> tuple[Any, bytes]:
     """Returns the words and position, and the cached normal; or NumPy's own state."""
-    words = _viewed.get(_NUMPY._bit_generator)
-    if words is None:
-        words = numpy_words()
-    if not words.size or _KEPT_NORMAL is None:
+    if _KEPT_NORMAL is None or not numpy_words().size:
         return _LibraryState(_NUMPY.get_state(legacy=False)), b""
-    return words.tobytes(), _KEPT_NORMAL.raw
+    return _viewed[_NUMPY._bit_generator][1].raw, _KEPT_NORMAL.raw
 
 
 def _python() -> tuple[Any, Any]:
     """Returns the position and words, and the cached normal; or Python's own state."""
     if _PYTHON_WORDS is None:
         return random.getstate(), None
-    return _PYTHON_WORDS.tobytes(), _PYTHON.gauss_next
+    return _viewed[_PYTHON][1].raw, _PYTHON.gauss_next
 
 
 class _LibraryState:
