@@ -22,8 +22,6 @@ from samebits import random
 Facts = Iterator[tuple[str, Any]]
 VARYING = ("argv", "time", "seconds", "started", "ended", "host", "pid", "script", "hashseed", "compiled")
 """Keys of records whose values depend on when, where and how the script was started; replaced by their type."""
-COMMITTED = ("chain.jsonl", "samebits-run.json")
-"""Files of a run directory beside the commits; its locks hold process numbers."""
 
 
 def normalised(value: Any, varying: tuple[str, ...] = VARYING) -> Any:
@@ -82,8 +80,7 @@ def _run_directory(name: str, folder: Path) -> Facts:
     for number, commit in enumerate(sorted((folder / "commits").iterdir())):
         for file in sorted(commit.iterdir()):
             yield f"{name}/{number}/{file.name}", [commit.name, file.read_bytes()]
-    for file in COMMITTED:
-        yield f"{name}/{file}", (folder / file).read_bytes()
+    yield f"{name}/samebits-run.json", (folder / "samebits-run.json").read_bytes()
 
 
 RECORDED = """
