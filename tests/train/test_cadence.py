@@ -191,6 +191,18 @@ def rolling(run_dir):
     return {manifest["position"]["step"]: manifest["rolling"] for manifest in manifests}
 
 
+def test_a_list_that_grows_while_it_is_read_is_read_to_its_end():
+    """An element that a body appends to the list, before its last one is read, comes in the same epoch."""
+    samebits.set_random_seed(1)
+    work, seen = [1, 2], []
+    with samebits.Run(None, check_complete=False) as run:
+        for _, one in run.steps(work):
+            seen.append(one)
+            if one == 1:
+                work.append(3)
+    assert seen == [1, 2, 3]
+
+
 def test_the_rolling_digest_of_commits_finds_where_two_runs_part(tmp_path):
     """Equal runs have equal digests; one changed loss or batch: equal in the commits up to its step, different after it."""
     found = {}
@@ -198,8 +210,8 @@ def test_the_rolling_digest_of_commits_finds_where_two_runs_part(tmp_path):
         ("a", -1, -1),
         ("b", -1, -1),
         ("loss", 7, -1),
-        ("batch", -1, 29),
-    ):  # of batch 7
+        ("batch", -1, 29),  # of batch 7
+    ):
 
         def body(run, step, loss=loss):
             if step.number == loss:

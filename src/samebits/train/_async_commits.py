@@ -51,7 +51,7 @@ class Commits:
 
     def due(self, step: int) -> bool:
         """Returns True if an asynchronous commit is due."""
-        if not self.cadence.due(step):  # at most steps
+        if not self.cadence.due(step):  # the usual answer
             return False
         writer, last = self.store.writer, self.store.last
         if writer is not None and self.cadence.one_at_a_time and not writer.idle:

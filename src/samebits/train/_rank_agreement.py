@@ -29,7 +29,7 @@ from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._environment_check import RunSeed
 from samebits.train._gloo_messages import GlooGroup
 from samebits.train._loop.accelerate_loader import prepared
-from samebits.train._loop.loop_positions import length
+from samebits.train._loop.batch_source import length
 
 INTERVAL = 0.1
 """Seconds between two boundaries at which the ranks exchange requests, where steps are shorter."""

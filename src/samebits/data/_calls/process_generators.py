@@ -166,10 +166,10 @@ class Draws:
     @contextmanager
     def _fill_process_generators(self) -> Iterator[None]:
         if self._quiet and self._tried:
-            with _setting(_thread.watch, filling=False):
+            with _Setting(_thread.watch, filling=False):
                 yield
         elif not self._quiet:
-            with generator_states.preserve_states(), _setting(_thread.watch, filling=True):
+            with generator_states.preserve_states(), _Setting(_thread.watch, filling=True):
                 yield
         else:
             with generator_states.preserve_states(), _watch_draws() as watch:
@@ -177,15 +177,18 @@ class Draws:
             self._quiet, self._tried = not watch.drew, True
 
 
-@contextmanager
-def _setting(watch: _Watch | None, *, filling: bool) -> Iterator[None]:
+class _Setting:
     """Sets the state of this thread in the block."""
-    before = _thread.filling, _thread.watch
-    _thread.filling, _thread.watch = filling, watch
-    try:
-        yield
-    finally:
-        _thread.filling, _thread.watch = before
+
+    def __init__(self, watch: _Watch | None, *, filling: bool) -> None:
+        self._state = filling, watch
+
+    def __enter__(self) -> None:
+        self._before = _thread.filling, _thread.watch
+        _thread.filling, _thread.watch = self._state
+
+    def __exit__(self, *_: object) -> None:
+        _thread.filling, _thread.watch = self._before
 
 
 @contextmanager
@@ -193,7 +196,7 @@ def _watch_draws() -> Iterator[_Watch]:
     """Watches the block's calls of `fill`, and the draws after the last one."""
     watch = _Watch()
     try:
-        with _setting(watch, filling=True):
+        with _Setting(watch, filling=True):
             yield watch
     finally:
         watch.check()
@@ -206,9 +209,5 @@ def run_without_rng_setup(task: Callable[[], T]) -> T:
 
 
 def _run_with(filling: bool, task: Callable[[], T]) -> T:
-    before = _thread.filling, _thread.watch
-    _thread.filling, _thread.watch = filling, None  # a forked worker is not watched
-    try:
-        return task()  # `run` restores the generators
-    finally:
-        _thread.filling, _thread.watch = before
+    with _Setting(None, filling=filling):  # a forked worker is not watched, and `run` restores the generators
+        return task()

@@ -21,7 +21,7 @@ from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streame
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.serial import CaptureWatch, EffectNoticedError, Effects, Serial, WatchedDraws
 from samebits.data._workers.worker_pool import Threads, Workers
-from samebits.data._workers.worker_process import StageWork, WorkerJob, one_thread
+from samebits.data._workers.worker_process import OneThread, StageWork, WorkerJob
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning, PipelineMismatchError
 
@@ -131,7 +131,7 @@ class Inline(_BlockReader):
 
 
 def _compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
-    with one_thread():
+    with OneThread():
         return stage.compute(repetition, task)
 
 

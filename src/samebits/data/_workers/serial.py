@@ -32,7 +32,7 @@ from samebits.data._stages.stage import (
     State,
     place,
 )
-from samebits.data._workers.worker_process import one_thread
+from samebits.data._workers.worker_process import OneThread
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
 
@@ -288,7 +288,7 @@ class Serial:
 
     def _next(self, elements: Iterator[Any]) -> Any:
         # Not tried without generators first: a function with effects is called once.
-        with one_thread(), self._draws.fill_each_call():
+        with OneThread(), self._draws.fill_each_call():
             return next(elements, _END)
 
     def _rewire(self, stage: Any) -> Any:

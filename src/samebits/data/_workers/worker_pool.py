@@ -30,9 +30,9 @@ from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import (
     ANSWER,
     REQUEST,
+    OneThread,
     StageWork,
     WorkerJob,
-    one_thread,
     unpack_error,
 )
 from samebits.errors import PipelineError, PipelineTimeoutError
@@ -125,7 +125,7 @@ class Workers:
             Exception: the error of the job.
         """
         if os.getpid() != self._owner:
-            with one_thread():
+            with OneThread():
                 return self._work.compute(self._jobs.pop(number), None)
         self._await(number)
         answer = self._arrived.pop(number)

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,22 +136,20 @@ def _ignore_group_sigterm(parent: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def one_thread() -> AbstractContextManager[None]:
+class OneThread:
     """Computes with one thread in the block, as a worker does: more threads give a large sum other bits."""
-    threads = torch.get_num_threads()
-    return _ONE_ALREADY if threads == 1 else _one_thread_of(threads)
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        _set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        _set_num_threads(self._threads)
 
 
-_ONE_ALREADY = nullcontext()
-
-
-@contextmanager
-def _one_thread_of(threads: int) -> Iterator[None]:
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _set_num_threads(count: int) -> None:
+    if torch.get_num_threads() != count:  # reading takes 4 us, setting 15
+        torch.set_num_threads(count)
 
 
 def _keep_freed_memory() -> None:

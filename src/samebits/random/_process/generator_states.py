@@ -173,7 +173,7 @@ class _DiscardStates:
 
 
 DISCARD_STATES = _DiscardStates()
-"""No function of contextlib's: a block that leaves the caches between two steps costs 20 us more by that."""
+"""An object of a plain class: a function of contextlib takes 20 us more between two steps."""
 
 
 _objects_set = 0

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from samebits._context import Position, Words, process
 from samebits._inspect import rng_states, user_code
 from samebits.data._resumable import Resumable
@@ -46,7 +48,7 @@ class BatchSource:
         self._call, self._inside = call, inside
         self._iterator: Iterator[Any] | None = None
         self._length: int | None = None
-        """Batches of the epoch under way; None if unknown: then one batch is read ahead."""
+        """Batches of the epoch under way, of a torch loader; None if unknown: then one is read ahead."""
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
@@ -137,8 +139,10 @@ class BatchSource:
             )
         if self.limit is not None and batch_index + 1 >= self.limit:
             return batch, True
-        if self._length is not None:
-            return batch, batch_index + 1 >= self._length
+        # a list may grow while it is read
+        known = self._length if isinstance(self._loader, DataLoader) else length(self._loader)
+        if known is not None:
+            return batch, batch_index + 1 >= known
         if isinstance(self._loader, Resumable):
             self._before_ahead = self._loader.state_dict()
         following = self._draw(epoch, batch_index + 1)
