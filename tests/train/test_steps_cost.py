@@ -10,7 +10,7 @@ import samebits
 from samebits.data import DataLoader
 
 MOST = 215
-"""Calls of functions between two bodies: loader, generators, digest, the look at the switch (2026-11-27, Python 3.11: 208).
+"""Calls of functions between two bodies: loader, generators, digest, the look at the switch (2026-11-27, Python 3.11: 204).
 
 22 of them compare the generators around the loader's task (`rng_states.of_process`).
 """
