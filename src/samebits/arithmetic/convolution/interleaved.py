@@ -12,7 +12,7 @@ from torch import Tensor
 from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, variants
 from samebits.arithmetic.product.instructions import fields_at
-from samebits.arithmetic.product.packing import interleave_rows
+from samebits.arithmetic.product.packing import interleave_rows, two_by_two
 from samebits.arithmetic.product.vectors import BFLOAT16, FLOAT64, NUMBERS, Number
 
 WORK = 1 << 14
@@ -120,7 +120,7 @@ def paired(x: Tensor, dim: int, groups: int) -> Tensor:
     plane = x.shape[dim + 1 :].numel()
     planes = x.numel() // (2 * plane)
     if plane == 1:
-        return x.view(-1).view(torch.int32).view(sizes)
+        return two_by_two(x, torch.int32).view(sizes)
     pairs = torch.empty(sizes, dtype=torch.int32)
     some = max(1, PAIRS_WORK // plane)
     _pair_interleaver()(-(-planes // some), x.data_ptr(), pairs.data_ptr(), planes, plane, some)

@@ -12,6 +12,7 @@ from samebits.arithmetic.fourier.definition import RADICES, SPLIT
 from samebits.arithmetic.fourier.passes import LANES, Columns, factors, transform
 from samebits.arithmetic.fourier.real import complex_of_half, half_of_real
 from samebits.arithmetic.fourier.roots import chirp, products_of_roots
+from samebits.arithmetic.product.packing import two_by_two
 
 _CIRCLES = 1 << 15
 """Numbers of the circles that are convolved at a time, about."""
@@ -117,8 +118,8 @@ def real_transform(x: Tensor, factor: float = 1.0) -> Tensor:
     n = x.shape[-1]
     rows = x.view(-1, n)
     if n % 2 == 0:
-        rows = rows if rows.storage_offset() % 2 == 0 else rows.clone()  # else it is no view of pairs
-        z = _rows(torch.view_as_complex(rows.view(-1, n // 2, 2)), 1.0, inverse=False)
+        pairs = two_by_two(x, x.dtype.to_complex())
+        z = _rows(pairs.view(-1, n // 2), 1.0, inverse=False)
         return half_of_real(z, factor).view(*x.shape[:-1], n // 2 + 1)
     made = _rows(torch.complex(rows, torch.zeros_like(rows)), factor, inverse=False)
     return made[:, : n // 2 + 1].contiguous().view(*x.shape[:-1], n // 2 + 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor, dtype
+
 from samebits import _native as native
 from samebits._native.vector_writer import features
 from samebits.arithmetic.product.instructions import procedure
@@ -229,3 +231,12 @@ def copy_element(number: Number) -> Any:
         builder.store(value, emit.at(emit.pointer(target), 0, emit.word), align=1)
 
     return procedure(number, copy)
+
+
+def two_by_two(x: Tensor, pair: dtype) -> Tensor:
+    """Returns the elements of contiguous `x`, an even number, as a row of pairs, of a type of twice the size.
+
+    A view, but a copy from an odd offset of its memory on, where torch views none.
+    """
+    row = x.view(-1)
+    return (row.clone() if row.storage_offset() % 2 else row).view(pair)
