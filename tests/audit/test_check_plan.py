@@ -90,6 +90,25 @@ def test_rows_that_do_not_apply_say_why_and_start_nothing():
     assert all(row.does_not_apply for row in empty)
 
 
+def test_worker_rows_are_promised_of_loaders_of_samebits():
+    """Of torch's alone they are measured, and say why; beside one of samebits, torch's is not varied."""
+
+    def rows(loaders, torchs):
+        return checks_after(facts([5], loaders=loaders, torch_loaders=torchs), ("workers",), 0)
+
+    for loaders, torchs, promised, torch_workers in (
+        ([0, 2], (), True, True),
+        ([0], (0,), False, True),
+        ([2, 0], (0,), True, False),
+    ):
+        found = rows(loaders, torchs)
+        assert [row.promised for row in found] == [promised] * 3
+        assert [bool(row.unpromised) for row in found] == [not promised] * 3
+        assert [row.processes[0].torch_workers for row in found] == [torch_workers] * 3
+    assert "script's own" in rows([0], (0,))[0].note  # torch's, which has 0
+    assert ["script's own" in row.note for row in rows([3, 0], (0,))] == [False, False, True]
+
+
 def test_thread_rows_are_promised_where_the_switch_makes_them_so():
     """Thread counts decide for a script that has the switch on in every step; for others they are measured."""
     assert [row.promised for row in checks_after(facts([5]), ("threads",), 0)] == [False, False]

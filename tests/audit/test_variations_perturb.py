@@ -14,7 +14,7 @@ from samebits.audit._child.variations import set_listing_order, set_loader_worke
 from samebits.audit._record.opened_files import lines_outside, record_opened_files
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
-from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
+from samebits.audit._record.torch_hooks import LoaderWorkers, TorchListener, torch_hooks
 from samebits.errors import InvalidArgumentError
 
 
@@ -39,7 +39,10 @@ def test_listings_come_in_opposite_orders_for_neighbouring_seeds(tmp_path):
 
 
 def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
-    """Map-style loaders, subclasses included, get the count; an iterable dataset is left alone and named."""
+    """Map-style loaders, subclasses included, get the count; an iterable dataset is left alone and named.
+
+    Without `torchs` only loaders of samebits get it.
+    """
 
     class Sub(torch.utils.data.DataLoader):
         pass
@@ -48,7 +51,7 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
         def __iter__(self):
             return iter(range(3))
 
-    notes, own = [], []
+    notes, own = [], LoaderWorkers([], [])
     with set_loader_workers(0, notes.append, own):
         assert (
             Sub(
@@ -61,7 +64,10 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
         assert Sub([1, 2]).num_workers == 2
     with set_loader_workers(None, notes.append, own):
         assert Sub([1, 2], num_workers=3).num_workers == 3
-    assert own == [2, 0, 3]
+    with set_loader_workers(2, notes.append, own, torchs=False):
+        assert Sub([1, 2], num_workers=1).num_workers == 1
+        assert samebits.data.DataLoader([1, 2], num_workers=1).num_workers == 2
+    assert own == ([1], [2, 0, 3, 1])
     assert Sub([1, 2]).num_workers == 0
     assert notes == ["Stream is iterable: its number of workers was not varied"]
 
@@ -96,14 +102,14 @@ def test_loaders_that_an_installed_package_makes_keep_their_number(tmp_path, mon
     (tmp_path / "site-packages" / "frame_work.py").write_text(INSTALLED)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     package = __import__("frame_work")
-    notes, own = [], []
+    notes, own = [], LoaderWorkers([], [])
     with set_loader_workers(0, notes.append, own):
         assert [loader.num_workers for loader in package.fit([1, 2])] == [1, 1]
-        assert own == [] and notes == [notes[0]] * 2
+        assert own == ([], []) and notes == [notes[0]] * 2
         assert notes[0] == "frame_work makes loaders of its own: their number of workers was not varied"
         users = package.Loader([1, 2], num_workers=1)
         called_back = package.call(lambda: torch.utils.data.DataLoader([1, 2], num_workers=1))
-        assert (users.num_workers, called_back.num_workers, own) == (0, 0, [1, 1])
+        assert (users.num_workers, called_back.num_workers, own.torchs) == (0, 0, [1, 1])
 
 
 def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):

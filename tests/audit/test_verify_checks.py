@@ -233,6 +233,63 @@ def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
         assert verify(tmp_path, PLAIN, "--across", "threads")[0] == 2
 
 
+NOISY = """
+import sys
+import numpy as np, torch
+import samebits
+from torch.utils.data import DataLoader as Torchs, get_worker_info
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        own = 0 if sys.argv[1] == "draws" or get_worker_info() is None else 1 + get_worker_info().id
+        return torch.full((4,), float(i)) + np.random.rand() + own, i % 2
+samebits.set_random_seed(0)
+samebits.enable_op_determinism()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+held = Torchs(Noisy(), batch_size=8) if sys.argv[2] == "both" else []
+loader = Torchs if sys.argv[2] == "torch" else samebits.data.DataLoader
+for x, y in loader(Noisy(), batch_size=8, shuffle=True):
+    loss = torch.nn.functional.cross_entropy(model(x), y) + sum(float(v.sum()) for v, _ in held)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "loader", "status", "promised", "equal"),
+    [
+        (
+            "draws",
+            "torch",
+            0,
+            False,
+            [True, False, False],
+        ),  # the global generator of the worker, or of the script
+        ("draws", "samebits", 0, True, [True, True, True]),
+        ("draws", "both", 0, True, [True, True, True]),  # torch's keeps its own number
+        ("worker", "samebits", 1, True, [True, False, False]),
+    ],
+)
+def test_another_number_of_workers_decides_for_loaders_of_samebits_alone(
+    tmp_path, how, loader, status, promised, equal
+):
+    """Torch's loader gives other bits with other workers: measured, with the reason, and no verdict on the script.
+
+    Controls: a loader of samebits decides, and fails where an element depends on the worker that loads it.
+    """
+    found, _, _, report = verify(tmp_path, NOISY, "--checks", "workers", args=(how, loader))
+    rows = [one for one in report["rows"] if "worker" in one["check"]]
+    assert found == status, report["verdict"]
+    assert [one["equal"] for one in rows] == equal
+    assert {one["promised"] for one in rows} == {promised}
+    assert all(("measured, not promised: torch's DataLoader" in one["note"]) != promised for one in rows)
+    assert ("with 0, 1 and 3 loader workers" in report["verdict"]) == (promised and not status)
+
+
 SWITCHED = PLAIN.replace(
     "torch.manual_seed(0)",
     "import samebits\nsamebits.set_random_seed(0)\ntorch.set_num_threads(3)\nsamebits.enable_op_determinism(across='threads')",

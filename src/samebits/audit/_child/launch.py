@@ -132,8 +132,10 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         stack.enter_context(context.observed(killer))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
     if recorder is not None or spec.num_workers is not None:
-        note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
-        stack.enter_context(audit._child.variations.set_loader_workers(spec.num_workers, note, own))
+        unread = audit._record.torch_hooks.LoaderWorkers([], [])
+        note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, unread)
+        vary = audit._child.variations.set_loader_workers
+        stack.enter_context(vary(spec.num_workers, note, own, torchs=spec.torch_workers))
     if spec.slow:
         slow = audit._child.variations.SlowMachine()
         stack.enter_context(context.observed(slow))

@@ -40,6 +40,8 @@ class LaunchSpec:
     In a job of several ranks also `"rank"`, which does it, and `"parent"`: True if it kills torchrun, too.
     """
     num_workers: int | None = None
+    torch_workers: bool = True
+    """Vary the number of workers of torch's loaders, too, not only of samebits'."""
     threads: int | None = None
     """Intra-op threads; the parent also puts them into the environment, for other libraries that read it."""
     listing_seed: int | None = None

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from samebits._context import Observer, Position
 from samebits._inspect.patching import replaced
-from samebits._inspect.user_code import INSTALLED, owner_of_frame
-from samebits.audit._record.torch_hooks import TorchListener
+from samebits._inspect.user_code import INSTALLED, owner_of_frame, owner_of_module
+from samebits.audit._record.torch_hooks import LoaderWorkers, TorchListener
 
 
 class Killer(Observer, TorchListener):
@@ -190,10 +190,13 @@ OWN_LOADERS = " makes loaders of its own: their number of workers was not varied
 
 
 @contextmanager
-def set_loader_workers(count: int | None, note: Callable[[str], None], counts: list[int]) -> Iterator[None]:
+def set_loader_workers(
+    count: int | None, note: Callable[[str], None], own: LoaderWorkers, *, torchs: bool = True
+) -> Iterator[None]:
     """Gives every `torch.utils.data.DataLoader` that the user's code makes `count` workers (subclasses, too).
 
-    None leaves the script's number, which `counts` gets in any case. Left alone, and named by `note`:
+    None leaves the script's number, which `own` gets in any case; without `torchs`, only samebits' loaders
+    get another one. Left alone, and named by `note`:
 
     - a loader over an iterable dataset, which splits its stream by worker: another number, another program;
     - a loader that an installed package makes: its number is not the user's (Keras makes some in `fit`).
@@ -213,8 +216,9 @@ def set_loader_workers(count: int | None, note: Callable[[str], None], counts: l
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")
             return construct(self, *args, **kwargs)
-        counts.append(given.get("num_workers", 0))
-        if count is None:
+        is_torchs = all(owner_of_module(kind.__module__) != "samebits" for kind in type(self).__mro__)
+        (own.torchs if is_torchs else own.samebits).append(given.get("num_workers", 0))
+        if count is None or (is_torchs and not torchs):
             return construct(self, *args, **kwargs)
         given.pop("self")
         given |= {"num_workers": count} | (_NEEDS_WORKERS if count == 0 else {})

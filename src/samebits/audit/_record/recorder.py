@@ -21,7 +21,13 @@ from samebits.audit._record.observed_objects import ObservedObjects, UpdateDetec
 from samebits.audit._record.opened_files import digests, lines_outside, record_opened_files
 from samebits.audit._record.record_file import RecordFile, start_line
 from samebits.audit._record.record_lines import LineWriter, ObservedStep
-from samebits.audit._record.torch_hooks import TorchListener, generator_states, torch_hooks, watch_loaders
+from samebits.audit._record.torch_hooks import (
+    LoaderWorkers,
+    TorchListener,
+    generator_states,
+    torch_hooks,
+    watch_loaders,
+)
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._warn_once import notices
 
@@ -76,8 +82,9 @@ class Recorder(Observer, TorchListener):
         self.read: dict[str, None] | None = {} if digest_files else None
         """Files that it opened for reading; None: they are not recorded."""
         self._start = os.getcwd()
-        self.loaders: list[int] = []
-        """The number of workers that the script gave each loader it made."""
+        self.loaders = LoaderWorkers([], [])
+        self._reads_torchs = False
+        """True if a loader was read that draws as torch's does."""
         self._loader_generators: dict[str, str] = {}
         """Path to the state's hash, of the torch loaders' generators when the loader was first iterated."""
         self._full = level == "state"
@@ -129,11 +136,12 @@ class Recorder(Observer, TorchListener):
     @_note_exceptions
     def workers_wanted(self, number: int) -> None:
         """Notes a pipeline's number of workers, for `verify`'s table."""
-        self.loaders.append(number)
+        self.loaders.samebits.append(number)
 
     @_note_exceptions
     def loader_begins(self, loader: torch.utils.data.DataLoader[Any]) -> None:
         """Takes the generators that a torch loader holds."""
+        self._reads_torchs = True
         if self._full:
             self._loader_generators = generator_states(loader) | self._loader_generators
 
@@ -328,7 +336,8 @@ class Recorder(Observer, TorchListener):
         }
         line |= {
             "notes": self.notes,
-            "loaders": self.loaders,
+            "loaders": [*self.loaders.samebits, *self.loaders.torchs],
+            "torch_loaders": self.loaders.torchs if self._reads_torchs else [],
             "resumed_from": self._resumed_from,
             "threads": self._threads,
             "across": min(self._across, key=(None, *ACROSS).index, default=None),

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -206,6 +206,13 @@ def _notify_optimizer_event(hooks: _Hooks, event: str, optimizer: torch.optim.Op
     if hooks.is_active():
         for listener in hooks.listeners:
             getattr(listener, event)(optimizer)
+
+
+class LoaderWorkers(NamedTuple):
+    """The number of workers that a script gave each loader it made, of samebits' loaders and of torch's."""
+
+    samebits: list[int]
+    torchs: list[int]
 
 
 _PARTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")

@@ -180,6 +180,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
         uses_run=_uses_run(end),
         loaders=end.get("loaders"),
+        torch_loaders=end.get("torch_loaders", ()),
         other_loaders=", ".join(
             note.removesuffix(OWN_LOADERS) for note in end.get("notes", ()) if note.endswith(OWN_LOADERS)
         ),

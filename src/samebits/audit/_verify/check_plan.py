@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +46,8 @@ class BaselineFacts:
     uses_run: bool
     loaders: list[int] | None = None
     """The script's number of workers for each of its loaders; None: not known."""
+    torch_loaders: Sequence[int] = ()
+    """Those of `loaders` that are torch's, if it reads such a loader."""
     other_loaders: str = ""
     """The packages that make loaders of their own."""
     across: Across | None = None
@@ -61,6 +65,8 @@ class ProcessVariation:
     kill: Kill | None = None
     commit_steps: tuple[int, ...] | None = None
     num_workers: int | None = None
+    torch_workers: bool = True
+    """The number is that of torch's loaders, too."""
     threads: int | None = None
     older_cpu: bool = False
     """Its libraries play a CPU without AVX-512 (`AVX2_ENVIRONMENT`)."""
@@ -79,6 +85,8 @@ class Check:
     varied: str = ""
     processes: tuple[ProcessVariation, ...] = ()
     promised: bool = True
+    unpromised: str = ""
+    """The reason why it is not promised."""
     does_not_apply: str = ""
     note: str = ""
     option: str = ""
@@ -238,8 +246,26 @@ def _workers(facts: BaselineFacts, number: int) -> Check:
         if facts.other_loaders:
             why = f"{facts.other_loaders} makes the loaders, and their workers are not varied"
         return Check("workers", name, does_not_apply=why)
-    note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
-    return Check("workers", name, f"num_workers={number}", (ProcessVariation(num_workers=number),), note=note)
+    # where there are both, torch's are left alone: a difference would not show whose it is
+    both = 0 < len(facts.torch_loaders) < len(facts.loaders or ())
+    own = (Counter(facts.loaders) - Counter(facts.torch_loaders if both else ())).keys()
+    notes = ["the script's own number"] if own == {number} else []
+    notes += ["torch's DataLoader keeps its number, as another may give other bits"] if both else []
+    is_torchs = bool(facts.torch_loaders) and not both
+    return Check(
+        "workers",
+        name,
+        f"num_workers={number}",
+        (ProcessVariation(num_workers=number, torch_workers=not both),),
+        promised=not is_torchs,
+        unpromised=_TORCHS_WORKERS if is_torchs else "",
+        note="; ".join(notes),
+    )
+
+
+_TORCHS_WORKERS = (
+    "torch's DataLoader may give other bits with another number of workers, samebits.data.DataLoader does not"
+)
 
 
 def _older_cpu(facts: BaselineFacts) -> Check:

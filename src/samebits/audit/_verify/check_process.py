@@ -274,6 +274,7 @@ class Runner:
             commit_steps=process.commit_steps,
             kill=place,
             num_workers=process.num_workers,
+            torch_workers=process.torch_workers,
             threads=process.threads,
             listing_seed=surroundings.listing_seed,
             slow=surroundings.slow,

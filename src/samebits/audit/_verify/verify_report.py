@@ -74,6 +74,7 @@ class CheckRow:
         """The notes that a reader needs beside the result."""
         unmeasured = self.overshadowed and self.difference is None
         promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
+        promised += f": {self.check.unpromised}" if self.check.unpromised else ""
         return tuple(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:
