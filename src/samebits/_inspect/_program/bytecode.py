@@ -92,13 +92,6 @@ def end_of_for(code: CodeType, offset: int) -> int | None:
     return next((i.argval for i in instructions(code) if i.offset == offset and i.opname == "FOR_ITER"), None)
 
 
-def stored_in_for(code: CodeType, offset: int) -> frozenset[str]:
-    """Returns the names that the body of the `for` statement at `offset` assigns; else none."""
-    end = end_of_for(code, offset)
-    inside = [item for item in instructions(code) if end is not None and offset < item.offset < end]
-    return frozenset(name for item in inside for name in stored_names(item))
-
-
 def expression_before(items: Sequence[dis.Instruction], at: int) -> Sequence[dis.Instruction]:
     """Returns the instructions of the expression whose value the one at `at` takes, by source place."""
     whole = _span(items[at - 1])

@@ -2,9 +2,8 @@
 
 Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object,
 CPython 3.11 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it
-before it writes it. Paths that leave the loop before another body, or by an exception that the loop does not
-handle itself, do not count: a loop variable that is only printed after the loop is written again by the next
-body.
+before it writes it. Paths by an exception that the loop does not handle itself do not count. What only the code
+after the loop reads is a group of its own; a variable that each body writes anew is in neither.
 
 The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around
 the loop.
@@ -18,11 +17,12 @@ import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from types import CodeType
 from typing import Any
 
 from samebits._inspect._program import bytecode
-from samebits._inspect._program.control_flow import ControlFlow, Edge
+from samebits._inspect._program.control_flow import ControlFlow, Edge, in_last_body
 from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
 from samebits._inspect.reachable import LeafWalk
 from samebits._inspect.tree import PLAIN, Leaves
@@ -42,6 +42,8 @@ class Liveness:
         self.flow = ControlFlow(code, offset)
         self.inner_loops = frozenset(inner_loops(self.flow))
         self._actions = _actions(self.flow.instructions, code)
+        self.assigned = _assigned_in_loop(self.flow, self._actions)
+        """The variables that the loop's body assigns."""
         self._carried: dict[frozenset[InnerLoop], _Names] = {}
 
     def carried(self, running: Collection[InnerLoop] = ()) -> _Names:
@@ -68,8 +70,9 @@ class Liveness:
         if ring is not None:
             following = _following(flow, running)
             again = _fetched_before(flow.instructions, flow.head, ring.top)
-            everything = self._live(following, frozenset())[ring.begins] - again
             inside |= self._live(following, ring.exits)[ring.begins] - again
+            following = [in_last_body(flow.instructions, at, after) for at, after in enumerate(following)]
+            everything = self._live(following, frozenset())[ring.begins] - again
         return _sorted_names(inside), _sorted_names(everything - inside)
 
     def _live(self, following: list[list[int]], closed: frozenset[Edge]) -> list[frozenset[str]]:
@@ -114,6 +117,14 @@ def is_in_loop(code: CodeType, offset: int) -> bool:
 def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
     """Returns the sorted names, without those that the compiler made up (`.0`)."""
     return tuple(sorted(name for name in names if not name.startswith(".")))
+
+
+def _assigned_in_loop(flow: ControlFlow, actions: Sequence[list[_Action]]) -> frozenset[str]:
+    if flow.instructions[flow.head].opname == "FOR_ITER":
+        inside: Iterable[int] = range(flow.head + 1, flow.following[flow.head][0])
+    else:
+        inside = flow.cycle(flow.head)
+    return frozenset(name for at in inside for kind, name in actions[at] if kind == "STORE")
 
 
 def _following(flow: ControlFlow, running: Iterable[InnerLoop]) -> list[list[int]]:
@@ -299,6 +310,17 @@ def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
     return places[:1]
 
 
+def calling_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
+    """Returns code and offset of the user's frames outside of those: they go on when the loop has ended."""
+    places, outer = [], frame.f_back
+    while outer is not None:
+        if not is_library(outer.f_code.co_filename):
+            places.append((outer.f_code, outer.f_lasti))
+        outer = outer.f_back
+    fetching = fetching_frames(frame)
+    return [one for one in places if one not in fetching]
+
+
 def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the two groups of `Liveness.carried`, with values, of the loop and of the loops that drive it.
 
@@ -324,25 +346,28 @@ def _carried_in_frame(frame: types.FrameType) -> tuple[tuple[str, ...], tuple[st
 
 
 def carried_if_an_inner_loop_is_empty(frame: types.FrameType | None) -> frozenset[str]:
-    """Returns the names of `of_frames`' first group that a body reads only if an inner loop runs no time.
+    """Returns the names of `of_frames` that are read only if an inner loop runs no time.
 
     For example `loss` after `for micro_step in range(n): loss = ...`, where `n` changes between steps.
     """
     names: set[str] = set()
     for one in loop_frames(frame):
         found = liveness_at(one.f_code, one.f_lasti)
-        names |= {*_carried_in_frame(one)[0]} - {*found.carried(found.inner_loops)[0]}
+        names |= {*chain(*_carried_in_frame(one))} - {*chain(*found.carried(found.inner_loops))}
     return frozenset(names)
 
 
-def assigned_in_loop(frame: types.FrameType) -> dict[str, Any]:
-    """Returns the locals that a `for` statement carries and that its body assigns."""
-    found = {}
+def assigned_in_loop(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns those of `of_frames` that the body of the loop assigns.
+
+    Of the second group only these can change: another object has another variable, too, that the body reads.
+    """
+    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for one in loop_frames(frame):
-        names, _ = _carried_in_frame(one)
-        stored = bytecode.stored_in_for(one.f_code, one.f_lasti)
-        found |= {name: one.f_locals[name] for name in names if name in stored and name in one.f_locals}
-    return found
+        held, assigned = one.f_locals, liveness_at(one.f_code, one.f_lasti).assigned
+        for variables, names in zip(groups, _carried_in_frame(one), strict=True):
+            variables |= {name: held[name] for name in names if name in assigned and name in held}
+    return groups
 
 
 def script_globals(frame: types.FrameType | None) -> dict[str, Any]:

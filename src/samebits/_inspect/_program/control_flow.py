@@ -43,6 +43,16 @@ def is_of_step(items: Sequence[dis.Instruction], at: int, steps: Collection[str]
     return at > 0 and items[at].opname == "LOAD_ATTR" and items[at - 1].argval in steps
 
 
+def in_last_body(items: Sequence[dis.Instruction], at: int, following: list[int]) -> list[int]:
+    """Returns the successors in the last body of a loop that runs to its end: there `step.ends_epoch` is true."""
+    tested = at - 1 - (items[at - 1].opname == "TO_BOOL")
+    if len(following) < 2 or items[tested].argval != "ends_epoch" or items[tested].opname != "LOAD_ATTR":
+        return following
+    if items[at].opname.endswith("IF_FALSE"):
+        return [at + 1]
+    return [one for one in following if one != at + 1] if items[at].opname.endswith("IF_TRUE") else following
+
+
 def takes_jump(items: Sequence[dis.Instruction], at: int) -> bool | None:
     """Returns the truth of the jump's condition if it is a variable just given a constant; else None.
 

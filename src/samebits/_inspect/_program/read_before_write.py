@@ -26,6 +26,7 @@ from samebits._inspect._program.bytecode import (
 )
 from samebits._inspect._program.control_flow import (
     asks_for_a_kind,
+    in_last_body,
     holds_from_a_step_on,
     is_of_step,
     stored_at_head,
@@ -76,6 +77,7 @@ class ReadBeforeWrite:
 
     Args:
         fetching: code and offset, from the call that fetches a batch up to the loop (a FOR_ITER, or a call).
+        calling: the same of the functions around it, which go on when the loop has ended.
         callables: names that hold the user's callable objects (a model): using one may run every `forward`.
         fetches: the methods of the dataset and of the sampler that fetch the next batch before the body runs.
         steps: names that held a step of `run.steps` at the last check.
@@ -85,12 +87,13 @@ class ReadBeforeWrite:
         self,
         program: UserFunctions,
         fetching: list[tuple[CodeType, int]],
+        calling: list[tuple[CodeType, int]],
         callables: set[str],
         fetches: list[CodeType],
         steps: Collection[str],
     ) -> None:
         self._program = program
-        self._fetching = fetching
+        self._fetching, self._calling = fetching, calling
         self._code, offset = fetching[-1]
         self._items = instructions(self._code)
         self._steps = stored_at_head(self._items, _number_at(self._items, offset), steps)
@@ -106,7 +109,7 @@ class ReadBeforeWrite:
         self._recomputed: dict[StoredPlace, bool] = {}
 
     def recomputed(self, place: StoredPlace) -> bool:
-        """Returns True if each iteration writes the place before it reads it."""
+        """Returns True if the loop, or the code after it, writes the place before it reads it."""
         if place not in self._recomputed:
             self._recomputed[place] = self._is_recomputed(place)
         return self._recomputed[place]
@@ -120,8 +123,15 @@ class ReadBeforeWrite:
         for code, offset in self._fetching:
             seen = self._search(code, place, offset)
             if seen.reads or seen.writes:
-                return not seen.reads
+                return not seen.reads and not (seen.passes and self._is_read_after(code, place, offset))
         return any(seen.writes and not seen.passes for _, seen in fetched) or self._is_never_carried(place)
+
+    def _is_read_after(self, code: CodeType, place: StoredPlace, offset: int) -> bool:
+        """Returns True if the code after the loop, or that around it, may read what no body overwrote."""
+        last = self._search(code, place, offset, last=True)
+        return last.reads or (
+            last.passes and any(self._search(code, place, offset).reads for code, offset in self._calling)
+        )
 
     def _is_never_carried(self, place: StoredPlace) -> bool:
         """Returns True for an attribute of functions that only a library calls, if each sets it first."""
@@ -164,12 +174,13 @@ class ReadBeforeWrite:
         return self._memo[key]
 
     def _search(
-        self, code: CodeType, place: StoredPlace, offset: int | None, *, once: bool = False
+        self, code: CodeType, place: StoredPlace, offset: int | None, *, once: bool = False, last: bool = False
     ) -> _Access:
         """Searches the code from the loop's head, or from its beginning.
 
         For a "set" place, or an item of a known key, an inner `for` runs at least once.
-        `once`: only one instruction of the program stores to the place.
+        `once`: only one instruction of the program stores to the place. `last`: in the loop's last body, and
+        after it.
         """
         items = instructions(code)
         number = {item.offset: at for at, item in enumerate(items)}
@@ -179,6 +190,8 @@ class ReadBeforeWrite:
         while waiting:
             at = waiting.pop()
             passes |= at == head
+            if last and at == head and items[at].opname == "FOR_ITER":
+                waiting.append(number[items[at].argval])
             if at in seen or at >= len(items):
                 continue
             seen.add(at)
@@ -191,6 +204,8 @@ class ReadBeforeWrite:
             following = successors(items[at], at, number)
             if once and holds_from_a_step_on(items, at, self._steps):
                 following = [at + 1]
+            if last:
+                following = in_last_body(items, at, following)
             if place.key or place.kind in _SET:
                 following = _successors_once(following, items, at, head, number)
             waiting += following

@@ -205,7 +205,8 @@ class Completeness:
         flow = OutputFlow(self._program.codes, committed_names(frame, objects, None))
         return [
             name
-            for name, value in sorted(carried_locals.assigned_in_loop(frame).items())
+            for group in carried_locals.assigned_in_loop(frame)
+            for name, value in sorted(group.items())
             if name not in known and id(value) not in held and not flow.variable(frame.f_code, name)
         ]
 
@@ -284,11 +285,12 @@ class Completeness:
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
         changed |= {change.path: change for change in appeared(before, now)}
+        states = {"run.state": dict(run_state), **states}
+        changed = self._judge.parted(now, states) | changed
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
             return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
-        states = {"run.state": dict(run_state), **states}
         names = committed_names(frame, objects, loader)
         return self._judge.judge(changed, frame, self._program, between, states, names)
 

@@ -112,7 +112,9 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     change = group[0]
     role = change.taken.roots[change.now.places[0].name]
     root, is_local = change.now.places[0].name, change.now.root == "local"
-    where = "a local variable that the next iteration reads" if is_local else "a global variable"
+    is_for_after = is_local and root in change.taken.after_loop
+    reader = "the code after the loop" if is_for_after else "the next iteration"
+    where = f"a local variable that {reader} reads" if is_local else "a global variable"
     if any(place.kind == "hook" for place in change.now.places):
         return MessageLine(
             f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object "
@@ -141,8 +143,10 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
     if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return _variable(root, where + value, "in the loop" if is_local else "wherever it is used")
-    return _of_object(subject, root, group, where)
+        used = "in the loop and after it" if is_for_after else "in the loop" if is_local else "wherever it is used"
+        return _variable(root, where + value, used)
+    one = _of_object(subject, root, group, where)
+    return one._replace(code=f"{one.code} and after it") if is_for_after and "#" in one.code else one
 
 
 def _of_loader(subject: str, change: Change) -> str:

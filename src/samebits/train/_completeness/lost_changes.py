@@ -162,6 +162,17 @@ class LostChanges:
         unlikely = [c for c in left if c.now.root == "local" and c.now.places[0].name in names]
         return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
 
+    def parted(self, now: reachable_state.StateSnapshot, states: Mapping[str, Any]) -> dict[str, Change]:
+        """Returns copies that have not changed, by path, while their originals have: best weights."""
+        copies = {path: now.leaves_by_path[path] for path in self._equals if path in now.leaves_by_path}
+        copies = {path: one for path, one in copies.items() if self._equals[path]}
+        saved = _paths_by_saved_hash(states) if copies else {}
+        return {
+            path: Change(path, one, one, now)
+            for path, one in copies.items()
+            if self._equals[path].isdisjoint(saved.get(now.content(path) or one.hashed, ()))
+        }
+
     def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
         if self._flow is None or self._flow[0] != (program.size, committed):
             self._flow = (program.size, committed), OutputFlow(program.codes, committed)
@@ -215,16 +226,17 @@ class LostChanges:
         """
         for kind in snapshot.kinds:
             program.add_class(kind)
-        asking = carried_locals.fetching_frames(frame)
+        asking, calling = carried_locals.fetching_frames(frame), carried_locals.calling_frames(frame)
         kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
         made_from = (
-            asking, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size, kinds,
+            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size,
+            kinds,
         )  # fmt: skip
         known = self._orders.get(installed)
         if known is None or known[0] != made_from:
             functions = program.with_classes(kinds)
             fetches = [] if installed else _fetch_methods(snapshot.fetching)
-            order = ReadBeforeWrite(functions, asking, snapshot.callables, fetches, snapshot.steps)
+            order = ReadBeforeWrite(functions, asking, calling, snapshot.callables, fetches, snapshot.steps)
             known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
         return known[1:]
 

@@ -84,6 +84,8 @@ class StateSnapshot(Walk):
     def __init__(self) -> None:
         super().__init__(_MOST, thorough=True)
         self.leaves_by_path: dict[str, Leaf] = {}
+        self.after_loop: set[str] = set()
+        """The locals that only the code after the loop reads."""
         self.kinds: set[type] = set()
         """Classes of the user's objects, and of the parts of the loader."""
         self.callables: set[str] = set()
@@ -426,6 +428,9 @@ def take(
         roots.append(("loader", carried_locals.name_of(loader, frames), loader))
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
+    _, after = carried_locals.assigned_in_loop(frame)
+    walk.after_loop = after.keys() - carried.keys() - outer.keys()
+    roots += [("local", name, after[name]) for name in sorted(walk.after_loop)]
     try:
         for kind, name, value in roots:
             walk.root(kind, name, value)
