@@ -2,8 +2,8 @@
 
 Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object,
 CPython 3.11 to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it
-before it writes it. Paths by an exception that the loop does not handle itself do not count. What only the code
-after the loop reads is a group of its own; a variable that each body writes anew is in neither.
+before it writes it. Paths by an exception that the loop does not handle itself do not count. What only the
+code after the loop reads is a group of its own; a variable that each body writes anew is in neither.
 
 The values: live locals, the script's globals, and the attributes of the user's objects, in the frames around
 the loop.

@@ -44,7 +44,7 @@ def is_of_step(items: Sequence[dis.Instruction], at: int, steps: Collection[str]
 
 
 def in_last_body(items: Sequence[dis.Instruction], at: int, following: list[int]) -> list[int]:
-    """Returns the successors in the last body of a loop that runs to its end: there `step.ends_epoch` is true."""
+    """Returns the successors in the last body of a loop that runs to its end: `step.ends_epoch` is true."""
     tested = at - 1 - (items[at - 1].opname == "TO_BOOL")
     if len(following) < 2 or items[tested].argval != "ends_epoch" or items[tested].opname != "LOAD_ATTR":
         return following

@@ -11,7 +11,7 @@ import ast
 import types
 from collections.abc import Iterable, Iterator
 
-from samebits._inspect._program.call_kinds import DRAWS_OR_COPIES, FED_METHODS, LIKE, OF_SHAPE, PLAIN_TYPES
+from samebits._inspect._program.call_kinds import COPIES, FED_METHODS, LIKE, OF_SHAPE, PLAIN_TYPES, draws
 from samebits._inspect._program.syntax import Scope, Sources, last_name, made_from, parameters_of, self_of
 
 _DEPTH = 6
@@ -77,7 +77,7 @@ class DataDependence:
 
     def _call_depends(self, call: ast.Call, scope: Scope, depth: int) -> bool:
         name = last_name(call.func)
-        if name in DRAWS_OR_COPIES:
+        if draws(call) or name in COPIES:
             return not (name == "item" and not self._depends(call.func, scope, depth))
         if name in LIKE:
             return False
@@ -86,7 +86,7 @@ class DataDependence:
         if any(self._depends(one, scope, depth) for one in (*arguments, *([holder] if holder else []))):
             return True
         return depth < _DEPTH and any(
-            isinstance(inner, ast.Call) and last_name(inner.func) in DRAWS_OR_COPIES
+            isinstance(inner, ast.Call) and (draws(inner) or last_name(inner.func) in COPIES)
             for function in self._sources.functions.get(name, ())
             for inner in ast.walk(function)
         )

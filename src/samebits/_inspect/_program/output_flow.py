@@ -16,7 +16,6 @@ from samebits._inspect._program.call_kinds import (
     CALCULATE,
     COLLECTS,
     CONTAINERS,
-    DRAWS,
     FILLS,
     KEEPS,
     LIBRARIES,
@@ -29,6 +28,7 @@ from samebits._inspect._program.call_kinds import (
     is_arithmetic,
     is_number,
 )
+from samebits._inspect._program.random_functions import NAMES
 from samebits._inspect._program.syntax import (
     Scope,
     Sources,
@@ -64,7 +64,7 @@ class OutputFlow:
             for node in nodes
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in CALCULATE
             for one in node.names
-        } - DRAWS
+        } - NAMES
         """Names of functions of libraries that only calculate."""
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
         self._known: dict[tuple[int, str, bool], bool] = {}

@@ -26,8 +26,8 @@ from samebits._inspect._program.bytecode import (
 )
 from samebits._inspect._program.control_flow import (
     asks_for_a_kind,
-    in_last_body,
     holds_from_a_step_on,
+    in_last_body,
     is_of_step,
     stored_at_head,
 )
@@ -174,7 +174,13 @@ class ReadBeforeWrite:
         return self._memo[key]
 
     def _search(
-        self, code: CodeType, place: StoredPlace, offset: int | None, *, once: bool = False, last: bool = False
+        self,
+        code: CodeType,
+        place: StoredPlace,
+        offset: int | None,
+        *,
+        once: bool = False,
+        last: bool = False,
     ) -> _Access:
         """Searches the code from the loop's head, or from its beginning.
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dis
+import functools
 import inspect
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import CodeType
 from typing import Any
 
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
+from samebits._inspect._program.random_functions import AMBIGUOUS, is_draw
 from samebits._inspect.user_code import is_library, is_user_type, may_hold_state, owner_of_module
 
+_FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 _MAKES = ("__init__", "__new__", "__post_init__")
 
 
@@ -144,15 +148,16 @@ def codes_of(item: Any) -> list[types.CodeType]:
         return codes_of(item.__func__)
     if isinstance(item, property):
         return [code for part in (item.fget, item.fset) for code in codes_of(part)]
-    if not isinstance(item, types.FunctionType):
+    if not isinstance(item, _FUNCTIONS):
         return []
     inner = vars(item).get("__wrapped__")
-    return [item.__code__, *(codes_of(inner) if inner is not None else [])]
+    own = [item.__code__] if isinstance(item, types.FunctionType) else []
+    return [*own, *(codes_of(inner) if inner is not None else [])]
 
 
 def _module_of(item: Any) -> str:
     """Returns the module that a function or a class comes from."""
-    return str(item.__module__) if isinstance(item, type | types.FunctionType) else ""
+    return str(item.__module__) if isinstance(item, (type, *_FUNCTIONS)) else ""
 
 
 _CLOCKS = frozenset(
@@ -186,10 +191,10 @@ class NameUse:
         texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
         return texts.union(*(code.co_names for code in codes))
 
-    def draws(self, function: str, draws: frozenset[str]) -> bool:
-        """Returns True if the user's function of this name, or one it calls, mentions a name of `draws`."""
+    def draws(self, function: str) -> bool:
+        """Returns True if the user's function of this name, or one it calls, mentions one that draws."""
         codes = self._program.functions.get(function, ())
-        return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
+        return any(self._draws_before(code, len(instructions(code))) for code in codes)
 
     def timed(self, name: str) -> bool:
         """Returns True if all that is assigned to a name is constants, or a clock's on the same line."""
@@ -202,7 +207,7 @@ class NameUse:
                     found = True
         return found
 
-    def memo(self, container: str, draws: frozenset[str], own: list[CodeType]) -> bool:
+    def memo(self, container: str, own: list[CodeType]) -> bool:
         """Returns True if only functions that check for the key first, and draw nothing before, fill a dict.
 
         `own`: the methods of the class that holds the dict; if there are none, every function counts.
@@ -212,21 +217,32 @@ class NameUse:
             filled = _position_of_fill(code, container)
             if filled is None:
                 continue
-            if code is self._code or not _asks_for_key(code) or self._names_before(code, filled) & draws:
+            if code is self._code or not _asks_for_key(code) or self._draws_before(code, filled):
                 return False
             found = True
         return found
 
-    def _names_before(self, code: CodeType, end: int, depth: int = 0) -> set[str]:
-        names = {
-            str(item.argval)
-            for item in instructions(code)[:end]
-            if item.opname.startswith((*ATTRIBUTES, *GLOBALS))
-        }
-        for name in [*names] if depth < 3 else []:
-            for called in self._program.functions.get(name, ()):
-                names |= self._names_before(called, len(instructions(called)), depth + 1)
-        return names
+    def _draws_before(self, code: CodeType, end: int, depth: int = 0) -> bool:
+        """Returns True if the code names a function that draws, before the instruction of number `end`."""
+        names = list[str]()
+        items = instructions(code)
+        for at, item in enumerate(items[:end]):
+            if not item.opname.startswith((*ATTRIBUTES, *GLOBALS)):
+                continue
+            names.append(str(item.argval))
+            owner = str(items[at - 1].argval) if item.opname.startswith(ATTRIBUTES) else ""
+            if is_draw(names[-1], owner if names[-1] not in AMBIGUOUS or _is_called(items, at) else ""):
+                return True
+        return depth < 3 and any(
+            self._draws_before(called, len(instructions(called)), depth + 1)
+            for name in dict.fromkeys(names)
+            for called in self._program.functions.get(name, ())
+        )
+
+
+def _is_called(items: Sequence[dis.Instruction], at: int) -> bool:
+    taken = use(items, at)
+    return taken is not None and taken.is_called(items)
 
 
 def _position_of_fill(code: CodeType, container: str) -> int | None:

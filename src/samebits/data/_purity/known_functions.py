@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect._program.random_functions import NAMES
 from samebits._inspect.user_code import INSTALLED, owner_of_module
 
 
@@ -63,12 +64,7 @@ _TORCH_PYTHON = names(
 _TORCH_BUILTINS = names("tensor as_tensor from_numpy frombuffer is_tensor get_num_threads get_default_dtype")
 """Of torch, written in C, that are no aten ops and draw nothing."""
 
-RANDOM_METHODS = names(
-    "random random_ normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ geometric "
-    "geometric_ cauchy_ log_normal_ multinomial shuffle sample choice choices rand randn randint randrange "
-    "permutation permuted integers standard_normal gauss seed manual_seed apply applymap map_ map2_ "
-    "register_hook resample"
-)
+RANDOM_METHODS = NAMES | names("seed manual_seed apply applymap map_ map2_ register_hook resample")
 """Names of methods that draw, or that call what they are given."""
 
 

@@ -143,7 +143,13 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
     if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        used = "in the loop and after it" if is_for_after else "in the loop" if is_local else "wherever it is used"
+        used = (
+            "in the loop and after it"
+            if is_for_after
+            else "in the loop"
+            if is_local
+            else "wherever it is used"
+        )
         return _variable(root, where + value, used)
     one = _of_object(subject, root, group, where)
     return one._replace(code=f"{one.code} and after it") if is_for_after and "#" in one.code else one

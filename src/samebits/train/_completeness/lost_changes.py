@@ -25,14 +25,6 @@ from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import may_hold_state
 from samebits.train._completeness import reachable_state
 
-_DRAWS = frozenset(
-    (
-        *("rand", "randn", "random", "randint", "random_", "normal", "normal_", "uniform", "uniform_"),
-        *("choice", "choices", "sample", "shuffle", "permutation", "randperm", "bernoulli"),
-        *("bernoulli_", "multinomial", "dropout", "integers", "standard_normal", "gauss", "rand_like"),
-        *("randn_like", "beta", "gamma", "exponential", "poisson"),
-    )
-)
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
 """Names in a `state_dict` that saves everything that the object holds."""
 _FETCHES = frozenset(
@@ -229,8 +221,8 @@ class LostChanges:
         asking, calling = carried_locals.fetching_frames(frame), carried_locals.calling_frames(frame)
         kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
         made_from = (
-            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size,
-            kinds,
+            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps),
+            program.size, kinds,
         )  # fmt: skip
         known = self._orders.get(installed)
         if known is None or known[0] != made_from:
@@ -305,7 +297,7 @@ def _is_harmless(
     """Returns True if the loop recomputes the value, or it is a memo without draws, a log, or a time."""
     last = change.now.places[-1]
     if last.kind == "memo":
-        return not uses.draws(change.now.places[-2].name, _DRAWS)
+        return not uses.draws(change.now.places[-2].name)
     if any(order.recomputed(place) for place in _places(change)):
         return True
     if last.kind in _READ_BY:
@@ -320,7 +312,7 @@ def _is_harmless(
         for base in kind.__mro__
         for code in user_functions.methods(base)
     ]
-    return uses.memo(last.name, _DRAWS, own)
+    return uses.memo(last.name, own)
 
 
 def _places(change: Change) -> list[StoredPlace]:
