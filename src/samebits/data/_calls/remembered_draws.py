@@ -51,14 +51,21 @@ class Memos:
         *,
         effects: list[Finding],
         repeatable: bool = True,
+        is_read: bool = True,
     ) -> None:
-        """`own`: generators of objects; `effects`: lasting changes; `repeatable`: False: call it once."""
+        """`own`: generators of objects; `effects`: lasting changes; `repeatable`: False: call it once.
+
+        `is_read`: False: there may be other effects, too.
+        """
         self._function, self._own = function, own
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
         self._repeatable = repeatable and all(map(_is_restored, effects))
-        if effects and any(one.array is not None and one.array.nbytes > LARGE for one in self._keepers):
+        large = [one for one in self._keepers if one.array is not None and one.array.nbytes > LARGE]
+        if effects and large:
             self._repeatable = False
+        self._saved = [one for one in self._keepers if one.array is None or effects or not is_read]
+        self._saved = [one for one in self._saved if one not in large]
         self._calls = self._drew = self._kept = 0
         self._changes_elements = False
         self._last: _Mark | None = None  # changes by others between two calls cost a needless repetition only
@@ -145,7 +152,7 @@ class Memos:
         own = self._own()
         after, states = _states(own), own.save()
         process_generators.refill_all(own, key)
-        restores = [k.save() for k in self._keepers if self._effects or k.array is None]
+        restores = [keeper.save() for keeper in self._saved]
         result, again = _NO_RESULT, after
         try:
             result = self._function(element_copy)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from samebits._context import Words
+from samebits._inspect.budget import Budget
 from samebits._native import kernel
 from samebits.data import _purity as purity
 from samebits.data._calls import process_generators
@@ -51,6 +52,7 @@ class Function:
         self.draws = _parameter(function)
         self.stateful = stateful
         self._of = of
+        self.budget = Budget()
         self._iterated = False
         self._left = COMPARED
         """Elements of this process that are still to be called with a check, in the first epoch."""
@@ -71,12 +73,15 @@ class Function:
     @cached_property
     def reading(self) -> purity.Reading:
         """The findings of reading its code."""
-        return purity.read(self.call)
+        return purity.read(self.call, self.budget)
 
     @cached_property
     def memos(self) -> Memos:
         """The memories where it may keep its draws, in this process."""
-        return Memos(self.call, lambda: self.own, effects=self._all_findings, repeatable=not self.stateful)
+        return Memos(
+            self.call, lambda: self.own, effects=self._all_findings, repeatable=not self.stateful,
+            is_read=self.reading.complete
+        )  # fmt: skip
 
     @cached_property
     def own(self) -> OwnGenerators:

@@ -8,24 +8,33 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect.budget import Budget, BudgetSpentError
+from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import GIVEN, Made, Value
 from samebits.data._purity.captured_state import changed as changed
+from samebits.data._purity.captured_state import note_reachable
 from samebits.data._purity.captured_state import snapshot as snapshot
 from samebits.data._purity.lookups import Finding as Finding
 from samebits.data._purity.reading import Reading
 
 
-def read(function: Callable[..., Any]) -> Reading:
+def read(function: Callable[..., Any], budget: Budget | None = None) -> Reading:
     """Reads the code of `function`, and of what it reaches, as a call with one unknown argument.
 
-    Parameters named `rng` and `key` are what `Pipeline` passes.
+    Parameters named `rng` and `key` are what `Pipeline` passes. `budget`: None: one of its own.
     """
-    reading = Reading()
+    reading = Reading(budget or Budget())
     rng: Value = frozenset({Made((0, 4), np.random.Generator)})
     key: Value = frozenset({Made((0, 5), torch.Tensor)})
     try:
-        reading.read(function, [GIVEN], {"rng": rng, "key": key})
+        with reading.budget:
+            reading.read(function, [GIVEN], {"rng": rng, "key": key})
+    except BudgetSpentError as spent:
+        reading.give_up(str(spent))
     except Exception as error:  # a bytecode or an object that it does not know must not stop a pipeline
-        reading.complete = False
-        reading.may_draw = reading.may_draw or f"it cannot be read ({type(error).__name__}: {error})"
+        reading.give_up(f"it cannot be read ({type(error).__name__}: {error})")
+    if not reading.complete and known.is_installed(reading.home):
+        reading.findings.clear()  # of a large library, whose memos and locks matter to nobody
+    elif not reading.complete:
+        note_reachable(reading, function)
     return reading

@@ -5,7 +5,9 @@ An empty set is a constant or a number: nothing that could be changed, called or
 
 from __future__ import annotations
 
+from collections.abc import ValuesView
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CellType, CodeType
 from typing import Any, NamedTuple
 
@@ -13,6 +15,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(E
 """Values that cannot change, and hold nothing that can."""
 MANY = 64
 """Items of a captured container that are looked at one by one."""
+SEEN = 4096
+"""Items of a larger one, spread over it, that tell if all are plain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +135,18 @@ def items(of: Captured) -> Value:
     if not of.known:
         return frozenset({of})
     if type(inside) is dict:
-        inside = list(inside.values())
-    if not isinstance(inside, list | tuple | set | frozenset):
+        inside = inside.values()
+    if not isinstance(inside, list | tuple | set | frozenset | ValuesView):
         return frozenset({Captured(of.object, f"{of.name}[...]", known=False)})
-    several = list(inside)
-    if len(several) <= MANY:
+    several = list(islice(inside, 0, None, 1 + len(inside) // SEEN))
+    if len(inside) <= MANY:
         found = [value(one, f"{of.name}[{number}]") for number, one in enumerate(several)]
         return frozenset().union(*found)
     if all(type(one) in PLAIN for one in several):
         return NOTHING
     return frozenset({Captured(of.object, f"{of.name}[...]", known=False)})
+
+
+def in_order(atoms: Value) -> list[Atom]:
+    """Returns the atoms by name: what is read within a bound is the same in each process."""
+    return sorted(atoms, key=lambda atom: (type(atom).__name__, str(getattr(atom, "name", ""))))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from types import FunctionType, ModuleType
+from collections import deque
+from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,16 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
+from samebits._inspect._program import bytecode
+from samebits._inspect.object_parts import defaults_of
 from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import PLAIN, contents
 from samebits.data._purity.reading import Reading
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
 """Bounds of the look: levels, (last) items of each container, bytes of an array (its ends), values in all."""
+REACHED = 2000
+"""Objects that are noted where code is not read."""
 
 
 def snapshot(reading: Reading) -> dict[str, int]:
@@ -33,6 +39,40 @@ def snapshot(reading: Reading) -> dict[str, int]:
         if name not in hashes and name.rpartition(".")[2] not in reading.once:
             hashes[name] = looking.at(found)
     return hashes
+
+
+def note_reachable(reading: Reading, function: Any) -> None:
+    """Notes all that the code may name: for a function that was not read to its end."""
+    waiting: deque[tuple[str, Any]] = deque([(getattr(function, "__qualname__", "self"), function)])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < REACHED:
+        name, found = waiting.popleft()
+        if isinstance(found, PLAIN) or id(found) in seen:
+            continue
+        seen[id(found)] = found  # an id is unique only while its object lives
+        reading.keep(name, found)
+        waiting.extend(_named_by(reading, name, found))
+
+
+def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(found, functools.partial):
+        yield from ((name, one) for one in (found.func, *found.args, *found.keywords.values()))
+    elif isinstance(found, MethodType):
+        yield from (("self", found.__self__), (name, found.__func__))
+    elif reading.is_library(found):
+        return
+    elif isinstance(found, FunctionType):
+        for one in {name for code in bytecode.whole(found.__code__) for name in code.co_names}:
+            if one in found.__globals__:
+                reading.globals[one] = found.__globals__
+                yield one, found.__globals__[one]
+        for one, cell in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+            reading.cells[one] = cell
+            yield one, contents(cell)
+        yield from defaults_of(found)
+    elif not isinstance(found, ModuleType):
+        yield type(found).__name__, type(found)
+        yield from ((f"{name}.{one}", part) for one, part in list(getattr(found, "__dict__", {}).items()))
 
 
 def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:

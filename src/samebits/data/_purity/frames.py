@@ -69,12 +69,13 @@ class Frame:
         self.stack: list[Value] = []
         self._named: tuple[str, ...] = ()
         self._popped: Value = NOTHING
-        self._guarded: list[tuple[str, int, list[str]]] = []
+        self._guarded: dict[int, list[str]] = {}
 
     def read(self) -> Value:
         """Reads the code until nothing new comes up; returns what a call returns or its generator yields."""
+        self.host.budget.spend(len(self.code.co_code) // 8)  # most of it is inline caches
         instructions = bytecode.instructions(self.code)
-        self._guarded = list(_guarded(instructions))
+        self._guarded = dict(_guarded(instructions))
         before = -1
         for _ in range(_PASSES):
             self._pass(instructions)
@@ -85,6 +86,7 @@ class Frame:
         return frozenset(self.returned)
 
     def _size(self) -> int:
+        self.host.budget.spend(len(self.variables) // 8)
         held = sum(len(v) for v in self.variables.values()) + sum(len(c.holds) for c in self.cells.values())
         return held + len(self.returned)
 
@@ -95,6 +97,7 @@ class Frame:
         }
         reached: list[Value] | None = []
         for op in instructions:
+            self.host.budget.spend(1 + len(self.stack) // 8)
             if op.offset in entry:
                 reached = _joined(reached, entry[op.offset])
             self.line = getattr(op, "line_number", op.starts_line) or self.line
@@ -355,10 +358,10 @@ class Frame:
 
     def _initialises(self, op: dis.Instruction) -> bool:
         """Returns True if this sets only what was None, from captured objects alone: an opened file."""
-        for name, offset, variables in self._guarded:
-            if name == op.argval and offset == op.offset:
-                return all(isinstance(a, Captured) for v in variables for a in self._variable(v) or GIVEN)
-        return False
+        used = self._guarded.get(op.offset)
+        if used is None:
+            return False
+        return all(isinstance(a, Captured) for v in used for a in self._variable(v) or GIVEN)
 
     def _made(self, op: dis.Instruction, kind: type | None) -> Value:
         return frozenset({Made((id(self.code), op.offset), kind)})
@@ -390,23 +393,28 @@ _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 
 _always_has_map = sys.version_info >= (3, 14)
 
 
-def _guarded(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
-    """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`).
+def _guarded(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, list[str]]]:
+    """(offset, local variables used) of what is set under `if name is None` (or `if not name`).
 
     The last such place only: what is set twice is no initialisation.
     """
+    stores: dict[str, list[int]] = {}
+    for part in instructions:
+        if part.opname in _STORES:
+            stores.setdefault(part.argval, []).append(part.offset)
     for number, one in enumerate(instructions[1:], 1):
         tested = instructions[number - 1]
         if not (one.opname.endswith(_TESTS) and tested.opname in ("LOAD_ATTR", "LOAD_GLOBAL")):
             continue
-        inside = [part for part in instructions[number:] if part.offset < one.argval]
-        stores = [part for part in instructions if part.opname in _STORES and part.argval == tested.argval]
-        if len(stores) == 1 and stores[0] in inside:
+        stored = stores.get(tested.argval, [])
+        if len(stored) == 1 and one.offset < stored[0] < one.argval:
+            near = instructions[number : number + one.argval - one.offset]
+            inside = [part for part in near if part.offset < one.argval]
             variables = [
                 v for part in inside if part.opname.startswith("LOAD_FAST") for v in _names(part.argval)
             ]
             variables += [part.argval for part in inside if part.opname in ("LOAD_DEREF", "LOAD_CLOSURE")]
-            yield tested.argval, stores[0].offset, variables
+            yield stored[0], variables
 
 
 def _are_generators(what: Value) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect.budget import Budget
 from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import (
     GIVEN,
@@ -58,7 +59,8 @@ class Lookups(ABC):
     Properties and special methods of the user's classes are called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.findings: dict[tuple[str, str, int], Finding] = {}
         self.may_draw: str | None = None
         """Why it may draw from the process's generators; None: it cannot."""
@@ -124,9 +126,9 @@ class Lookups(ABC):
     def draws(self, reason: str, line: int) -> None:
         """Notes why it may draw; the first reason counts."""
         if self.may_draw is None:
-            self.may_draw = f"{reason} at line {line}"
+            self.may_draw = f"{reason} at line {line}" if line else reason
 
-    def give_up(self, reason: str, line: int) -> None:
+    def give_up(self, reason: str, line: int = 0) -> None:
         """Notes that not all of it has been read."""
         self.complete = False
         self.draws(reason, line)
@@ -141,21 +143,22 @@ class Lookups(ABC):
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
         """Returns the possible values of `of.name`."""
-        result: Value = NOTHING
+        self.budget.spend(len(of))
+        result: set[Atom] = set()
         for atom in of:
             if isinstance(atom, Captured) and atom.known:
                 result |= self._captured_attribute(atom, name, line)
             elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
                 result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
             elif isinstance(atom, Made):
-                result |= frozenset({MethodValue(atom, name), *self.heap.get(atom, ())})
+                result |= {MethodValue(atom, name), *self.heap.get(atom, ())}
             elif isinstance(atom, Given | Captured):
-                result |= frozenset({MethodValue(atom, name), atom})
+                result |= {MethodValue(atom, name), atom}
             elif isinstance(atom, Text):
-                result |= frozenset({MethodValue(Made((0, 1), str), name)})
+                result.add(MethodValue(Made((0, 1), str), name))
             else:
-                result |= frozenset({atom})
-        return result or frozenset({MethodValue(Made((0, 2), int), name)})
+                result.add(atom)
+        return frozenset(result or {MethodValue(Made((0, 2), int), name)})
 
     def _captured_attribute(self, atom: Captured, name: str, line: int) -> Value:
         target, path = atom.object, f"{atom.name}.{name}"
@@ -215,7 +218,8 @@ class Lookups(ABC):
 
     def item(self, of: Value, index: Value, line: int) -> Value:
         """Returns the possible values of `of[index]`."""
-        result: Value = NOTHING
+        self.budget.spend(len(of))
+        result: set[Atom] = set()
         for atom in of:
             special = self.special(atom, "__getitem__", index)
             if special is not None:
@@ -224,7 +228,7 @@ class Lookups(ABC):
                 result |= self._captured_item(atom, index, line)
             else:
                 result |= self.inside(frozenset({atom}), 0)
-        return result
+        return frozenset(result)
 
     def _captured_item(self, atom: Captured, index: Value, line: int) -> Value:
         target = atom.object
@@ -242,7 +246,7 @@ class Lookups(ABC):
 
     def inside(self, of: Value, line: int) -> Value:
         """Returns the values that a loop over `of` may yield."""
-        result: Value = NOTHING
+        result: set[Atom] = set()
         if line:
             self.advanced(of, line)
         for atom in of:
@@ -250,15 +254,17 @@ class Lookups(ABC):
                 special = self.special(atom, "__iter__") if line else None
                 result |= special if special is not None else items(atom)
             elif isinstance(atom, Made):
-                result |= frozenset(self.heap.get(atom, ()))
+                result |= self.heap.get(atom, set())
                 if atom.kind is not None and not self.is_library(atom.kind) and line:
                     result |= self.special(atom, "__iter__") or NOTHING
             elif isinstance(atom, Given):
                 result |= GIVEN
-        return result
+        self.budget.spend(len(of) + len(result))
+        return frozenset(result)
 
     def holds(self, made: Value, more: Value) -> None:
         """Notes that something is put into what was made."""
+        self.budget.spend(len(made) + len(more))
         kept = frozenset(atom for atom in more if not isinstance(atom, Text))
         for atom in made:
             if isinstance(atom, Made) and kept:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from samebits._inspect.budget import Budget
 from samebits._inspect.object_parts import defaults_of
 from samebits.data._purity import known_functions as known
 from samebits.data._purity.abstract_values import (
@@ -29,6 +30,7 @@ from samebits.data._purity.abstract_values import (
     Text,
     Value,
     contents,
+    in_order,
     items,
     value,
 )
@@ -44,10 +46,10 @@ _CALLABLE = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, f
 class Reading(Lookups):
     """Reads calls, and holds what that found."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, budget: Budget) -> None:
+        super().__init__(budget)
         self._results: dict[Any, Value] = {}
-        self._calls = 0
+        self._calls = self._depth = 0
 
     def read(self, function: Any, arguments: list[Value], named: dict[str, Value]) -> None:
         """Reads a call of `function`."""
@@ -62,24 +64,25 @@ class Reading(Lookups):
             if now == size or not self.complete:
                 break
             size = now
-        if not self.complete and known.is_installed(self.home):
-            self.findings.clear()  # of a large library, whose memos and locks matter to nobody
 
     @override
     def called(self, callee: Value, call: CallSite) -> Value:
-        result: Value = NOTHING
         if not callee and call.line:
             self.draws("a call of what only running it tells", call.line)
         methods = frozenset(atom for atom in callee if isinstance(atom, MethodValue))
         if any(map(_is_method, methods)):
             callee = methods  # and not what an attribute of this name could hold besides
-        for atom in callee:
+        result: set[Any] = set()
+        self._depth += 1
+        for atom in in_order(callee):
             self._calls += 1
-            if self._calls > CALLS or len(self.running) > DEPTH:
+            if self._calls > CALLS or self._depth > DEPTH:
                 self.give_up("more code than is read", call.line)
-                return GIVEN
+                result |= GIVEN
+                break
             result |= self._called_one(atom, call)
-        return result
+        self._depth -= 1
+        return frozenset(result)
 
     def _called_one(self, atom: Any, call: CallSite) -> Value:
         if isinstance(atom, ClosureValue):
@@ -178,6 +181,9 @@ class Reading(Lookups):
         key = code, frozenset(variables.items()), frozenset(cells)
         if key in self._results:
             return self._results[key]
+        if len(self.running) > DEPTH:  # properties and special methods come here by another way
+            self.give_up("more code than is read", call.line)
+            return GIVEN
         self._results[key] = NOTHING
         frame = Frame(code, variables, around, self, namespace)
         self.running.append(frame)
@@ -224,12 +230,12 @@ class Reading(Lookups):
         for argument in call.everything:
             self.advanced(argument, call.line)
         for argument in [*call.everything, self._parts(function)]:
-            for atom in argument:
+            for atom in in_order(argument):
                 if _may_be_called(atom) or (isinstance(atom, Captured) and self._is_users(atom)):
                     given = [
                         self.inside(one, call.line) | GIVEN for one in call.everything if one is not argument
                     ]
-                    self._called_one(atom, call._replace(arguments=given or [GIVEN], named={}))
+                    self.called(frozenset({atom}), call._replace(arguments=given or [GIVEN], named={}))
         return self._handed_on(name, of, function if isinstance(function, type) else None, call)
 
     def _parts(self, function: Any) -> Value:
@@ -237,8 +243,10 @@ class Reading(Lookups):
         own = getattr(function, "__dict__", None)
         if isinstance(function, (type, *_CALLABLE)) or not isinstance(own, dict):
             return NOTHING
+        self.budget.spend(len(own))
         parts = frozenset().union(*(value(part, name) for name, part in own.items()))
         inside = frozenset().union(*(items(part) for part in parts if isinstance(part, Captured)))
+        self.budget.spend(len(inside))
         return frozenset(
             part for part in parts | inside if isinstance(part, Captured) and self._is_users(part)
         )

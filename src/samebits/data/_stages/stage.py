@@ -81,6 +81,8 @@ class Stage(ABC):
         """Its definition besides its inputs, as plain values, for the fingerprint and for messages."""
         self.functions = list(functions)
         """The user's functions that it calls."""
+        for function in (called := self.all_functions()):
+            function.budget = called[0].budget  # one for all that a pipeline reads
         self.depth: int = 1 + max((stage.depth for stage in inputs), default=-1)
         """The number of stages between this one and its farthest source."""
         self.endless = any(stage.endless for stage in inputs)

@@ -1,0 +1,60 @@
+"""The bound of what is read of a user's code and objects: steps that are counted, and a clock behind them."""
+
+from __future__ import annotations
+
+from time import thread_time
+from typing import Self
+
+STEPS, SECONDS = 50_000, 0.2
+"""Steps of one loader, pipeline or question: about 0.1 s. Seconds of the processor, where steps cost more."""
+_EACH = 256
+"""Steps between two looks at the clock."""
+
+
+class BudgetSpentError(Exception):
+    """No steps are left: what is not read counts as the worst that it could be."""
+
+
+class Budget:
+    """The steps that all readers of one question share.
+
+    Steps decide, so that a verdict does not change with the load of a machine. The clock, which counts this
+    thread's time alone, is the last resort. A copy in another process begins anew.
+
+    Example:
+        >>> budget = Budget(steps=10)
+        >>> with budget:
+        ...     budget.spend(11)
+        Traceback (most recent call last):
+        ...
+        samebits._inspect.budget.BudgetSpentError: more code than is read
+    """
+
+    def __init__(self, steps: int = STEPS, seconds: float = SECONDS) -> None:
+        self._given = steps, seconds
+        self._left, self._next_look = steps, steps - _EACH
+        self._seconds, self._began = seconds, 0.0
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, float]]:
+        return type(self), self._given
+
+    def __enter__(self) -> Self:
+        self._began = thread_time()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._seconds -= thread_time() - self._began
+
+    def spend(self, steps: int = 1) -> None:
+        """Counts steps, of some microseconds each.
+
+        Raises:
+            BudgetSpentError: no more are left.
+        """
+        self._left -= steps
+        if self._left < self._next_look:
+            self._next_look = self._left - _EACH
+            if thread_time() - self._began > self._seconds:
+                self._left = -1
+        if self._left < 0:
+            raise BudgetSpentError("more code than is read")
