@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import samebits
 from samebits.data import Pipeline, check
 from samebits.errors import PipelineDifferenceError
 
@@ -272,3 +273,24 @@ def test_where_no_seed_is_needed_none_matters(pipeline, seed, size):
         assert one._stage.needs_seed() is None
         first, other = ([repr(x) for x in one.with_options(seed=s)] for s in (seed, 0))
         assert first == other
+
+
+def test_a_seed_that_is_set_later_holds_from_the_next_iteration_on():
+    """A pipeline and a loader made before `set_random_seed` shuffle by it; one with a seed of its own does not."""
+    samebits.set_random_seed(1)
+    made = Pipeline.range(50).shuffle()
+    loader = samebits.data.DataLoader(range(50), shuffle=True)
+    own = made.with_options(seed=9)
+    begun, before = iter(made), list(own)
+    first = next(begun)
+    samebits.set_random_seed(2)
+    later = list(made), torch.cat(list(loader)).tolist()
+    anew = (
+        list(Pipeline.range(50).shuffle()),
+        torch.cat(list(samebits.data.DataLoader(range(50), shuffle=True))).tolist(),
+    )
+    samebits.set_random_seed(1)
+    assert [first, *begun] == list(Pipeline.range(50).shuffle()) != later[0]
+    own._next = (0, None)
+    assert list(own) == before
+    assert later[1] == anew[1]

@@ -22,7 +22,14 @@ from samebits.data import Pipeline
 from samebits.data import _purity as purity
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._workers import inline_or_parallel
-from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
+from samebits.errors import (
+    ConflictError,
+    ConflictWarning,
+    InvalidArgumentError,
+    PipelineError,
+    UnimplementedError,
+    UnseededError,
+)
 from samebits.random import _int_keys as int_keys
 
 log = []
@@ -293,13 +300,25 @@ def test_under_the_switch_deterministic_false_is_overridden():
 
 def test_random_without_a_seed_raises_under_the_switch():
     """As RandomDataset's; with a seed, or with the process's, it does not."""
-    Pipeline.random()
     with samebits.enable_op_determinism():
-        with pytest.raises(UnseededError, match="random"):
-            Pipeline.random()
-        Pipeline.random(seed=1)
-        samebits.set_random_seed(3)
-        Pipeline.random()
+        with pytest.raises(UnseededError, match=r"random\(seed=0\)"):
+            next(iter(Pipeline.random()))
+        seeded = [Pipeline.random(seed=1), Pipeline.random().with_options(seed=4)]
+        first, second = (list(one.take(3)) for one in seeded)
+        assert first != second == list(Pipeline.random().take(3).with_options(seed=4))
+        samebits.set_random_seed(4)
+        assert list(Pipeline.random().take(3)) == second
+
+
+def test_prefetch_auto_computes_ahead_as_without_the_call():
+    """prefetch("auto") gives the same elements, with workers and without; another word is an error that names both."""
+    pipeline = Pipeline.range(12).shuffle().map(abs).batch(2).with_options(seed=1)
+    expected = [batch.tolist() for batch in pipeline]
+    for workers in (0, 2):
+        ahead = pipeline.with_options(num_parallel_calls=workers).prefetch("auto")
+        assert [batch.tolist() for batch in ahead] == expected
+    with pytest.raises(InvalidArgumentError, match=r'number of batches, or "auto"'):
+        pipeline.prefetch("all")
 
 
 # Threads, and the choice

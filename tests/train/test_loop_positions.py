@@ -294,3 +294,51 @@ def test_a_loop_left_by_break_is_over(tmp_path, keep):
         program = lambda run_dir: left_by_break(run_dir, keep)  # noqa: E731
         assert ran(program, tmp_path / str(step), AtStep("step_begins", step, cut), tuple(range(10))) is None
         assert ran(program, tmp_path / str(step)) == expected
+
+
+class Pool(torch.utils.data.Dataset):
+    """A dataset that grows with each round, and is part of the commit."""
+
+    def __init__(self):
+        self.rows = list(torch.randn(12, 4))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index] + 0.1 * torch.randn(4)
+
+    def state_dict(self):
+        return {"rows": list(self.rows)}
+
+    def load_state_dict(self, state):
+        self.rows[:] = state["rows"]
+
+
+def rounds(folder, stop_at=None, workers=0):
+    """Four rounds: a loop over the pool as it is, then new rows by the model; an error ends it at a step."""
+    samebits.set_random_seed(2)
+    pool, model = Pool(), nn.Linear(4, 4)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    loader = samebits.data.DataLoader(pool, batch_size=4, shuffle=True, num_workers=workers)
+    with samebits.Run(folder, model=model, opt=opt, pool=pool, save=1) as run:
+        for number in range(4):
+            for step, x in run.steps(loader, epochs=1, name=f"round{number}"):
+                if step.number == stop_at:
+                    raise InterruptedError
+                opt.zero_grad()
+                (model(x) - x.flip(1)).square().mean().backward()
+                opt.step()
+            if len(pool) < 12 + 5 * (number + 1):
+                with torch.no_grad():
+                    pool.rows += list(model(torch.ones(5, 4)))
+    return digest.of_value([model.state_dict(), pool.rows])
+
+
+def test_a_loop_for_each_round_over_a_growing_dataset_resumes(tmp_path):
+    """A loop that has ended is not checked again: the restored dataset is longer than it was there."""
+    expected = rounds(tmp_path / "whole")
+    for stop_at in (5, 12):  # in the second and the last round
+        with pytest.raises(InterruptedError):
+            rounds(tmp_path / str(stop_at), stop_at)
+        assert rounds(tmp_path / str(stop_at)) == expected

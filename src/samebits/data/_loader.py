@@ -124,14 +124,13 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         self._given_seed = seed
         self._shuffle = bool(shuffle)
         self._own_sampler = sampler is not None or batch_sampler is not None
-        self._order = self._make_order()
         self._called: tuple[Function, Function] | None = None
         self._kept_workers: list[Workers] | None = [] if self.persistent_workers else None
         if self._kept_workers is not None:
             weakref.finalize(self, _end_workers, self._kept_workers)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._order())
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         # Compiles the kernels before workers are forked, and checks that it can.
@@ -147,7 +146,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
             "batch_size": self.batch_size, "drop_last": self.drop_last, "order": order
         }  # fmt: skip
         return LoaderBatches(
-            self._order, self.dataset, self._functions(), parameters,
+            self._order(), self.dataset, self._functions(), parameters,
             single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn
         )  # fmt: skip
 
@@ -178,7 +177,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
             kept_workers=self._kept_workers,
         )
 
-    def _make_order(self) -> IndexOrder | SamplerOrder:
+    def _order(self) -> IndexOrder | SamplerOrder:
+        """Returns the order of the next epoch: the dataset may have another length in each."""
         single = not self._auto_collation
         if self._own_sampler:
             return SamplerOrder(self._index_sampler, single)

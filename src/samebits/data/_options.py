@@ -74,8 +74,8 @@ class Options:
     executor: Executor | None = None
     on_conflict: OnConflict | None = None
     """Reaction to `deterministic=False` under the switch: "warn" (the default), or "raise"."""
-    prefetch: int | None = None
-    """Batches (or blocks of elements) that are computed ahead."""
+    prefetch: int | Literal["auto"] | None = None
+    """Batches (or blocks of elements) that are computed ahead; "auto": two for each worker."""
     timeout: float | None = None
     """Seconds to wait for a batch of a worker."""
     start_method: StartMethod | None = None
@@ -168,8 +168,9 @@ class Options:
             fits = value is None or value in choices
             require(fits, call, f"must be {', '.join(others)} or {last}", **{name: value})
         self.placement()
-        fits = self.prefetch is None or self.prefetch >= 0
-        require(fits, "Pipeline.prefetch", "must be at least 0", buffer_size=self.prefetch)
+        ahead = self.prefetch
+        fits = ahead is None or ahead == "auto" or is_int(ahead, 0)
+        require(fits, "Pipeline.prefetch", 'must be a number of batches, or "auto"', buffer_size=ahead)
         fits = self.timeout is None or self.timeout > 0
         require(fits, call, "must be seconds above 0, or None", timeout=self.timeout)
 

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from samebits._arguments import require, require_int
-from samebits._context import process
 from samebits._unseeded import no_seed
 from samebits.data._calls.user_function import Function
 from samebits.data._collate import PadCollate, default_collate
@@ -97,10 +96,8 @@ class Pipeline(Resumable):
         """Returns uniform integers of [0, 2**63), without end.
 
         Raises:
-            UnseededError: under the switch, if neither `seed` nor the process's seed is set.
+            UnseededError: (when it is read) it has no `seed`, the pipeline none, and the process none.
         """
-        if seed is None and seeds.root_seed() is None and process.op_determinism:
-            raise no_seed("Pipeline.random() draws", instead="pass seed=")
         return cls(Random(seed))
 
     # Transformations of elements
@@ -328,9 +325,12 @@ class Pipeline(Resumable):
         """Keeps elements in memory (of each process): every epoch then has the elements of the first."""
         return self._append(Cache, StreamCache)
 
-    def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
+    def prefetch(
+        self, buffer_size: int | Literal["auto"], *, device: str | torch.device | None = None
+    ) -> Pipeline:
         """Lets workers be `buffer_size` batches ahead (without workers nothing is computed ahead).
 
+        "auto": two batches for each worker, as without this call.
         `device`: where tensors go, also those in dicts, lists and tuples; to CUDA through pinned memory, on a
         separate stream.
         """

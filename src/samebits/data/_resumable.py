@@ -90,6 +90,12 @@ class Resumable:
         newest.load_state_dict(state)
         self._resumed = newest
 
+    def _continue_after(self, state: dict[str, Any]) -> None:
+        """Starts with the epoch after a loop that has ended, whatever has become of the dataset since."""
+        if "delivered" not in state:
+            self.load_state_dict(state)  # which says that it is none
+        self._next, self._live = (state["epoch"] + bool(state["delivered"]), None), None
+
     @property
     def _rolling_digest(self) -> int:
         """The rolling digest of the elements that the current iteration has delivered; 0 if there is none."""

@@ -97,6 +97,11 @@ class Function:
         vars(self).pop("own", None)
         self._left, self._iterated = 0 if self._iterated else COMPARED, True
 
+    def forget_findings(self) -> None:
+        """Forgets what was read: the program has changed something that it reaches."""
+        for name in ("reading", "memos", "own"):
+            vars(self).pop(name, None)
+
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without findings: these refer to all that the function refers to."""
         return {name: value for name, value in vars(self).items() if name not in ("reading", "memos", "own")}

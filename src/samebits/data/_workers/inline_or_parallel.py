@@ -19,6 +19,7 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
 from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streamed, Task, place
 from samebits.data._workers.launch_workers import may_start
+from samebits.data._workers.program_changes import ReachedValues
 from samebits.data._workers.serial import CaptureWatch, EffectNoticedError, Effects, Serial, WatchedDraws
 from samebits.data._workers.worker_pool import Threads, Workers
 from samebits.data._workers.worker_process import OneThread, StageWork, WorkerJob
@@ -29,6 +30,8 @@ TRIED = 6
 """Tasks that "auto" computes here before it chooses; the fastest counts, so that a cold start does not."""
 WORTH = 1.5e-3
 """Seconds of a task from which workers are worth it: ten times the cost of passing it on (0.15 ms)."""
+RENEWALS = 3
+"""Changes of the program's in one iteration after which workers are started anew; then it reads inline."""
 
 
 def draws_of(stage: Stage) -> Draws:
@@ -142,26 +145,40 @@ class Parallel(_BlockReader):
         self, stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool = True
     ) -> None:
         """`count`: workers; `ordered`: elements come in their order, not in order of completion."""
-        self._ahead, self._ordered = options.prefetch or 2 * count, ordered
-        self._inline = Inline(draws)
+        ahead = options.prefetch
+        self._ahead, self._ordered = 2 * count if not ahead or ahead == "auto" else ahead, ordered
+        self._stage, self._options, self._count = stage, options, count
         self._watch = CaptureWatch(stage)
-        self._serial: dict[int, Serial] = {}
-        self._known = list(self._worker_stages(stage, draws))
         self._workers: Workers | Threads | None = None
-        self._kept: Workers | None = None
-        """The workers of all iterations."""
-        if self._known and _takes_threads(stage, options):
-            self._workers = Threads(self._known, count=count, timeout=options.timeout)
-        elif options.kept_workers:
-            self._workers = self._kept = options.kept_workers[0]
+        self._renewals = 0
+        self._begin(draws)
+
+    def _begin(self, draws: Draws) -> None:
+        self._inline = Inline(draws)
+        self._serial: dict[int, Serial] = {}
+        self._known = list(self._worker_stages(self._stage, draws))
+        if self._known and _takes_threads(self._stage, self._options):
+            self._workers = Threads(self._known, count=self._count, timeout=self._options.timeout)
         elif self._known:
-            self._workers = Workers(
-                StageWork(self._known, WatchedDraws(draws, stage).run), count=count, ahead=self._ahead,
-                timeout=options.timeout, start_method=options.start_method or "auto"
-            )  # fmt: skip
-            if options.kept_workers is not None:
-                self._kept = self._workers
-                options.kept_workers.append(self._kept)
+            self._workers = self._processes(draws)
+            self._workers.readers += 1
+
+    def _processes(self, draws: Draws) -> Workers:
+        """Returns workers that have what the functions reach as it is now; kept ones if these do."""
+        kept, options = self._options.kept_workers, self._options
+        functions = [function.call for function in self._stage.all_functions()]
+        if kept and not kept[0].copied.may_differ(functions):
+            return kept[0]
+        workers = Workers(
+            StageWork(self._known, WatchedDraws(draws, self._stage).run), count=self._count,
+            ahead=self._ahead, timeout=options.timeout, start_method=options.start_method or "auto",
+            copied=ReachedValues(functions, whole=kept is not None), kept=kept is not None
+        )  # fmt: skip
+        if kept is not None:
+            for old in kept:
+                old.end_keeping()
+            kept[:] = [workers]
+        return workers
 
     def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
         """Yields the stages that workers compute: all blocks, or the parts of one without side effects."""
@@ -184,16 +201,43 @@ class Parallel(_BlockReader):
 
     def close(self) -> None:
         """Ends the workers, unless they are kept."""
-        if self._workers is not None and self._kept is None:
-            self._workers.close()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.release()
+
+    def _renew(self, changed: str) -> None:
+        """Starts workers that have what the program has changed; none where it does so again and again."""
+        self.close()
+        for function in self._stage.all_functions():
+            function.forget_findings()
+        self._renewals += 1
+        if self._renewals <= RENEWALS:
+            self._begin(draws_of(self._stage))
+            return
+        warn_once(
+            f"renewals {changed}",
+            f"{self._stage.kind}: the program changes `{changed}` between batches, again and again, and "
+            "workers would have it as it was when they computed a batch ahead. So the batches of this epoch "
+            "are computed in this process. Change it between two epochs, or compute it from the index; "
+            "num_workers=0 gives the same batches without this warning.",
+            ConflictWarning,
+        )
 
     def _read_ahead(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        workers = self._workers
+        assert workers is not None
         under_way: deque[tuple[Task, int]] = deque()
         after = state
         start = place(state)
         left = stage.tasks(repetition, start[0])
         try:
             while self._watch.noticed() is None:  # threads change captured values in this process
+                if (changed := self._ordered and workers.changed()) or self._workers is not workers:
+                    workers.discard([number for _, number in under_way])
+                    if changed and self._workers is workers:
+                        self._renew(changed)
+                    yield from self.blocks(stage, repetition, after)
+                    return
                 done = self._watch.run(lambda: self._run_step(stage, repetition, left, under_way))
                 if done is None:
                     return
@@ -203,8 +247,7 @@ class Parallel(_BlockReader):
         except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
         finally:
-            if self._kept is not None:
-                self._kept.discard([number for _, number in under_way])
+            workers.discard([number for _, number in under_way])
         yield from self._read_inline(stage, repetition, after)
 
     def _run_step(

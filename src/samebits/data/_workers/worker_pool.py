@@ -26,6 +26,7 @@ from samebits.data._workers.launch_workers import (
     StartedWorker,
     launcher,
 )
+from samebits.data._workers.program_changes import ReachedValues
 from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import (
     ANSWER,
@@ -79,13 +80,19 @@ class Workers:
         ahead: int,
         timeout: float | None = None,
         start_method: str = "auto",
+        copied: ReachedValues | None = None,
+        kept: bool = False,
     ) -> None:
         """`count`: processes; `ahead`: results that may wait to be read; `timeout`: seconds for one result.
 
         `start_method`: "fork", "server" (processes that share nothing with this one), or "auto": the server
-        where CUDA is initialised, which a fork does not survive.
+        where CUDA is initialised, which a fork does not survive. `copied`: what the program could change, and
+        they would not see. `kept`: they outlive their readers.
         """
         self._work, self._timeout = work, timeout
+        self.copied, self._is_kept = copied, kept
+        self.readers = 0
+        """Iterations that read from them."""
         self._owner = os.getpid()
         self._slots = [ResultMemory() for _ in range(ahead + LEASED)]
         self._free = list(range(len(self._slots)))
@@ -152,6 +159,22 @@ class Workers:
             answer = self._arrived.pop(number, None)
             if answer is not None and isinstance(answer.place, int):
                 self._free.append(answer.place)
+
+    def changed(self) -> str | None:
+        """Returns the name of what the program has changed since they were started."""
+        return None if self.copied is None else self.copied.changed()
+
+    def release(self) -> None:
+        """Notes that one of the readers has ended, and ends the workers if nobody needs them."""
+        self.readers -= 1
+        if not (self._is_kept or self.readers > 0):
+            self.close()
+
+    def end_keeping(self) -> None:
+        """Ends the workers as soon as they have no reader."""
+        self._is_kept = False
+        if self.readers <= 0:
+            self.close()
 
     def close(self) -> None:
         """Ends the workers; delivered results stay readable."""
@@ -332,6 +355,14 @@ class Threads:
             )
         return next(number for number in numbers if self._jobs[number] in done)
 
-    def close(self) -> None:
+    def changed(self) -> None:
+        """Returns None: threads have nothing of their own."""
+
+    def discard(self, numbers: Sequence[int]) -> None:
+        """Drops these jobs."""
+        for number in numbers:
+            self._jobs.pop(number, None)
+
+    def release(self) -> None:
         """Ends the threads after their current jobs."""
         self._pool.shutdown(wait=True, cancel_futures=True)

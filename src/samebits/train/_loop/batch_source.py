@@ -79,6 +79,13 @@ class BatchSource:
                 "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
             )
 
+    def continue_after(self, state: Any) -> None:
+        """Continues where a loop that is over has ended: nothing of it is checked again."""
+        if isinstance(self._loader, Resumable):
+            self._loader._continue_after(state)
+        else:
+            _load_loader_state(self._loader, state)
+
     def set_position(self, position: Position) -> None:
         """Sets the position of the next batch in the run; one inside a body notes where its epoch began."""
         if self._inside is not None:

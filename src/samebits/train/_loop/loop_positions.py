@@ -53,6 +53,11 @@ class FixedLengthEpochs:
         self._pass, self._batch = state["pass"], state["batch"]
         self._source.load(state["loader"], self._batch)
 
+    def continue_after(self, state: dict[str, Any]) -> None:
+        """Continues where a loop that is over has ended."""
+        self._pass, self._batch = state["pass"], state["batch"]
+        self._source.continue_after(state["loader"])
+
     def set_position(self, position: Position) -> None:
         """Sets the position in the run of the next batch; it matters where a pass begins."""
         if self._batch == 0:

@@ -242,7 +242,10 @@ class LoopSteps(Steps):
             run._saving.aliases.begin(run.state)
             end = loops.done[loop.name]
             self._over = resume_finished(run, loop, end, self._epochs, "Run.steps")
-            self._source.load(end["loader"], 0)
+            if self._over:
+                self._source.continue_after(end["loader"])
+            else:
+                self._source.load(end["loader"], 0)
             return
         saved = begin_outermost(run, loop, f"Run.steps(name={loop.name!r})", by_epoch=False)
         if saved is None:
