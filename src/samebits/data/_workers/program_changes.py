@@ -39,7 +39,7 @@ Place = tuple[str, Callable[[Any], Any], Any]
 
 
 class ReachedValues:
-    """What some functions reach, as it is now: its methods compare that with what is there later."""
+    """The values that some functions reach, as they are now: compared with those that are there later."""
 
     def __init__(self, functions: Sequence[Any], *, whole: bool) -> None:
         """`whole`: contents are kept, too, for `may_differ`."""
