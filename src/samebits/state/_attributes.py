@@ -132,6 +132,18 @@ class Attributes:
                 f"or, if it works without their state: samebits.state.attributes(..., ignore=[{paths}])."
             )
 
+    def is_like(self, other: Attributes) -> bool:
+        """Returns True if `other` saves the same attributes of an object of the same class."""
+        mine, theirs = (
+            (type(one.target), one._paths, one._ignored, one._is_state, one._find) for one in (self, other)
+        )
+        return mine == theirs
+
+    def named_attributes(self) -> set[tuple[int, str]]:
+        """Returns the attributes that are named, each by the identity of its object and its name."""
+        places = [place(self.target, path) for path in self._paths]
+        return {(id(one.owner), one.name) for one in places if not one.is_item}
+
     @property
     def saves_all(self) -> bool:
         """True if no part of the target was chosen or left out: its state is complete."""

@@ -64,14 +64,20 @@ def note_objects(objects: Mapping[str, Stateful]) -> None:
     """Gives the adapters of a run its other objects: what an adapter's target holds of these is saved."""
     adapters = [one for one in objects.values() if isinstance(one, Attributes)]
     if adapters:
-        identities: set[int] = set()
-        for thing in objects.values():
-            inner = thing.modules() if isinstance(thing, torch.nn.Module) else [thing]
-            identities.update(map(id, inner))
-            if isinstance(thing, Attributes | HeldGenerators):
-                identities.add(id(thing.target))
+        identities = saved_identities(objects)
         for one in adapters:
-            one.saved_besides = frozenset(identities)
+            one.saved_besides = identities
+
+
+def saved_identities(objects: Mapping[str, Any]) -> frozenset[int]:
+    """Returns the identities of the objects of a run, of modules in them, and of what its adapters save."""
+    identities: set[int] = set()
+    for thing in objects.values():
+        inner = thing.modules() if isinstance(thing, torch.nn.Module) else [thing]
+        identities.update(map(id, inner))
+        if isinstance(thing, Attributes | HeldGenerators):
+            identities.add(id(thing.target))
+    return frozenset(identities)
 
 
 def check_adapters(objects: Mapping[str, Stateful]) -> None:

@@ -23,6 +23,7 @@ from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArg
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.state._attributes import Attributes
 from samebits.state._known_classes import parts_with_state
 from samebits.train import _environment_check as environment_check
 from samebits.train import _hyperparameters as hyperparameters
@@ -192,7 +193,9 @@ class Run:
         """Makes `thing` part of the run's commits under `name`.
 
         It has `state_dict` and `load_state_dict`, or is of a class that `samebits.state.adapter_for` knows
-        (an environment of gymnasium, a list, a generator).
+        (an environment of gymnasium, a list, a generator). Of an object that the loop makes anew, such as the
+        meter of an epoch, `samebits.state.attributes` is added again by the same name; from here on the new
+        one is saved.
 
         Args:
             name: of the object, in commits and messages.
@@ -205,6 +208,11 @@ class Run:
 
     def _add(self, name: str, thing: Any, options: tuple[str, ...]) -> None:
         saved = stateful(name, thing, options)
+        before = self.objects.get(name)
+        if isinstance(before, Attributes) and isinstance(saved, Attributes) and before.is_like(saved):
+            self.objects[name] = saved  # its object was made anew, as the meter of an epoch is
+            note_objects(self.objects)
+            return
         if name in self.objects:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         check_compiled(name, thing)

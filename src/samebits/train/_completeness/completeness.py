@@ -33,6 +33,7 @@ from samebits.errors import IncompleteStateError, IncompleteStateWarning, Invali
 from samebits.train import _object_states as state
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import (
+    Program,
     message,
     printed_message,
     subject_of,
@@ -71,10 +72,8 @@ class Completeness:
         self._before: reachable_state.StateSnapshot | None = None
         self._around_steps = False
         """True for the check of a loop over epochs: its loop over steps always runs."""
-        self._inner: Completeness | None = None
-        """The check of the steps inside the loop over epochs that this one checks."""
-        self._defined: frozenset[str] | None = None
-        """The variables that the loop over epochs around these steps began with."""
+        self._at_start: frozenset[str] | None = None
+        """The paths that there were before the loop."""
         self._new_epoch = False
         """True until the first check in an epoch of `run.epochs`, which does not judge changes."""
         self._program: UserFunctions | None = None
@@ -121,7 +120,7 @@ class Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
-        check._around_steps, check._inner, check._warned = True, self, self._warned
+        check._around_steps, check._warned = True, self._warned
         return check
 
     def begin_epoch(self) -> None:
@@ -148,8 +147,6 @@ class Completeness:
         if not self._enabled or not process.overrides.check_complete:
             return
         started = time.perf_counter()
-        if self._inner is not None and self._inner._defined is None:
-            self._inner._defined = frozenset(frame.f_locals)
         whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
@@ -185,7 +182,9 @@ class Completeness:
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects) if first else []
-            raise IncompleteStateError(message(changes, late, position, more, self._defined))
+            modules = [] if self._program is None else self._program.modules
+            program = Program(frame, objects, modules, self._at_start or ())
+            raise IncompleteStateError(message(changes, late, position, more, program))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""
@@ -222,7 +221,7 @@ class Completeness:
     def _is_due(self, position: Position, now: float) -> bool:
         if position.loop != self._loop:
             self._loop, self._before, self._steps, self._epochs = position.loop, None, 0, 0
-            self._structure = {}
+            self._structure, self._at_start = {}, None
         self._steps += 1
         ends_epoch = position.batch_index == 0 and position.epoch > 0
         self._epochs += ends_epoch
@@ -271,6 +270,8 @@ class Completeness:
             name: saved["objects"][name] for name, of in modules.items() if not of.startswith("torch.")
         }
         now.states = {name: digest.of_value(value) for name, value in states.items()}
+        if self._at_start is None:
+            self._at_start = frozenset(now.leaves_by_path)
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now

@@ -2,57 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from samebits._context import Position
-from samebits.state._known_classes import name_of_known
+from samebits._inspect._program.carried_locals import release_locals
+from samebits._inspect.user_code import may_hold_state
+from samebits.state._parts import is_plain
+from samebits.train._completeness.code_lines import LoopSource, sources_around
+from samebits.train._completeness.cures import SavingLines, is_below
 from samebits.train._completeness.lost_changes import Change, Late
+from samebits.train._object_states import saved_identities
 
-_SHOWN = 6
-_ATTRIBUTES = 4
+_SHOWN = 40
+_SHORT = 4
+_KEEP = ": keep it in run.state, or in an object with a state_dict that the run has"
 
 
 class MessageLine(NamedTuple):
     """One value in the message."""
 
     text: str
-    code: str = ""
-    """The lines that save it, before the loop; empty where the text says what to do."""
+    code: Sequence[tuple[str, str]] = ()
+    """The lines that save it, each with its place; none where the text says what to do."""
+
+
+class Variable(NamedTuple):
+    """A variable, and the function where lines about it are pasted."""
+
+    source: LoopSource
+    text: str
+    """The variable as the code there names it."""
+    value: Any
+    module: str = ""
+    """The module whose functions use it as a global variable."""
+
+
+class Program:
+    """The program as one sees it who pastes: functions around the loop, objects of the run, modules.
+
+    `at_start`: the paths that there were before the loop.
+    """
+
+    def __init__(
+        self,
+        frame: FrameType | None,
+        objects: Mapping[str, Any],
+        modules: Iterable[ModuleType] = (),
+        at_start: Collection[str] = (),
+    ) -> None:
+        self.sources = sources_around(frame)
+        self.modules, self.at_start, self._objects = list(modules), at_start, objects
+        self._saved, self._names = saved_identities(objects), {*objects}
+
+    def release(self) -> None:
+        """Lets go of what the frames hold."""
+        release_locals([one.frame for one in self.sources])
+
+    def variable(self, name: str) -> Variable | None:
+        """Returns a variable, in the innermost function that has it and the run; None if there is none."""
+        for source in self.sources:
+            frame = source.frame
+            if name in frame.f_locals and frame.f_locals is not frame.f_globals:
+                return Variable(source, name, frame.f_locals[name]) if source.run else None
+        for source in filter(lambda one: one.run, self.sources):
+            if name in source.frame.f_globals:
+                is_shared = any(use.in_function for use in source.uses(name)) or not source.uses(name)
+                module = str(source.frame.f_globals.get("__name__")) if is_shared else ""
+                return Variable(source, name, source.frame.f_globals[name], module)
+            for module in self.modules:
+                if name in vars(module):
+                    text = f"{source.name_of_module(module.__name__)}.{name}"
+                    return Variable(source, text, vars(module)[name], module.__name__)
+        return None
+
+    def given(self, name: str) -> Variable | None:
+        """Returns an object of the run, by a variable that holds it."""
+        thing = self._objects.get(name)
+        thing = getattr(thing, "target", thing)
+        for source in filter(lambda one: one.run, self.sources):
+            scopes = (source.frame.f_locals, source.frame.f_globals)
+            names = [one for scope in scopes for one, value in scope.items() if value is thing]
+            return Variable(source, names[0] if names else f'{source.run}.objects["{name}"]', thing)
+        return None
+
+    def lines(self, source: LoopSource) -> SavingLines:
+        """Returns an empty list of lines for a function."""
+        return SavingLines(source.run or "run", source.name_of_module("samebits"), self._saved, self._names)
+
+    def lacked(self, root: str, path: str) -> bool:
+        """Returns True for an attribute that the object of a root did not have before the loop."""
+        known = any(is_below(_readable_path(one), root) for one in self.at_start)
+        attribute = path.split("[", maxsplit=1)[0]
+        return known and not any(is_below(_readable_path(one), attribute) for one in self.at_start)
 
 
 def message(
-    changes: list[Change],
-    late: list[Late],
-    position: Position,
-    assigned: list[str],
-    defined: Collection[str] | None = None,
+    changes: list[Change], late: list[Late], position: Position, assigned: list[str], program: Program
 ) -> str:
-    """Returns the message.
-
-    `assigned`: variables that the loop carries and assigns, and that have not changed yet; `defined`: those
-    that a loop over epochs began with (None: not known, or there is none).
-    """
+    """Returns the message. `assigned`: variables that the loop carries and assigns, not changed yet."""
     grouped = _grouped(changes)
-    entries = {subject: _entry(subject, group) for subject, group in grouped.items()}
-    for name, group in grouped.items():
-        is_new = defined is not None and group[0].now.root == "local" and name not in defined
-        if is_new and entries[name].code:
-            text = entries[name].text
-            text += f". Write run.state.{name} instead of {name}, in all of the loop over epochs"
-            entries[name] = MessageLine(text)
-    entries |= {one.path: _late(one) for one in late}
-    entries |= {name: _variable(name, "a local variable that the loop assigns") for name in assigned}
-    paths, shown = list(entries), list(entries.values())[:_SHOWN]
-    lines = [f"  - {one.text}" for one in shown]
-    if len(paths) > _SHOWN:
-        lines.append(f"  - and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
-    code = [f"    {line}" for one in shown for line in one.code.splitlines()]
-    if code:
-        lines += ["To save them, before the loop:", *code]
-    named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
+    entries = [_entry(subject, group, program) for subject, group in grouped.items()]
+    entries += [_late(one) for one in late]
+    entries += [_variable(name, "a local variable that the loop assigns", program) for name in assigned]
+    program.release()
+    paths = [path for name, group in grouped.items() for path in _to_ignore(name, group)]
+    paths = list(dict.fromkeys([*paths, *(one.path for one in late), *assigned]))
+    lines = [f"  - {one.text}" for one in entries[:_SHOWN]]
+    if len(entries) > _SHOWN:
+        lines.append(f"  - and {len(entries) - _SHOWN} more")
+    lines += _blocks([pair for one in entries for pair in one.code])
+    named = ", ".join(f'"{path}"' for path in paths)
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step "
         "and is in no commit, so that a resumed run would continue with other values:\n"
@@ -63,17 +126,34 @@ def message(
     )
 
 
+def _blocks(code: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the lines to paste, by place; an import comes first, and once."""
+    text: list[str] = []
+    for place in dict.fromkeys(place for place, _ in code):
+        own = dict.fromkeys(line for at, line in code if at == place)
+        text.append(
+            f"{'In' if text else 'To save them, in'} {place}:" if place else "To save them, before the loop:"
+        )
+        text += [f"    {line}" for line in sorted(own, key=lambda line: not line.startswith("import "))]
+    return text
+
+
 def _grouped(changes: list[Change]) -> dict[str, list[Change]]:
-    """Returns the changes by subject; several attributes of one variable's object go under the variable."""
+    """Returns the changes by subject; all of one object go together, if there are several."""
     subjects: dict[str, set[str]] = {}
     for change in changes:
-        if change.now.root in {"local", "global"}:
+        if change.now.root in {"local", "global", "given"} and not _is_in_hook(change):
             subjects.setdefault(change.now.places[0].name, set()).add(subject_of(change))
     grouped: dict[str, list[Change]] = {}
     for change in changes:
         several = len(subjects.get(change.now.places[0].name, ())) > 1
         grouped.setdefault(change.now.places[0].name if several else subject_of(change), []).append(change)
     return grouped
+
+
+def _to_ignore(name: str, group: list[Change]) -> list[str]:
+    """Returns the paths for `ignore`: of an object of the run only the attributes that it leaves out."""
+    return [subject_of(one) for one in group] if group[0].now.root == "given" else [name]
 
 
 def printed_message(names: list[str]) -> str:
@@ -103,36 +183,56 @@ def _late(one: Late) -> MessageLine:
     )
 
 
-def _variable(name: str, description: str, where: str = "in the loop") -> MessageLine:
-    line = f'run.state.setdefault("{name}", {name})  # and run.state.{name} instead of {name} {where}'
-    return MessageLine(f"{name} ({description})", line)
+def _is_in_hook(change: Change) -> bool:
+    return any(place.kind == "hook" for place in change.now.places)
 
 
-def _entry(subject: str, group: list[Change]) -> MessageLine:
+def _variable(name: str, description: str, program: Program) -> MessageLine:
+    """Returns the entry of a variable that holds a value: kept in run.state, or saved in its module."""
+    text = f"{name} ({description})"
+    found = program.variable(name)
+    if found is None:
+        return MessageLine(text + _KEEP)
+    source = found.source
+    if not is_plain(found.value):
+        return _saved_object(text, name, found, [""], program)
+    if found.module:
+        lines = program.lines(source)
+        lines.attributes(name, source.name_of_module(found.module), [name])
+        return MessageLine(text, _with_imports(source, [source.before], lines.code))
+    key = f"{name}_" if hasattr(dict, name) else name
+    numbers = source.lines_to_change(name)
+    where = f"line{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "the loop"
+    instead = f"{source.run}.state.{key} instead of {name} in {where}"
+    is_made_before = source.before in source.places(name)
+    line = (
+        f'{source.run}.state.setdefault("{key}", {name})  # and {instead}'
+        if is_made_before
+        else f"# {instead}"
+    )
+    return MessageLine(text, [(source.before, line)])
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Returns "3, 5-7" for 3, 5, 6, 7."""
+    starts = [one for one in numbers if one - 1 not in numbers]
+    ends = [one for one in numbers if one + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     change = group[0]
-    role = change.taken.roots[change.now.places[0].name]
     root, is_local = change.now.places[0].name, change.now.root == "local"
-    is_for_after = is_local and root in change.taken.after_loop
-    reader = "the code after the loop" if is_for_after else "the next iteration"
+    role = change.taken.roots[root]
+    reader = "the code after the loop" if root in change.taken.after_loop else "the next iteration"
     where = f"a local variable that {reader} reads" if is_local else "a global variable"
-    if any(place.kind == "hook" for place in change.now.places):
+    if _is_in_hook(change):
         return MessageLine(
             f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object "
             "with a state_dict that is given to the run."
         )
     if change.now.root == "given":
-        owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
-        cure = "Save and load it there."
-        if change.now.owners and issubclass(change.now.owners[0][0], torch.nn.Module):
-            cure = (
-                "Make it a buffer before the loop (register_buffer), or save it by get_extra_state and "
-                "set_extra_state."
-            )
-        if change.now.installed:  # its class is not the user's to change
-            inner = subject.removeprefix(f"{root}.")
-            rest = f'samebits.state.attributes(<the {role.name}>, "{inner}")'
-            cure = f'Save it besides: run.add("{root}_rest", {rest}).'
-        return MessageLine(f"{subject}: {owner} was given to Run, and its state_dict leaves this out. {cure}")
+        return _of_given(root, group, program)
     if change.now.root == "loader":
         return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
@@ -143,16 +243,30 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
     if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        used = (
-            "in the loop and after it"
-            if is_for_after
-            else "in the loop"
-            if is_local
-            else "wherever it is used"
-        )
-        return _variable(root, where + value, used)
-    one = _of_object(subject, root, group, where)
-    return one._replace(code=f"{one.code} and after it") if is_for_after and "#" in one.code else one
+        return _variable(root, where + value, program)
+    inside = _inside([one for one in group if one.path not in (root, subject)])
+    kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
+    text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside not in ("", subject) else "")
+    found = program.variable(root)
+    paths = _paths(root, group)
+    is_replaced = found is not None and len(found.source.places(root)) > 1
+    if is_replaced and role.group == "container" and is_plain(found.value):
+        return _variable(root, f"{kind} {role.name}, {where}", program)
+    return MessageLine(text + _KEEP) if found is None else _saved_object(text, root, found, paths, program)
+
+
+def _of_given(root: str, group: list[Change], program: Program) -> MessageLine:
+    """Returns the entry for what the state_dict of an object of the run leaves out."""
+    owners = group[0].now.owners
+    owner = owners[0][0].__name__ if owners else group[0].taken.roots[root].name
+    text = f"{_inside(group)}: {owner} was given to Run, and its state_dict leaves this out"
+    is_own_module = bool(owners) and issubclass(owners[0][0], torch.nn.Module) and not group[0].now.installed
+    if is_own_module:
+        text += ". Make it a buffer before the loop (register_buffer), or save it besides"
+    found = program.given(root)
+    if found is None:
+        return MessageLine(text if is_own_module else f"{text}. Save and load it there.")
+    return _saved_object(text, root, found, _paths(root, group), program)
 
 
 def _of_loader(subject: str, change: Change) -> str:
@@ -169,81 +283,47 @@ def _of_loader(subject: str, change: Change) -> str:
     )
 
 
-def _of_object(subject: str, root: str, group: list[Change], where: str) -> MessageLine:
-    """Returns the entry for an object: an adapter that fits its class, or one of the named attributes."""
-    role = group[0].taken.roots[root]
-    attributes = _attributes(root, group)
-    inside = ", ".join(f"{root}.{one}" for one in attributes[:_ATTRIBUTES])
-    if len(attributes) > _ATTRIBUTES:
-        inside += f" and {len(attributes) - _ATTRIBUTES} more"
-    if not attributes:
-        paths = dict.fromkeys(_readable_path(one.path) for one in group if one.path != subject)
-        inside = ", ".join(list(paths)[:_ATTRIBUTES])
-    kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
-    text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside not in ("", subject) else "")
-    if any(one.before.way[:1] != one.now.way[:1] for one in group) and role.group in {
-        "container",
-        "object",
-        "library",
-    }:
-        if role.group == "container":
-            return _variable(root, f"{kind} {role.name}, {where}")
-        return MessageLine(
-            f"{text}: the loop makes {root} anew. Make it once, before the loop, and change it there; then "
-            "it can be given to the run"
-        )
-    if role.saves or role.known:
-        return MessageLine(text, f'run.add("{root}", {root})')
-    if role.group == "container" and not any(one.now.owners for one in group):
-        return MessageLine(
-            text,
-            f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
-        )
-    if role.group == "container":
-        return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}))')
-    known = _objects_of_known_classes(root, group)
-    if known:
-        rest = [name for name in attributes if not any(f"{name}.".startswith(f"{one}.") for one in known)]
-        code = [f'run.add("{root}_{one.replace(".", "_")}", {root}.{one})' for one in known]
-        if rest:
-            named = ", ".join(f'"{one}"' for one in rest)
-            code.append(f'run.add("{root}", samebits.state.attributes({root}, {named}))')
-        return MessageLine(text, "\n".join(code))
-    if attributes and role.name not in {"function", "method"}:
-        # else all that the object holds, what changes later, too
-        deep = role.group == "class" or any("." in one for one in attributes)
-        named = "".join(f', "{one}"' for one in attributes) if deep else ""
-        return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
-    return MessageLine(
-        f"{text}: keep it in run.state, or give the run the object that holds it: run.add, with "
-        "samebits.state.attributes(object)"
-    )
+def _inside(group: list[Change]) -> str:
+    """Returns the changed paths, in short."""
+    paths = list(dict.fromkeys(map(_shown_path, group)))
+    return ", ".join(paths[:_SHORT]) + (f" and {len(paths) - _SHORT} more" if len(paths) > _SHORT else "")
 
 
-def _objects_of_known_classes(root: str, group: list[Change]) -> list[str]:
-    """Returns the outermost attributes of the root's object on the ways to changes that have an adapter."""
-    found: dict[str, None] = {}
-    for change in group:
-        names: list[str] = []
-        for kind, name in change.now.owners:
-            if names and name_of_known(kind):
-                inner = ".".join(names)
-                if _readable_path(change.path).startswith(f"{root}.{inner}."):
-                    found[inner] = None
-                break
-            names.append(name)
-    return list(found)
+def _shown_path(change: Change) -> str:
+    """Returns the path; in an object of an installed package nothing behind a private name."""
+    path = _readable_path(change.path)
+    for kind, name in change.now.owners:
+        if name.startswith("_") and may_hold_state(kind) and f".{name}" in path:
+            return f"private attributes of {path.partition(f'.{name}')[0]}"
+    return path
 
 
-def _attributes(root: str, group: list[Change]) -> list[str]:
-    """Returns the changed attributes of the root's object, as written after its name; none without a path."""
-    found: dict[str, None] = {}
-    for change in group:
-        path = _readable_path(change.path)
-        inner = path.removeprefix(f"{root}.").split("[")[0]
-        if path.startswith(f"{root}.") and all(part.isidentifier() for part in inner.split(".")):
-            found[inner] = None
-    return list(found)
+def _saved_object(
+    text: str, root: str, found: Variable, paths: Sequence[str], program: Program
+) -> MessageLine:
+    """Returns the entry of an object with the lines that give it to the run.
+
+    One that the loop makes anew is given again, behind the line that makes it.
+    """
+    source, lines = found.source, program.lines(found.source)
+    name = type(found.value).__name__.lower() if root == "self" else root
+    new = any(program.lacked(root, f"{root}.{path}") for path in paths)
+    lines.save(name, found.text, found.value, paths, new=new)
+    if lines.cannot:
+        reasons = [f"{found.text}.{path} is {reason}" for path, reason in lines.cannot.items()]
+        text += f". No line can save it: {'; '.join(reasons[:_SHORT])}. Compute it from step.number, or keep "
+        text += "plain values of it in run.state"
+    return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))
+
+
+def _with_imports(source: LoopSource, places: list[str], code: list[str]) -> list[tuple[str, str]]:
+    whole = [*(one for line in code for one in source.imports(line)), *code]
+    return [(place, line) for place in places for line in whole]
+
+
+def _paths(root: str, group: list[Change]) -> list[str]:
+    """Returns the changed paths inside the object of a root, as they are written after its name."""
+    return list(dict.fromkeys(_readable_path(one.path).removeprefix(root).removeprefix(".") for one in group))
 
 
 def subject_of(change: Change) -> str:

@@ -24,6 +24,7 @@ from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
+from samebits.state._attributes import Attributes
 from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
 from samebits.train._loop.accelerate_loader import prepared
@@ -107,6 +108,8 @@ class StateSnapshot(Walk):
         self._places: list[StoredPlace] = []
         self._owners: list[tuple[type, str]] = []
         self._saved: set[int] = set()
+        self.saved_attributes: set[tuple[int, str]] = set()
+        """The attributes that adapters of the run save, by the identity of the object and the name."""
         self._way: list[int] = []
         self._names: dict[int, set[str]] = {}
         """The names that hold each object that was met, by its identity."""
@@ -166,6 +169,8 @@ class StateSnapshot(Walk):
         """Walks a value inside another, and keeps the way that leads to it."""
         if kind in {"item", "stream"}:
             name = self._places[-1].name if self._places else ""
+        if self._way and (self._way[-1], name) in self.saved_attributes:
+            return
         owned = kind == "attr" and bool(self._owner)
         if owned:
             self._owners.append((self._owner, name))  # type: ignore[arg-type]
@@ -414,6 +419,9 @@ def take(
     if (of_accelerate := prepared(loader)) is not None:
         passed.append(loader)
         loader = of_accelerate.batches
+    for thing in objects.values():
+        if isinstance(thing, Attributes):
+            walk.saved_attributes |= thing.named_attributes()
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))

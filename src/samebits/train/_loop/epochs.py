@@ -63,6 +63,11 @@ class Epoch(int):
         """The number of the epoch, from 0: a plain int."""
         return int(self)
 
+    @property
+    def run(self) -> RunView:
+        """The run, for a function that is given only the epoch: `epoch.run.state`, `epoch.run.add`."""
+        return self._epochs.run
+
     @explain_wrong_calls(explain_epoch_steps)
     def steps(self, loader: Iterable[Any], *, steps_per_epoch: int | None = None) -> EpochSteps:
         """Returns an iterator of `(step, batch)` over one pass of the loader, as far as steps are left.

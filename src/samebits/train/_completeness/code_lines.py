@@ -1,0 +1,179 @@
+"""The program's own lines around a loop: where a line is pasted, and what the names there are.
+
+Only an error asks: the source is parsed then. Without one (a prompt, `exec`) places are not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+from samebits._inspect.user_code import is_library
+
+
+class Use(NamedTuple):
+    """A line with a variable."""
+
+    line: int
+    in_function: bool
+    """True in a function inside the variable's own."""
+    sets: bool
+
+
+class LoopSource:
+    """The function that a frame runs, as its file has it, and the loop in it."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self.frame = frame
+        self.run = _expression_of_run(frame)
+        """The text by which the code of the frame has the run; None if it does not."""
+        name = frame.f_code.co_filename
+        near = os.path.relpath(name)
+        self._file = name if near.startswith("..") else near
+        self._lines = linecache.getlines(name, frame.f_globals)
+        self._scope = _scope("".join(self._lines), frame)
+        self._loop = _loop_at(self._scope, frame.f_lineno)
+
+    @property
+    def before(self) -> str:
+        """The place before the loop, or before the loop over epochs around it; empty if it is not known."""
+        return "" if self._loop is None else f"{self._file}, before line {self._loop.lineno}"
+
+    def uses(self, name: str) -> list[Use]:
+        """Returns the lines with a variable."""
+        return [] if self._loop is None else list(_uses(self._scope, name))
+
+    def lines_to_change(self, name: str) -> list[int]:
+        """Returns the numbers of the lines that have a variable from the loop on, or in a function."""
+        first = 0 if self._loop is None else self._loop.lineno
+        return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= first})
+
+    def places(self, name: str) -> list[str]:
+        """Returns the places for a line about a variable's object: before the loop, behind what sets it."""
+        sets = [use.line for use in self.uses(name) if use.sets and not use.in_function]
+        first = 0 if self._loop is None else self._loop.lineno
+        behind = [self._behind(line) for line in sorted({line for line in sets if line >= first})]
+        is_made_before = not sets or min(sets) < first
+        return [*([self.before] if is_made_before else []), *filter(None, behind)]
+
+    def _behind(self, line: int) -> str | None:
+        """Returns the place behind the innermost statement at a line that another statement follows."""
+        for body in _bodies(self._loop, line):
+            at, statement = next((n, one) for n, one in enumerate(body) if _has(one, line))
+            if at + 1 < len(body) and body[at + 1].lineno > _end(statement):
+                return f"{self._file}, before line {body[at + 1].lineno}"
+            begins = not self._lines[statement.lineno - 1].encode()[: statement.col_offset].strip()
+            if statement.lineno == _end(statement) and begins:
+                return f"{self._file}, after line {line}"
+        return None
+
+    def name_of_module(self, name: str) -> str:
+        """Returns the text by which the code of the frame has an imported module."""
+        module = sys.modules.get(name)
+        scopes = (self.frame.f_locals, self.frame.f_globals)
+        names = (one for scope in scopes for one, value in scope.items() if value is module)
+        return next(names, name if name == "samebits" else f'sys.modules["{name}"]')
+
+    def imports(self, line: str) -> list[str]:
+        """Returns the imports that a line needs besides those of the program."""
+        needed = [one for one in ("samebits", "sys") if f"{one}." in line]
+        return [
+            f"import {one}" for one in needed if self.name_of_module(one) != one or one not in self._names()
+        ]
+
+    def _names(self) -> set[str]:
+        return {*self.frame.f_locals, *self.frame.f_globals}
+
+
+def sources_around(frame: FrameType | None) -> list[LoopSource]:
+    """Returns the user's functions from the one that fetches a batch outwards."""
+    found = []
+    while frame is not None:
+        is_ours = str(frame.f_globals.get("__name__")).startswith("samebits.")
+        if not is_ours and not is_library(frame.f_code.co_filename):
+            found.append(LoopSource(frame))
+        frame = frame.f_back
+    return found
+
+
+def _expression_of_run(frame: FrameType) -> str | None:
+    """Returns "run", "self.run", or "epoch.run"."""
+    for scope in (frame.f_locals, frame.f_globals):
+        for name, value in scope.items():
+            if _is_run(value):
+                return name
+    for name, value in frame.f_locals.items():
+        if type(value).__module__ == "samebits.train._loop.epochs" and hasattr(value, "run"):
+            return f"{name}.run"
+        for inner, held in getattr(value, "__dict__", {}).items():
+            if _is_run(held):
+                return f"{name}.{inner}"
+    return None
+
+
+def _is_run(value: Any) -> bool:
+    return type(value).__module__ == "samebits.train._run" and value.run_dir is not None
+
+
+def _scope(text: str, frame: FrameType) -> ast.AST | None:
+    """Returns the function of a frame; None without the source that it was made from."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    if frame.f_code.co_name == "<module>":
+        return tree
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    first = frame.f_code.co_firstlineno  # that of a decorator, if there is one
+    named = [one for one in functions if one.name == frame.f_code.co_name]
+    return next(
+        (one for one in named if first in (one.lineno, *(d.lineno for d in one.decorator_list))), None
+    )
+
+
+def _loop_at(scope: ast.AST | None, line: int) -> ast.For | ast.While | None:
+    """Returns the loop at a line; if that is in an epoch of `run.epochs`, the loop over epochs."""
+    loops = [] if scope is None else [one for one in ast.walk(scope) if isinstance(one, ast.For | ast.While)]
+    around = sorted((one for one in loops if _has(one, line)), key=lambda one: one.lineno)
+    over_epochs = [one for one in around if isinstance(one, ast.For) and ".epochs(" in ast.unparse(one.iter)]
+    return next(iter([*over_epochs, *around[-1:]]), None)
+
+
+def _has(node: Any, line: int) -> bool:
+    return node.lineno <= line <= _end(node)
+
+
+def _end(node: Any) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _uses(node: ast.AST | None, name: str, depth: int = 0) -> Iterator[Use]:
+    """Yields the uses of a variable of the function at depth 0, and in functions inside it."""
+    if isinstance(node, ast.Name) and node.id == name:
+        yield Use(node.lineno, depth > 1, isinstance(node.ctx, ast.Store | ast.Del))
+    elif isinstance(node, ast.arg) and node.arg == name:
+        yield Use(node.lineno, depth > 1, True)
+    if node is None:
+        return
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module)
+    found = [use for child in ast.iter_child_nodes(node) for use in _uses(child, name, depth + is_function)]
+    if is_function and depth and any(use.sets for use in found):
+        declared = (one for one in ast.walk(node) if isinstance(one, ast.Global | ast.Nonlocal))
+        if not any(name in one.names for one in declared):
+            return  # a variable of its own
+    yield from found
+
+
+def _bodies(node: Any, line: int) -> list[list[ast.stmt]]:
+    """Returns the lists of statements with one at a line, innermost first."""
+    for part in ("body", "orelse", "finalbody", "handlers"):
+        body = getattr(node, part, [])
+        for one in body:
+            if _has(one, line):
+                return [*_bodies(one, line), *([body] if part != "handlers" else [])]
+    return []

@@ -1,0 +1,256 @@
+"""A robot that follows an error to the letter: it pastes the lines where the error says, and runs the script again.
+
+`python tests/support/paste_robot.py [NAME ...]` prints for each program its errors, the number of lines pasted for each, and the end:
+"equal" if the script that nobody kills and one that is killed and started again end with equal weights.
+"""
+
+import io
+import os
+import re
+import runpy
+import signal
+import sys
+import tempfile
+import tokenize
+import traceback
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import torch._dynamo  # what the first optimizer imports, once for all scripts
+
+import samebits
+from paste_programs import LIBRARY, PROGRAMS
+from samebits import _digest as digest
+from samebits._context import Observer, process
+from samebits.train._object_states import gather
+
+ROUNDS = 3
+"""More are no cure."""
+PLACE = re.compile(r"(?:To save (?:it|them), in|In) (\S+\.py), (before|after) line (\d+)")
+INSTEAD = re.compile(r"(\S+\.state\.(\w+)) instead of (\w+) in lines? ([\d, -]+)")
+ERROR = re.compile(r"^(?:samebits\.errors\.)?(\w+(?:Error|Exception|Interrupt)): ", re.MULTILINE)
+
+
+class Watch(Observer):
+    """Counts the steps of a run, and kills the process when the batch of step `at` has been drawn."""
+
+    def __init__(self, at):
+        self.at, self.steps, self.run = at, 0, None
+
+    def run_opened(self, run):
+        self.run = run
+
+    def step_begins(self, run, step, batch, *, ends_epoch):
+        self.steps += 1
+        if step.step == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child(script, folder, at):
+    """Runs the script in `folder`, in this process; prints its end."""
+    os.chdir(folder)
+    sys.argv, sys.path[0] = [str(script), "run"], str(script.parent)
+    warnings.simplefilter("ignore")
+    watch = Watch(at)
+    process.observers.append(watch)
+    if at is not None:
+        process.overrides = replace(process.overrides, commit_steps=(at - 1,))
+    names = runpy.run_path(str(script), run_name="__main__")
+    modules = {name: one for name, one in names.items() if isinstance(one, torch.nn.Module)}
+    own = {name: one.state_dict() for name, one in modules.items()}
+    state = [] if watch.run is None else [gather(watch.run.objects)["objects"], dict(watch.run.state)]
+    print("\nEND", watch.steps, digest.of_value([own, *state]))
+
+
+def run(script, folder, at=None):
+    """What a script prints, and how it ends, as a process of its own without the seconds of its imports."""
+    folder.mkdir(exist_ok=True)
+    output = folder / "output"
+    pid = os.fork()
+    if pid == 0:
+        with output.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = open(1, "w", closefd=False, buffering=1)  # not what pytest has put there
+        try:
+            child(script, folder, at)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return output.read_text(errors="replace")
+
+
+def end(text):
+    """The number of steps and the digest in the last line; None if the script has not come to its end."""
+    found = re.findall(r"^END (\d+) (\S+)$", text, re.MULTILINE)
+    return (int(found[-1][0]), found[-1][1]) if found else None
+
+
+@dataclass
+class Cure:
+    """What an error says to do to one file."""
+
+    inserts: list = field(default_factory=list)
+    """Line number, "before" or "after", and the text."""
+    renames: list = field(default_factory=list)
+    """The old name, the new one, and the numbers of the lines."""
+
+
+def cures(text):
+    """What the last error of an output says to paste, by file."""
+    begin = [found.start() for found in ERROR.finditer(text)][-1]
+    text_before, text = text[:begin], text[begin:]
+    found, place = {}, None
+    for line in text.splitlines():
+        if header := PLACE.search(line):
+            file, side, number = header.groups()
+            place = file, int(number), side
+        elif line.endswith("before the loop:"):  # that of the traceback
+            place = loop_of(text_before)
+        elif not line.startswith("    "):
+            place = None
+        elif place is not None:
+            cure = found.setdefault(place[0], Cure())
+            if instead := INSTEAD.search(line):
+                new, _, old, numbers = instead.groups()
+                cure.renames.append((old, new, lines_in(numbers)))
+            code = line[4:].split("  # ")[0]
+            if code.strip() and not code.startswith("#"):
+                cure.inserts.append((place[1], place[2], code))
+    return found
+
+
+def loop_of(trace):
+    """The place before the last `for` in the lines of a traceback."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in \S+\n +for ', trace)
+    return (found[-1][0], int(found[-1][1]), "before") if found else None
+
+
+def lines_in(numbers):
+    """The numbers in "3, 5-7"."""
+    parts = [part.split("-") for part in numbers.replace(" ", "").split(",") if part]
+    return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]
+
+
+def renamed(text, old, new, lines):
+    """A script with another name in some lines: no attributes, no keywords, no strings but in the braces of an f-string."""
+    rows = text.splitlines(keepends=True)
+    depth, before, places = 0, "", []
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    for token, after in zip(tokens, [*tokens[1:], tokens[-1]], strict=True):
+        depth += token.string in {"(", "[", "{"} and token.type == tokenize.OP
+        depth -= token.string in {")", "]", "}"} and token.type == tokenize.OP
+        is_name = token.type == tokenize.NAME and token.string == old and before not in {".", "global"}
+        keyword = depth and after.string == "="
+        if token.start[0] in lines and is_name and not keyword:
+            places.append((token.start, token.string, new))
+        elif (
+            token.start[0] in lines
+            and token.type == tokenize.STRING
+            and "f" in token.string.split("'")[0].split('"')[0]
+        ):
+            inner = re.sub(
+                r"\{[^{}]*\}",
+                lambda braces: re.sub(rf"(?<![\w.]){old}(?!\w)", new, braces[0]),
+                token.string,
+            )
+            places.append((token.start, token.string, inner))
+        before = token.string
+    for (row, column), was, now in reversed(places):
+        line = rows[row - 1]
+        rows[row - 1] = line[:column] + line[column:].replace(was, now, 1)
+    return "".join(rows)
+
+
+def paste(folder, found):
+    """Follows the cure in the files of `folder`; returns the number of lines that it has touched."""
+    touched = 0
+    for name, cure in found.items():
+        file = folder / name
+        text = file.read_text()
+        for old, new, lines in cure.renames:
+            text, touched = renamed(text, old, new, lines), touched + len(lines)
+        rows = text.splitlines()
+        for number, side, code in sorted(cure.inserts, key=lambda one: (one[0], one[1]), reverse=True):
+            at = rows[number - 1]
+            indent = at[: len(at) - len(at.lstrip())]
+            rows.insert(number - 1 if side == "before" else number, indent + code)
+        file.write_text("\n".join(rows) + "\n")
+        touched += len(cure.inserts)
+    return touched
+
+
+@dataclass
+class Outcome:
+    """What came of a script: its errors with the lines pasted for each, and its end."""
+
+    rounds: list = field(default_factory=list)
+    verdict: str = ""
+    messages: list = field(default_factory=list)
+    """The errors whose lines were pasted."""
+    text: str = ""
+    """The last error, where the verdict is not "equal"."""
+
+    def __str__(self):
+        pasted = ", ".join(f"{name}: {lines}" for name, lines in self.rounds) or "no error"
+        return f"{pasted} | {len(self.rounds)} rounds | {self.verdict}"
+
+
+def cure(script, scratch):
+    """Runs a script, pastes, and runs again, until it passes; then kills it twice, each time in a folder of its own."""
+    outcome = Outcome()
+    for number in range(ROUNDS + 1):
+        text = run(script, scratch / f"whole{number}")
+        whole = end(text)
+        if whole is not None:
+            break
+        names = ERROR.findall(text)
+        found = cures(text) if names else {}
+        if not found or number == ROUNDS:
+            outcome.rounds.append((names[-1] if names else "no end", 0))
+            outcome.verdict, outcome.text = "no end" if number == ROUNDS or not names else "words", text
+            return outcome
+        outcome.rounds.append((names[-1], paste(script.parent, found)))
+        outcome.messages.append(text[[found.start() for found in ERROR.finditer(text)][-1] :])
+    steps, bits = whole
+    ends = []
+    for at in sorted({max(2, steps // 3), max(2, 2 * steps // 3)}):
+        folder = scratch / f"killed{at}"
+        run(script, folder, at)
+        text = run(script, folder)
+        ends.append(end(text))
+        outcome.text = text if ends[-1] is None else outcome.text
+    same = all(one is not None and one[1] == bits for one in ends)
+    refused = any(one is None for one in ends)
+    outcome.verdict = "equal" if same else "refused at the resume" if refused else "OTHER WEIGHTS"
+    return outcome
+
+
+def cured(text, scratch):
+    """The outcome of the text of a script."""
+    (scratch / "program" / "site-packages").mkdir(parents=True)
+    (scratch / "program" / "site-packages" / "counterlib.py").write_text("import os\n" + LIBRARY)
+    (script := scratch / "program" / "train.py").write_text(text)
+    return cure(script, scratch)
+
+
+def main():
+    assert samebits.Run
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or PROGRAMS:
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(name).read_text() if name not in PROGRAMS else PROGRAMS[name]
+            outcome = cured(text, Path(folder))
+            print(f"{Path(name).name[:44]:44} {outcome}", flush=True)
+            if "-v" in os.environ.get("ROBOT", "") and outcome.text:
+                print(outcome.text[-3000:])
+            if "-m" in os.environ.get("ROBOT", ""):
+                print(*outcome.messages, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
