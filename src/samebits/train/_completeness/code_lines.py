@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from samebits._inspect.user_code import is_library
 
 
-class Use(NamedTuple):
+class LineUse(NamedTuple):
     """A line with a variable."""
 
     line: int
@@ -38,37 +38,36 @@ class LoopSource:
         self._lines = linecache.getlines(name, frame.f_globals)
         self._scope = _scope("".join(self._lines), frame)
         self._loop = _loop_at(self._scope, frame.f_lineno)
+        self._first = 0 if self._loop is None else self._loop.lineno
 
     @property
     def before(self) -> str:
         """The place before the loop, or before the loop over epochs around it; empty if it is not known."""
-        return "" if self._loop is None else f"{self._file}, before line {self._loop.lineno}"
+        return "" if self._loop is None else f"{self._file}, before line {self._first}"
 
-    def uses(self, name: str) -> list[Use]:
+    def uses(self, name: str) -> list[LineUse]:
         """Returns the lines with a variable."""
         return [] if self._loop is None else list(_uses(self._scope, name))
 
     def lines_to_change(self, name: str) -> list[int]:
         """Returns the numbers of the lines that have a variable from the loop on, or in a function."""
-        first = 0 if self._loop is None else self._loop.lineno
-        return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= first})
+        return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= self._first})
 
     def places(self, name: str) -> list[str]:
         """Returns the places for a line about a variable's object: before the loop, behind what sets it."""
         sets = [use.line for use in self.uses(name) if use.sets and not use.in_function]
-        first = 0 if self._loop is None else self._loop.lineno
-        behind = [self._behind(line) for line in sorted({line for line in sets if line >= first})]
-        is_made_before = not sets or min(sets) < first
+        behind = [self._behind(line) for line in sorted({line for line in sets if line >= self._first})]
+        is_made_before = not sets or min(sets) < self._first
         return [*([self.before] if is_made_before else []), *filter(None, behind)]
 
     def _behind(self, line: int) -> str | None:
         """Returns the place behind the innermost statement at a line that another statement follows."""
         for body in _bodies(self._loop, line):
             at, statement = next((n, one) for n, one in enumerate(body) if _has(one, line))
-            if at + 1 < len(body) and body[at + 1].lineno > _end(statement):
+            if at + 1 < len(body) and body[at + 1].lineno > (statement.end_lineno or line):
                 return f"{self._file}, before line {body[at + 1].lineno}"
             begins = not self._lines[statement.lineno - 1].encode()[: statement.col_offset].strip()
-            if statement.lineno == _end(statement) and begins:
+            if statement.lineno == (statement.end_lineno or line) and begins:
                 return f"{self._file}, after line {line}"
         return None
 
@@ -81,13 +80,8 @@ class LoopSource:
 
     def imports(self, line: str) -> list[str]:
         """Returns the imports that a line needs besides those of the program."""
-        needed = [one for one in ("samebits", "sys") if f"{one}." in line]
-        return [
-            f"import {one}" for one in needed if self.name_of_module(one) != one or one not in self._names()
-        ]
-
-    def _names(self) -> set[str]:
-        return {*self.frame.f_locals, *self.frame.f_globals}
+        names = self.frame.f_locals.keys() | self.frame.f_globals.keys()
+        return [f"import {one}" for one in ("samebits", "sys") if f"{one}." in line and one not in names]
 
 
 def sources_around(frame: FrameType | None) -> list[LoopSource]:
@@ -145,19 +139,15 @@ def _loop_at(scope: ast.AST | None, line: int) -> ast.For | ast.While | None:
 
 
 def _has(node: Any, line: int) -> bool:
-    return node.lineno <= line <= _end(node)
+    return bool(node.lineno <= line <= node.end_lineno)
 
 
-def _end(node: Any) -> int:
-    return node.end_lineno or node.lineno
-
-
-def _uses(node: ast.AST | None, name: str, depth: int = 0) -> Iterator[Use]:
+def _uses(node: ast.AST | None, name: str, depth: int = 0) -> Iterator[LineUse]:
     """Yields the uses of a variable of the function at depth 0, and in functions inside it."""
     if isinstance(node, ast.Name) and node.id == name:
-        yield Use(node.lineno, depth > 1, isinstance(node.ctx, ast.Store | ast.Del))
+        yield LineUse(node.lineno, depth > 1, isinstance(node.ctx, ast.Store | ast.Del))
     elif isinstance(node, ast.arg) and node.arg == name:
-        yield Use(node.lineno, depth > 1, True)
+        yield LineUse(node.lineno, depth > 1, True)
     if node is None:
         return
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module)

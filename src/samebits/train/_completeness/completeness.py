@@ -182,8 +182,7 @@ class Completeness:
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects) if first else []
-            modules = [] if self._program is None else self._program.modules
-            program = Program(frame, objects, modules, self._at_start or ())
+            program = Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
             raise IncompleteStateError(message(changes, late, position, more, program))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:

@@ -31,7 +31,7 @@ _MISSING = (AttributeError, KeyError, IndexError, TypeError, ValueError, Runtime
 _NOT_SET = "not in attributes that can be set"
 
 
-class Step(NamedTuple):
+class WayStep(NamedTuple):
     """An attribute or an item on the way to a value."""
 
     owner: Any
@@ -64,7 +64,7 @@ class SavingLines:
             if not isinstance(thing, torch.nn.Module):
                 self._add_objects(name, text, _parts(thing).with_state_dict)
                 return
-        direct: list[Sequence[Step]] = []
+        direct: list[Sequence[WayStep]] = []
         inside: dict[str, tuple[Any, list[str]]] = {}
         for path in paths:
             if _is_in_state_dict(thing, path):
@@ -84,7 +84,7 @@ class SavingLines:
             self._save_attributes(name, text, thing, direct, new=new)
 
     def _save_attributes(
-        self, name: str, text: str, thing: Any, ways: list[Sequence[Step]], *, new: bool
+        self, name: str, text: str, thing: Any, ways: list[Sequence[WayStep]], *, new: bool
     ) -> None:
         """Adds the line for attributes: of the whole object if several change, else by their paths."""
         whole = _parts(thing)
@@ -124,12 +124,12 @@ class SavingLines:
         self.code.append(f'{self._run}.add("{name}", {text})')
 
 
-def _way(thing: Any, path: str) -> list[Step]:
+def _way(thing: Any, path: str) -> list[WayStep]:
     """Returns the steps to a value; none if there is no way.
 
     A layer of a Sequential is "[0]", a variable of a closure the content of a cell.
     """
-    way: list[Step] = []
+    way: list[WayStep] = []
     at, text = thing, ""
     for name, item in _COMPONENT.findall(path):
         part = f"[{item}]" if item else _part(at, name)
@@ -138,7 +138,7 @@ def _way(thing: Any, path: str) -> list[Step]:
             value = place(thing, text).get()
         except _MISSING:
             return []
-        way.append(Step(place(thing, text).owner, text, value))
+        way.append(WayStep(place(thing, text).owner, text, value))
         at = value
     return way
 
@@ -158,7 +158,7 @@ def _part(owner: Any, name: str) -> str:
     return f".{name}"
 
 
-def _candidates(way: Sequence[Step]) -> list[str]:
+def _candidates(way: Sequence[WayStep]) -> list[str]:
     """Returns the paths that may be named for a change: nothing behind a private name of a package."""
     for step in way[:-1]:
         private = step.path.rpartition(".")[2].startswith("_") and not isinstance(step.owner, torch.nn.Module)
@@ -168,7 +168,7 @@ def _candidates(way: Sequence[Step]) -> list[str]:
     return list(dict.fromkeys([*containers[:1], way[-1].path]))
 
 
-def _can_be_set(step: Step) -> bool:
+def _can_be_set(step: WayStep) -> bool:
     """Returns True if a restored value can be assigned, or is filled in where it is."""
     if type(step.value) not in PLAIN and not isinstance(step.value, tuple):
         return True

@@ -17,7 +17,6 @@ from samebits.train._completeness.cures import SavingLines, is_below
 from samebits.train._completeness.lost_changes import Change, Late
 from samebits.train._object_states import saved_identities
 
-_SHOWN = 40
 _SHORT = 4
 _KEEP = ": keep it in run.state, or in an object with a state_dict that the run has"
 
@@ -58,10 +57,6 @@ class Program:
         self.modules, self.at_start, self._objects = list(modules), at_start, objects
         self._saved, self._names = saved_identities(objects), {*objects}
 
-    def release(self) -> None:
-        """Lets go of what the frames hold."""
-        release_locals([one.frame for one in self.sources])
-
     def variable(self, name: str) -> Variable | None:
         """Returns a variable, in the innermost function that has it and the run; None if there is none."""
         for source in self.sources:
@@ -90,7 +85,7 @@ class Program:
         return None
 
     def lines(self, source: LoopSource) -> SavingLines:
-        """Returns an empty list of lines for a function."""
+        """Returns lines for a function: none yet."""
         return SavingLines(source.run or "run", source.name_of_module("samebits"), self._saved, self._names)
 
     def lacked(self, root: str, path: str) -> bool:
@@ -108,12 +103,11 @@ def message(
     entries = [_entry(subject, group, program) for subject, group in grouped.items()]
     entries += [_late(one) for one in late]
     entries += [_variable(name, "a local variable that the loop assigns", program) for name in assigned]
-    program.release()
-    paths = [path for name, group in grouped.items() for path in _to_ignore(name, group)]
-    paths = list(dict.fromkeys([*paths, *(one.path for one in late), *assigned]))
-    lines = [f"  - {one.text}" for one in entries[:_SHOWN]]
-    if len(entries) > _SHOWN:
-        lines.append(f"  - and {len(entries) - _SHOWN} more")
+    release_locals([one.frame for one in program.sources])
+    inside = [subject_of(one) for one in changes if one.now.root == "given"]  # not the whole object
+    kept = [name for name, group in grouped.items() if group[0].now.root != "given"]
+    paths = list(dict.fromkeys([*inside, *kept, *(one.path for one in late), *assigned]))
+    lines = [f"  - {one.text}" for one in entries]
     lines += _blocks([pair for one in entries for pair in one.code])
     named = ", ".join(f'"{path}"' for path in paths)
     return (
@@ -131,9 +125,8 @@ def _blocks(code: Sequence[tuple[str, str]]) -> list[str]:
     text: list[str] = []
     for place in dict.fromkeys(place for place, _ in code):
         own = dict.fromkeys(line for at, line in code if at == place)
-        text.append(
-            f"{'In' if text else 'To save them, in'} {place}:" if place else "To save them, before the loop:"
-        )
+        first = "In" if text else "To save them, in"
+        text.append(f"{first} {place}:" if place else "To save them, before the loop:")
         text += [f"    {line}" for line in sorted(own, key=lambda line: not line.startswith("import "))]
     return text
 
@@ -146,14 +139,9 @@ def _grouped(changes: list[Change]) -> dict[str, list[Change]]:
             subjects.setdefault(change.now.places[0].name, set()).add(subject_of(change))
     grouped: dict[str, list[Change]] = {}
     for change in changes:
-        several = len(subjects.get(change.now.places[0].name, ())) > 1
+        several = len(subjects.get(change.now.places[0].name, ())) > 1 and not _is_in_hook(change)
         grouped.setdefault(change.now.places[0].name if several else subject_of(change), []).append(change)
     return grouped
-
-
-def _to_ignore(name: str, group: list[Change]) -> list[str]:
-    """Returns the paths for `ignore`: of an object of the run only the attributes that it leaves out."""
-    return [subject_of(one) for one in group] if group[0].now.root == "given" else [name]
 
 
 def printed_message(names: list[str]) -> str:
@@ -257,16 +245,16 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
 
 def _of_given(root: str, group: list[Change], program: Program) -> MessageLine:
     """Returns the entry for what the state_dict of an object of the run leaves out."""
-    owners = group[0].now.owners
-    owner = owners[0][0].__name__ if owners else group[0].taken.roots[root].name
-    text = f"{_inside(group)}: {owner} was given to Run, and its state_dict leaves this out"
-    is_own_module = bool(owners) and issubclass(owners[0][0], torch.nn.Module) and not group[0].now.installed
-    if is_own_module:
-        text += ". Make it a buffer before the loop (register_buffer), or save it besides"
+    owner, *_ = [kind for kind, _ in group[0].now.owners] or [None]
+    name = group[0].taken.roots[root].name if owner is None else owner.__name__
+    cure = "Save and load it there"
+    if owner is not None and issubclass(owner, torch.nn.Module) and not group[0].now.installed:
+        cure = "Make it a buffer before the loop (register_buffer)"
+    text = f"{_inside(group)}: {name} was given to Run, and its state_dict leaves this out. {cure}"
     found = program.given(root)
     if found is None:
-        return MessageLine(text if is_own_module else f"{text}. Save and load it there.")
-    return _saved_object(text, root, found, _paths(root, group), program)
+        return MessageLine(text)
+    return _saved_object(f"{text}, or save it besides", root, found, _paths(root, group), program)
 
 
 def _of_loader(subject: str, change: Change) -> str:
