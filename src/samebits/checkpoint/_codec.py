@@ -2,7 +2,8 @@
 
 In the tree None, bools, strings, 64-bit integers, finite floats and lists are encoded as themselves;
 everything else is an object with one key, the tag of its decoder. Mappings are flat lists of keys and values:
-their order is state, and their keys need not be strings.
+their order is state, and their keys need not be strings. An object that is met twice is encoded once, under a
+number (`shared`); wherever it is met again, the number stands for it (`same`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import math
 import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from samebits._strides import are_near, with_strides
+from samebits.checkpoint import _classes as classes
+from samebits.checkpoint._classes import Classes
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -80,35 +84,105 @@ def encode(value: Any) -> tuple[Any, Tensors]:
 
     Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with
     None, bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and
-    scalars, torch.Size, torch.dtype and torch.device. The tensors are those of `value`, not copies; tied ones
-    (the same memory seen the same way) come once. A parameter is saved without `requires_grad`.
+    scalars, torch.Size, torch.dtype and torch.device; named tuples and dataclass instances. The tensors are
+    those of `value`, not copies; tied ones (the same memory seen the same way) come once. A parameter is
+    saved without `requires_grad`.
 
     Raises:
         UnsavableStateError: a value is anything else; the message names its path and the cure.
     """
-    encoder = Encoder()
+    encoder = Encoder(repeated=repeated(value))
     return encoder.node(value), encoder.tensors
 
 
 def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Returns the value whose `encode` gave `plain` and `tensors`. Tied tensors are restored as one tensor.
+    """Returns the value whose `encode` gave `plain` and `tensors`: one object where there was one.
 
     Arrays and tensors share memory with `tensors`. KeyError, TypeError or ValueError for another tree.
+    Raises `RunMismatchError` for an instance of a class that this program does not have.
     """
+    return _decode(plain, _Known(tensors, {}, Classes()))
+
+
+class _Known(NamedTuple):
+    """The values that are there while a tree is decoded."""
+
+    tensors: Mapping[str, torch.Tensor]
+    shared: dict[int, Any]
+    classes: Classes
+
+
+def _decode(plain: Any, known: _Known) -> Any:
     if isinstance(plain, list):
-        return [decode(item, tensors) for item in plain]
+        return [_decode(item, known) for item in plain]
     if isinstance(plain, dict):
         ((tag, body),) = plain.items()
-        return _DECODERS[tag](body, tensors)
+        return _DECODERS[tag](body, known)
     return plain
+
+
+_NO_OBJECTS = frozenset(
+    (NoneType, bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, *TENSORS)
+)
+"""Types without parts whose identity does not count; tensors are one where they see the same memory."""
+OBJECTS = frozenset((list, dict, OrderedDict, defaultdict, Counter, deque, set, bytearray, np.ndarray))
+"""Types of what can be changed in place."""
+
+
+def repeated(value: Any) -> set[int]:
+    """Returns the ids of the objects in a state that are met more than once: lists, dicts, arrays, ...
+
+    >>> row = [1]
+    >>> repeated({"a": [row], "b": row, "c": 1, "d": 1}) == {id(row)}
+    True
+    """
+    seen: dict[int, bool] = {}
+    found: set[int] = set()
+
+    def holds_objects(value: Any, depth: int) -> bool:
+        """Returns True if `value` is, or holds, something that can be changed in place."""
+        if id(value) in seen:
+            if seen[id(value)]:
+                found.add(id(value))
+            return seen[id(value)]
+        parts = parts_of(value)
+        if parts is None:
+            own = seen[id(value)] = type(value) in OBJECTS
+            return own
+        own = seen[id(value)] = not isinstance(value, tuple)
+        if depth < MAX_DEPTH and not _NO_OBJECTS.issuperset(map(type, parts)):
+            inner = [holds_objects(part, depth + 1) for part in parts if type(part) not in _NO_OBJECTS]
+            own = seen[id(value)] = own or any(inner)
+        return own
+
+    holds_objects(value, 0)
+    return found
+
+
+def parts_of(value: Any) -> Iterable[Any] | None:
+    """Returns the values that a container, a named tuple or a dataclass instance holds; None for a leaf."""
+    if isinstance(value, dict):
+        extra = vars(value) if type(value) is OrderedDict else None
+        return [*value.values(), extra] if extra else value.values()
+    if isinstance(value, list | tuple | deque):
+        return value
+    return classes.fields_of(value).values() if classes.is_instance(value) else None
 
 
 class Encoder:
     """One walk over a state; `path` holds the keys that lead to the value under the cursor."""
 
-    def __init__(self, replace: Callable[[tuple[Any, ...], Any, Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        replace: Callable[[tuple[Any, ...], Any, Any], Any] | None = None,
+        repeated: Collection[int] = (),
+    ) -> None:
         self._replace = replace
         """Called with path, value and tree of each child; returns the tree to put in its place."""
+        self._repeated, self._numbers, self._open = repeated, {}, set()  # type: ignore[var-annotated]
+        self._names_of_classes: set[str] = set()
+        self.met_objects = False
+        """True if there was a child that can be changed in place."""
         self.tensors: Tensors = {}
         self.names: dict[tuple[Any, ...], str] = {}
         self.path: list[Any] = []
@@ -118,9 +192,11 @@ class Encoder:
     def node(self, value: Any) -> Any:
         """Returns the tree of one value."""
         encode_kind = _ENCODERS.get(type(value))
-        if encode_kind is None:
+        if encode_kind is not None:
+            return encode_kind(self, value)
+        if not classes.is_instance(value):
             raise unsavable(self.path, value)
-        return encode_kind(self, value)
+        return self.instance(value)
 
     def child(self, key: Any, value: Any) -> Any:
         """Returns the tree of the value at `key` of the current one."""
@@ -129,11 +205,39 @@ class Encoder:
             raise unsavable(
                 self.path[:5], value, f"nested deeper than {MAX_DEPTH} levels, or contains itself"
             )
-        node = self.node(value)
-        if self._replace is not None:
-            node = self._replace(tuple(self.path), value, node)
+        if type(value) in OBJECTS:
+            self.met_objects = True
+        node = self._shared(value) if id(value) in self._repeated else self._child(value)
         self.path.pop()
         return node
+
+    def _child(self, value: Any) -> Any:
+        node = self.node(value)
+        return node if self._replace is None else self._replace(tuple(self.path), value, node)
+
+    def _shared(self, value: Any) -> dict[str, Any]:
+        """Returns the tree of an object that is met twice: its own the first time, then its number."""
+        known = self._numbers.get(id(value))
+        if id(value) in self._open:
+            raise unsavable(self.path[:5], value, f"a {type(value).__name__} that contains itself")
+        if known is not None:
+            return {"same": known}
+        number = self._numbers[id(value)] = len(self._numbers)
+        self._open.add(id(value))
+        node = self._child(value)
+        self._open.remove(id(value))
+        return {"shared": [number, node]}
+
+    def instance(self, value: Any) -> dict[str, Any]:
+        """Returns the tree of a named tuple or a dataclass instance; its fields' names come once per class."""
+        name, fields = classes.name_of(type(value)), classes.fields_of(value)
+        first = name not in self._names_of_classes
+        self._names_of_classes.add(name)
+        nodes = [self.child(field, item) for field, item in fields.items()]
+        if isinstance(value, tuple):
+            return {"named tuple": [name, [*fields] if first else None, nodes]}
+        self.met_objects = True
+        return {"dataclass": [name, [*fields], nodes]}
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
         """Returns the trees of a sequence."""
@@ -186,7 +290,9 @@ class Encoder:
         """Adds an array as a tensor. Returns its node."""
         if value.dtype.kind in "OV" or not value.dtype.itemsize:
             raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
-        order = "F" if value.flags.fnc else "C"  # sums follow the memory order
+        order: Any = "F" if value.flags.fnc else "C"  # sums follow the memory order
+        if not value.flags.forc and are_near(value.shape, value.strides, value.itemsize):
+            order = list(value.strides)
         name = self.add(_tensor_of(np.array(value, order="C")))
         self.names_by_path[tuple(self.path)] = name
         return {"array": [name, value.dtype.str, list(value.shape), order]}
@@ -235,13 +341,26 @@ def _tensor_of(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.reshape(-1).view(np.uint8))
 
 
-def _to_array(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+def _to_array(body: list[Any], known: _Known) -> np.ndarray:
     name, text, shape, order = body
-    raw, dtype = tensors[name].numpy().reshape(-1).view(np.uint8), _to_numpy_dtype(text)
+    raw, dtype = known.tensors[name].numpy().reshape(-1).view(np.uint8), _to_numpy_dtype(text)
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != raw.nbytes:
         raise ValueError(f"an array of shape {shape} and dtype {text} over {raw.nbytes} bytes")
     array = np.ndarray(shape, dtype, buffer=raw)
+    if isinstance(order, list):
+        return with_strides(array, order)
     return np.asfortranarray(array) if order == "F" else array
+
+
+def _to_shared(body: list[Any], known: _Known) -> Any:
+    number, node = body
+    value = known.shared[number] = _decode(node, known)
+    return value
+
+
+def _to_instance(body: list[Any], known: _Known, kind: str) -> Any:
+    name, fields, nodes = body
+    return known.classes.make(kind, name, fields, [_decode(node, known) for node in nodes])
 
 
 def _to_scalar(body: list[str], _: Any) -> Any:
@@ -263,19 +382,19 @@ def _to_dtype(name: str, _: Any) -> torch.dtype:
     return dtype
 
 
-def _to_pairs(flat: list[Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, Any]]:
-    nodes = [decode(node, tensors) for node in flat]
+def _to_pairs(flat: list[Any], known: _Known) -> list[tuple[Any, Any]]:
+    nodes = [_decode(node, known) for node in flat]
     return list(zip(nodes[::2], nodes[1::2], strict=True))
 
 
-def _to_ordered(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> OrderedDict[Any, Any]:
-    value = OrderedDict(_to_pairs(body[0], tensors))
-    vars(value).update(decode(body[1], tensors) or {})
+def _to_ordered(body: list[Any], known: _Known) -> OrderedDict[Any, Any]:
+    value = OrderedDict(_to_pairs(body[0], known))
+    vars(value).update(_decode(body[1], known) or {})
     return value
 
 
-def _to_default(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> defaultdict[Any, Any]:
-    return defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], tensors))
+def _to_default(body: list[Any], known: _Known) -> defaultdict[Any, Any]:
+    return defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], known))
 
 
 _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
@@ -306,27 +425,31 @@ _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
     np.bytes_: lambda _, value: {"np.bytes": value.hex()},
 }
 
-_DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
+_DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "int": lambda body, _: int(body, 16),
     "float": lambda body, _: struct.unpack(">d", bytes.fromhex(body))[0],
-    "complex": lambda body, _: complex(*decode(body, {})),
+    "complex": lambda body, known: complex(*_decode(body, known)),
     "str": lambda body, _: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "bytes": lambda body, _: bytes.fromhex(body),
     "bytearray": lambda body, _: bytearray.fromhex(body),
-    "tuple": lambda body, tensors: tuple(decode(body, tensors)),
-    "deque": lambda body, tensors: deque(decode(body[0], tensors), body[1]),
-    "set": lambda body, tensors: set(decode(body, tensors)),
-    "frozenset": lambda body, tensors: frozenset(decode(body, tensors)),
-    "dict": lambda body, tensors: dict(_to_pairs(body, tensors)),
-    "counter": lambda body, tensors: Counter(dict(_to_pairs(body, tensors))),
+    "tuple": lambda body, known: tuple(_decode(body, known)),
+    "deque": lambda body, known: deque(_decode(body[0], known), body[1]),
+    "set": lambda body, known: set(_decode(body, known)),
+    "frozenset": lambda body, known: frozenset(_decode(body, known)),
+    "dict": lambda body, known: dict(_to_pairs(body, known)),
+    "counter": lambda body, known: Counter(dict(_to_pairs(body, known))),
     "ordered": _to_ordered,
     "default": _to_default,
     "size": lambda body, _: torch.Size(body),
     "dtype": _to_dtype,
     "device": lambda body, _: torch.device(body),
-    "tensor": lambda body, tensors: tensors[body],
+    "tensor": lambda body, known: known.tensors[body],
+    "shared": _to_shared,
+    "same": lambda body, known: known.shared[body],
+    "named tuple": lambda body, known: _to_instance(body, known, "named tuple"),
+    "dataclass": lambda body, known: _to_instance(body, known, "dataclass"),
     "array": _to_array,
     "scalar": _to_scalar,
-    "np.str": lambda body, _: np.str_(decode(body, {})),
+    "np.str": lambda body, known: np.str_(_decode(body, known)),
     "np.bytes": lambda body, _: np.bytes_(bytes.fromhex(body)),
 }

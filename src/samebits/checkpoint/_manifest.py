@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from samebits._byte_digest import of_bytes
 from samebits._context import VERSION
+from samebits._strides import are_near
 from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate
@@ -82,21 +83,7 @@ def _is_tensor_entry(entry: Any) -> bool:
     shape: Any = entry.get("shape")
     if not _are_counts(shape):
         return False
-    return "stride" not in entry or (_are_counts(entry["stride"]) and _is_dense(shape, entry["stride"]))
-
-
-def _is_dense(shape: list[int], stride: list[int]) -> bool:
-    """Returns True if a tensor of that layout takes no more memory than its elements."""
-    if len(shape) != len(stride):
-        return False
-    if 0 in shape:
-        return True
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
+    return "stride" not in entry or (_are_counts(entry["stride"]) and are_near(shape, entry["stride"]))
 
 
 def _are_counts(values: Any) -> bool:

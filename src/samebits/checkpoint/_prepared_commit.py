@@ -17,13 +17,15 @@ import torch
 
 from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
+from samebits._strides import span
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._codec import MAX_DEPTH, SMALL, TENSORS, Encoder, encode, unsavable
+from samebits.checkpoint._codec import MAX_DEPTH, OBJECTS, SMALL, TENSORS, Encoder, encode, repeated, unsavable
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
 
 _NUMBERS = {int, float, bool, NoneType}
+_MAPPINGS = {dict, OrderedDict, defaultdict}
 _MUTABLE = {list, set, deque, bytearray, defaultdict, Counter}
 _Path = tuple[Any, ...]
 
@@ -45,6 +47,11 @@ class StateLayout:
     def __init__(self, state: dict[str, Any]) -> None:
         values, paths, self._containers = _flatten(state)
         self._types = list(map(type, values))
+        tuples = {number for number, kind, _ in self._containers if kind is tuple}
+        self._objects = [
+            number for number, kind in enumerate(self._types) if kind in OBJECTS or number in tuples
+        ]
+        self._identities = _partition([id(values[number]) for number in self._objects])
         leaves = {path: number for number, path in enumerate(paths)}
         for number, _, _ in self._containers:
             del leaves[paths[number]]
@@ -59,7 +66,7 @@ class StateLayout:
                 raise LayoutError
             return f"{token}{number}"
 
-        encoder = Encoder(mark)
+        encoder = Encoder(mark, repeated(state))
         pieces = re.split(f'"{token}([0-9]+)"', canonical_json(encoder.node(state)))
         self._text = pieces
         self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
@@ -68,15 +75,17 @@ class StateLayout:
         self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
         self._tensor_kinds = _tensor_kinds([values[number] for number in self._tensors])
         self._array_kinds = _array_kinds([values[number] for number in self._arrays])
-        self._memory = _addresses([values[number] for number in self._tensors])
-        """Addresses of the tensors of the state that was read last."""
-        self._ties = _partition(self._memory)
+        self._spans = _spans([values[number] for number in (*self._tensors, *self._arrays)])
+        self._memory = self._addresses(values)
+        """Addresses of the tensors and arrays of the state that was read last."""
+        self._ties = _ties(self._memory, self._spans)
         self.file_layout = FileLayout(
             {name: safetensors_file.describe(tensor) for name, tensor in encoder.tensors.items()}
         )
         named: dict[str, int] = {}
         for number in (*self._tensors, *self._arrays):
-            named.setdefault(encoder.names_by_path[paths[number]], number)
+            if paths[number] in encoder.names_by_path:  # else it is an array that was met before
+                named.setdefault(encoder.names_by_path[paths[number]], number)
         if len(named) != len(self.file_layout.names):
             raise LayoutError
         self.sources = [named[name] for name in self.file_layout.names]
@@ -89,8 +98,8 @@ class StateLayout:
             value = values[number]
             if type(value) is not kind:
                 return None
-            if kind is dict or kind is OrderedDict:
-                if tuple(value) != keys:
+            if kind in _MAPPINGS:
+                if _keys(value) != keys:
                     return None
                 values += value.values()
                 if kind is OrderedDict:
@@ -100,6 +109,8 @@ class StateLayout:
                     return None
                 values += value
         if list(map(type, values)) != self._types:
+            return None
+        if _partition([id(values[number]) for number in self._objects]) != self._identities:
             return None
         return values if self._same_tensors(values) else None
 
@@ -117,18 +128,22 @@ class StateLayout:
         return "".join(text)
 
     def _same_tensors(self, values: list[Any]) -> bool:
-        tensors = [values[number] for number in self._tensors]
         try:
-            if _tensor_kinds(tensors) != self._tensor_kinds:
+            if _tensor_kinds([values[number] for number in self._tensors]) != self._tensor_kinds:
                 return False
-            memory = _addresses(tensors)
+            if _array_kinds([values[number] for number in self._arrays]) != self._array_kinds:
+                return False
+            memory = self._addresses(values)
         except (RuntimeError, NotImplementedError):  # sparse by now, or nested
             return False
         if memory != self._memory:
             self._memory = memory
-            if _partition(memory) != self._ties:
-                return False
-        return _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
+            return _ties(memory, self._spans) == self._ties
+        return True
+
+    def _addresses(self, values: list[Any]) -> list[int]:
+        tensors = [values[number].data_ptr() for number in self._tensors]
+        return tensors + [values[number].__array_interface__["data"][0] for number in self._arrays]
 
 
 _UNSET = object()
@@ -142,8 +157,8 @@ def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[
     containers: list[tuple[int, type, Any]] = []
     for number, value in enumerate(values):  # it grows meanwhile
         kind, path = type(value), paths[number]
-        if kind is dict or kind is OrderedDict:
-            containers.append((number, kind, tuple(value)))
+        if kind in _MAPPINGS and (kind is not defaultdict or not set(map(type, value.values())) <= _NUMBERS):
+            containers.append((number, kind, _keys(value)))
             values += value.values()
             paths += [(*path, key) for key in value]
             if kind is OrderedDict:
@@ -158,16 +173,31 @@ def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[
     return values, paths, containers
 
 
+def _keys(mapping: Any) -> tuple[Any, ...]:
+    return (mapping.default_factory, *mapping) if type(mapping) is defaultdict else tuple(mapping)
+
+
 def _tensor_kinds(tensors: list[torch.Tensor]) -> list[Any]:
     return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
 
 
 def _array_kinds(arrays: list[np.ndarray]) -> list[Any]:
-    return [(array.dtype, array.shape, array.flags.fnc) for array in arrays]
+    return [(array.dtype, array.shape, array.strides) for array in arrays]
 
 
-def _addresses(tensors: list[torch.Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _spans(values: Sequence[Any]) -> np.ndarray:
+    """Returns for each tensor or array the bytes of its memory before the first element, and their number."""
+    spans = [(begin, end) for begin, end in map(span, values)]
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def _ties(memory: list[int], spans: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the pairs of values, by their numbers, that share memory: neighbours in the order of memory."""
+    begins, ends = (np.array(memory, np.int64) + side for side in spans.T)
+    order = np.lexsort((ends, begins))
+    begins, ends = begins[order], ends[order]
+    meet = np.flatnonzero((begins[1:] < np.maximum.accumulate(ends)[:-1]) & (begins < ends)[1:])
+    return sorted((int(order[at]), int(order[at + 1])) for at in meet)
 
 
 def _partition(memory: list[int]) -> list[int]:
@@ -177,7 +207,7 @@ def _partition(memory: list[int]) -> list[int]:
 
 
 def _plain_json(value: Any) -> str | None:
-    """Returns the canonical JSON of a value without tensors; None for one with tensors."""
+    """Returns the canonical JSON of a value; None for one that holds tensors, or lists, dicts and the like."""
     kind = type(value)
     if kind is int and -SMALL <= value < SMALL:
         return repr(value)
@@ -204,7 +234,7 @@ def _plain_numbers(values: Any) -> bool:
 def _encode_json(value: Any) -> str | None:
     encoder = Encoder()
     text = canonical_json(encoder.node(value))
-    return None if encoder.tensors else text
+    return None if encoder.tensors or encoder.met_objects else text
 
 
 @dataclass(frozen=True)

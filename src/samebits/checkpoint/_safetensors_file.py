@@ -22,7 +22,7 @@ import torch
 
 from samebits import _digest as digests
 from samebits._byte_digest import of_bytes
-from samebits._strides import contiguous_strides
+from samebits._strides import are_near, contiguous_strides, reach
 from samebits.errors import CorruptCommitError
 
 NAMES = {
@@ -57,8 +57,10 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
         "shape": list(tensor.shape),
     }
     if tensor.stride() != contiguous_strides(tensor.shape):
-        # Kernels choose their order of summation by strides, so channels_last must come back as such.
+        # Kernels choose their order of summation by strides, so channels_last must come back as such, gaps, too.
         stride = torch.empty_like(tensor, device="meta").stride()
+        if any(size > 1 and a != b for size, a, b in zip(tensor.shape, stride, tensor.stride(), strict=True)):
+            stride = tensor.stride() if are_near(tensor.shape, tensor.stride()) else stride
         if stride != contiguous_strides(tensor.shape):
             info["stride"] = list(stride)
     return info
@@ -151,9 +153,19 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
     if _fill(file, data) != data.nbytes:
         raise CorruptCommitError(f"{where} is cut off")
     _check_digest(data, info, where)
-    if "stride" in info:
-        return torch.empty_strided(info["shape"], info["stride"], dtype=tensor.dtype).copy_(tensor)
-    return tensor
+    if "stride" not in info:
+        return tensor
+    strided = _with_strides(tensor, info["stride"])
+    _check_digest(raw(strided), info, where)  # places that share memory have one value
+    return strided
+
+
+def _with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    memory = torch.empty(reach(tensor.shape, stride) + 1, dtype=tensor.dtype)
+    strided = memory.as_strided(tensor.shape, stride)
+    apart = tuple(slice(None) if step else slice(1) for step in stride)  # torch writes no expanded tensor
+    strided[apart].copy_(tensor[apart])
+    return strided
 
 
 def _check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
