@@ -33,7 +33,7 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def span(value: torch.Tensor | np.ndarray) -> tuple[int, int]:
-    """Returns where the memory of a dense tensor or an array begins and ends, in bytes from its first element.
+    """Returns where the memory of a dense tensor or an array begins and ends: bytes from its first element.
 
     >>> span(np.zeros((2, 3))[:, ::-1])
     (-16, 32)
@@ -71,6 +71,6 @@ def with_strides(array: np.ndarray, strides: Sequence[int]) -> np.ndarray:
     memory = np.zeros(reach(shape, strides) + item, np.uint8)
     copy = np.ndarray(shape, array.dtype, memory, begin, strides)
     copy[...] = array
-    if not np.array_equal(np.ascontiguousarray(copy).view(np.uint8), array.view(np.uint8)):
+    if copy.tobytes() != array.tobytes():
         raise ValueError(f"strides {strides}: places that share memory have different values")
     return copy

@@ -269,6 +269,8 @@ class Callback:
 
 
 Point = namedtuple("Point", "x y")
+
+
 @pytest.mark.parametrize(("state", "words"), [
     ({"callbacks": [{"fn": len}]}, ['callbacks[0]["fn"] is a function (len)', "load_state_dict"]),
     ({"a": {3: Callback()}}, ["a[3] is an object of type", "Callback", "Save its state_dict()"]),

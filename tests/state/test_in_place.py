@@ -15,9 +15,9 @@ import torch
 import samebits
 from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
-from samebits.state._in_place import StateAliases
+from samebits.state._in_place import PlacedObjects
 from samebits.testing import assert_resumes_exactly
-from samebits.train._object_states import RunState, _restore_devices
+from samebits.train._object_states import NO_ALIASES, RunState, _restore_devices
 
 CUT = [0, 3]
 
@@ -142,18 +142,20 @@ def test_a_copy_that_is_kept_beside_is_found_out() -> None:
         resumes(prepare, lambda state, held, number: held.append(number) or len(held))
 
 
+VALID = {"run_state": [("a", "b")], "grads": [("model.weight",)], "devices": []}
+
+
 @pytest.mark.parametrize(
-    "in_hand",
-    [5, {}, {"kept": 1, "same": []}, {"kept": [["a"]], "same": []}, {"kept": [("gone",)], "same": []}, {"kept": [], "same": [1]},
-     {"kept": [("a", "b", "c")], "same": []}, {"kept": [()], "same": []}, {"kept": [], "same": [(("a",),)]}, {"kept": [([],)], "same": []}],
+    "forged",
+    [5, {}, {**VALID, "run_state": 1}, {**VALID, "run_state": [["a"]]}, {**VALID, "run_state": [()]}, {**VALID, "run_state": [([],)]},
+     {**VALID, "grads": 5}, {**VALID, "devices": [1]}, {**VALID, "devices": [(("gone",), "cpu")]}, {**VALID, "devices": [(("a",), "no device")]},
+     {**VALID, "devices": [(("a", "b"), "cpu")]}],
 )  # fmt: skip
-def test_a_forged_note_of_what_was_in_hand_is_refused(in_hand: Any) -> None:
+def test_a_forged_note_of_aliases_is_refused(forged: Any) -> None:
     """What no run writes there is told before anything is filled; what one writes is taken."""
     values = {"a": {"b": 1}}
-    assert not _in_place.is_valid(in_hand, values)
-    assert _in_place.is_valid(
-        _in_place.StateAliases().state({"a": {"b": []}, "c": []}), values
-    ) and _in_place.is_valid(None, values)
+    assert not _in_place.is_valid(forged, values)
+    assert _in_place.is_valid(VALID, values)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
@@ -167,7 +169,7 @@ def test_a_view_of_another_value_is_refused(tmp_path: Path, make: Any) -> None:
         assert len(list(run.steps([1, 2, 3]))) == 3
         run.state.inner["part"] = run.state.whole[1:3]
         with pytest.raises(
-            UnsavableStateError, match=r"run.state.inner.part and run.state.(whole|twice) share memory"
+            UnsavableStateError, match=r'run.state.inner\["part"\] and run.state.(whole|twice) share memory'
         ):
             run.commit()
 
@@ -193,24 +195,23 @@ def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
         return 1 + sum(row[0] for row in state.table.values())
 
     resumes(prepare, use)
-    hand, values = _in_place.StateAliases(), {"table": {number: [] for number in range(1000)}}
-    hand.begin(values)
-    assert hand.state(values) == {"kept": [("table",)], "same": []}
+    placed, values = PlacedObjects(), {"table": {number: [] for number in range(1000)}}
+    placed.note(values)
+    assert placed.replaced() == []
+    values["table"][7] = []
+    assert placed.replaced() == [("table", 7)]
 
 
 def test_tensors_come_back_on_the_device_where_they_were():
     """A value of `run.state` on another device is restored there, one on the CPU on the CPU; a commit of CPU values says nothing."""
     elsewhere = torch.zeros(2, device="meta")
-    hand = StateAliases()
-    assert "devices" not in hand.state({"a": torch.ones(1)})
-    told = hand.state({"average": elsewhere, "inner": {"of": elsewhere[:1], "here": torch.ones(1)}})
-    saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
-    assert _in_place.is_valid(told, saved) and not _in_place.is_valid(
-        {**told, "devices": [(("gone",), "meta")]}, saved
+    assert not _in_place.devices_in({"a": torch.ones(1)})
+    devices = _in_place.devices_in(
+        {"average": elsewhere, "inner": {"of": elsewhere[:1], "here": torch.ones(1)}}
     )
-    assert not _in_place.is_valid({**told, "devices": [(("average",), "no device")]}, saved)
+    saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
     state = RunState()
-    state.refill(saved, told)
+    state.refill(saved, {**NO_ALIASES, "devices": devices})
     assert state.average.is_meta and state.inner["of"].is_meta and state.inner["here"].is_cpu
 
 
@@ -218,7 +219,7 @@ def test_a_gpus_tensors_stay_on_the_cpu_where_there_is_no_gpu(monkeypatch):
     """Weights of a GPU's run are read on a machine without one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     state = RunState()
-    state.refill({"x": torch.ones(1)}, {"kept": [], "same": [], "devices": [(("x",), "cuda:0")]})
+    state.refill({"x": torch.ones(1)}, {**NO_ALIASES, "devices": [(("x",), "cuda:0")]})
     assert state.x.is_cpu
 
 

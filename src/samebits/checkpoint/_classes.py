@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -76,7 +77,8 @@ def make(kind: type, fields: Mapping[str, Any]) -> Any:
 def set_fields(instance: Any, fields: Mapping[str, Any]) -> None:
     """Sets the fields of a dataclass instance, of a frozen one, too, and removes the others."""
     for name in fields_of(instance).keys() - fields:
-        object.__delattr__(instance, name)
+        with suppress(AttributeError):  # of the class
+            object.__delattr__(instance, name)
     for name, value in fields.items():
         object.__setattr__(instance, name, value)
 

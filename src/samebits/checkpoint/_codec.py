@@ -229,7 +229,7 @@ class Encoder:
         return {"shared": [number, node]}
 
     def instance(self, value: Any) -> dict[str, Any]:
-        """Returns the tree of a named tuple or a dataclass instance; its fields' names come once per class."""
+        """Returns the tree of a named tuple or a dataclass instance; names of fields come once per class."""
         name, fields = classes.name_of(type(value)), classes.fields_of(value)
         first = name not in self._names_of_classes
         self._names_of_classes.add(name)
@@ -387,6 +387,23 @@ def _to_pairs(flat: list[Any], known: _Known) -> list[tuple[Any, Any]]:
     return list(zip(nodes[::2], nodes[1::2], strict=True))
 
 
+_POSITIONS = {"MT19937": ("pos", 624), "Philox": ("buffer_pos", 4)}
+
+
+def _checked(value: Any) -> Any:
+    """Returns `value`; raises ValueError for a generator's state with which NumPy would leave its memory."""
+    name, position = None, 0
+    if isinstance(value, tuple) and len(value) > 2 and isinstance(value[0], str):
+        name, position = value[0], value[2]
+    elif isinstance(value, dict) and "bit_generator" in value:
+        name = value["bit_generator"]
+        key = _POSITIONS.get(name, ("", 0))[0]
+        position = {**value["state"], **value}.get(key, 0)
+    if name in _POSITIONS and not (type(position) is int and 0 <= position <= _POSITIONS[name][1]):
+        raise ValueError(f"position {position!r} of a {name}")
+    return value
+
+
 def _to_ordered(body: list[Any], known: _Known) -> OrderedDict[Any, Any]:
     value = OrderedDict(_to_pairs(body[0], known))
     vars(value).update(_decode(body[1], known) or {})
@@ -432,11 +449,11 @@ _DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "str": lambda body, _: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "bytes": lambda body, _: bytes.fromhex(body),
     "bytearray": lambda body, _: bytearray.fromhex(body),
-    "tuple": lambda body, known: tuple(_decode(body, known)),
+    "tuple": lambda body, known: _checked(tuple(_decode(body, known))),
     "deque": lambda body, known: deque(_decode(body[0], known), body[1]),
     "set": lambda body, known: set(_decode(body, known)),
     "frozenset": lambda body, known: frozenset(_decode(body, known)),
-    "dict": lambda body, known: dict(_to_pairs(body, known)),
+    "dict": lambda body, known: _checked(dict(_to_pairs(body, known))),
     "counter": lambda body, known: Counter(dict(_to_pairs(body, known))),
     "ordered": _to_ordered,
     "default": _to_default,

@@ -19,7 +19,16 @@ from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
 from samebits._strides import span
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._codec import MAX_DEPTH, OBJECTS, SMALL, TENSORS, Encoder, encode, repeated, unsavable
+from samebits.checkpoint._codec import (
+    MAX_DEPTH,
+    OBJECTS,
+    SMALL,
+    TENSORS,
+    Encoder,
+    encode,
+    repeated,
+    unsavable,
+)
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
@@ -207,7 +216,7 @@ def _partition(memory: list[int]) -> list[int]:
 
 
 def _plain_json(value: Any) -> str | None:
-    """Returns the canonical JSON of a value; None for one that holds tensors, or lists, dicts and the like."""
+    """Returns the canonical JSON of a value; None for one that holds tensors, lists, dicts and the like."""
     kind = type(value)
     if kind is int and -SMALL <= value < SMALL:
         return repr(value)

@@ -57,7 +57,7 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
         "shape": list(tensor.shape),
     }
     if tensor.stride() != contiguous_strides(tensor.shape):
-        # Kernels choose their order of summation by strides, so channels_last must come back as such, gaps, too.
+        # Kernels choose their order of summation by strides: channels_last and gaps must come back.
         stride = torch.empty_like(tensor, device="meta").stride()
         if any(size > 1 and a != b for size, a, b in zip(tensor.shape, stride, tensor.stride(), strict=True)):
             stride = tensor.stride() if are_near(tensor.shape, tensor.stride()) else stride

@@ -20,7 +20,7 @@ from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import restore_state, state_of
 from samebits._inspect.tree import PLAIN
 from samebits.errors import InvalidArgumentError, RunMismatchError
-from samebits.state._in_place import fill_in_place, mutable_inside
+from samebits.state._in_place import PlacedObjects, Restored
 from samebits.state._parts import Parts, refuse
 
 _PART = re.compile(r"\.?([^\W\d]\w*)|\[(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]")
@@ -87,7 +87,7 @@ IsState = Callable[[Any, str, Any], bool]
 class Attributes:
     """An adapter, made by `samebits.state.attributes`, whose `state_dict` is the target's state, by path.
 
-    A value that is still the object that it was when the adapter was made is restored in place, so that other
+    A value that is still the object that it was before the loop is restored in place, so that other
     references to it stay valid; others are assigned, as the program has assigned them.
     """
 
@@ -109,7 +109,12 @@ class Attributes:
         self._ignored, self._is_state = frozenset(ignored), is_state
         self.saved_besides: frozenset[int] = frozenset()
         """The identities of objects that the run of this adapter saves by names of their own."""
-        self._initial = _mutable(self._parts())
+        self._placed = PlacedObjects()
+        self.note_placed()
+
+    def note_placed(self, made: Collection[int] = ()) -> None:
+        """Notes the objects that the program has put into the target, but those that a resume has `made`."""
+        self._placed.note(self._parts().values, made)
 
     def check_besides(self, name: str, parts: Parts | None = None) -> None:
         """Raises `InvalidArgumentError` if the target holds (say) an optimizer that the run does not save.
@@ -151,19 +156,26 @@ class Attributes:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns values, generators' states and enum members' names by path; tensors are no copies."""
+        state = self.live_state()
+        return state | {"values": {path: _copied(value) for path, value in state["values"].items()}}
+
+    def live_state(self) -> dict[str, Any]:
+        """Returns the state with the very objects of the target, as a commit takes them."""
         parts = self._parts()
         self.check_besides(type(self.target).__name__.lower(), parts)
-        now = _mutable(parts)
-        self._initial = {path: one for path, one in self._initial.items() if now.get(path) is one}
         return {
             "class": type(self.target).__qualname__,
-            "values": {path: _copied(value) for path, value in parts.values.items()},
+            "values": parts.values,
             "generators": {path: [_kind_of(one), state_of(one)] for path, one in parts.generators.items()},
             "enums": {path: one.name for path, one in parts.enums.items()},
             "constants": parts.constants,
             "same": parts.same,
-            "kept": list(self._initial),
+            "replaced": self._placed.replaced(parts.values),
         }
+
+    def keeps(self, path: tuple[Any, ...]) -> bool:
+        """Returns True for the place of a value that a resume fills in place."""
+        return self._placed.has(path)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a state of `state_dict`.
@@ -171,7 +183,19 @@ class Attributes:
         Raises:
             RunMismatchError: the object is of another class, or lacks an object that the state has values of.
         """
-        saved = copy.deepcopy(dict(state_dict))
+        restored = Restored()
+        self.bind(state_dict, restored)
+        self.load(state_dict, restored)
+
+    def bind(self, saved: Mapping[str, Any], restored: Restored) -> None:
+        """Notes which of the target's objects take the content of which saved ones."""
+        here = self._parts()
+        replaced = {tuple(path) for path in saved.get("replaced", ())}
+        replaced |= {(path,) for pair in here.same.items() ^ saved["same"].items() for path in pair}
+        restored.bind_items(saved["values"], here.values, replaced)
+
+    def load(self, saved: Mapping[str, Any], restored: Restored) -> None:
+        """Restores a state as `load_state_dict`; what it shares with others is in `restored`."""
         if saved["class"] != type(self.target).__qualname__:
             raise RunMismatchError(
                 f"{self._call}: the saved state is of a {saved['class']}, this is a "
@@ -185,11 +209,9 @@ class Attributes:
             parts = ("values", "generators", "enums", "same")
             self._remove({*_all(here)} - {path for part in parts for path in saved[part]})
         for path, (kind, state) in saved["generators"].items():
-            self._restore_generator(path, kind, state)
-        otherwise_shared = {path for pair in here.same.items() ^ saved["same"].items() for path in pair}
-        kept = set(saved["kept"]) - otherwise_shared
+            self._restore_generator(path, kind, copy.deepcopy(state))
         for path, value in saved["values"].items():
-            self._restore_value(path, value, kept)
+            self._restore_value(path, restored.of(value))
         for path, name in saved["enums"].items():
             error = self._mismatch(path, f"was {name}, of another enum")
             self._set(path, _member(here.enums.get(path), name, error))
@@ -234,12 +256,9 @@ class Attributes:
             if now is not value and (type(now) is not type(value) or digest.differing(now, value)):
                 raise self._mismatch(path, "has another value here, and cannot be set") from None
 
-    def _restore_value(self, path: str, value: Any, kept: Collection[str]) -> None:
-        if path and path not in kept:
-            self._set(path, value)
-            return
+    def _restore_value(self, path: str, value: Any) -> None:
         now = _value_at(self._place(path)) if path else self.target
-        if fill_in_place(now, value, path, kept):
+        if now is value:
             return
         if not path:
             raise self._mismatch("the object", f"was a {type(value).__name__} that cannot be filled in here")
@@ -308,10 +327,6 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
 
 def _after(path: str) -> str:
     return path if path.startswith("[") else f".{path}"
-
-
-def _mutable(parts: Parts) -> dict[str, Any]:
-    return {path: one for name, value in parts.values.items() for path, one in mutable_inside(name, value)}
 
 
 def _all(parts: Parts) -> list[str]:

@@ -1,180 +1,242 @@
-"""Restores objects in place, so that references that the program holds stay valid.
+"""Restores objects in place, so that references that the program holds stay valid, and one object stays one.
 
 `buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a
-change under one name shows under the other. A resumed program enters its loop with a new object under both
-names. So a commit records which values of `run.state` are still those that the loop began with (`kept`: they
-are filled again, in place), which paths lead to the same object (`same`), and which tensors are on a GPU
-(`devices`). All others were assigned to `run.state` in the loop, and are assigned again. Only its values and
-those of small dicts in it count, not the items of lists and large dicts: a replay buffer or a table of values
-has a million of them.
+change under one name shows under the other. A resumed program enters its loop with objects under both names,
+too. So a saved object is restored into the one that the program has at its place, at any depth
+(`Restored.bind`), and wherever it is met again, this one is put (`Restored.of`). An object that the loop has
+replaced is not that of the beginning: a commit lists such places (`PlacedObjects.replaced`), and there the
+program's object is left alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from samebits._inspect.tree import PLAIN
-
-MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
-_MOST_ITEMS = 256
-"""Items of a container that are walked over and restored in place; those of longer ones are replaced."""
-
-
-def mutable_inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields a value and the items of containers in it that can be filled in place, by their paths."""
-    if not isinstance(value, MUTABLE):
-        return
-    yield path, value
-    if isinstance(value, dict | list | deque) and len(value) <= _MOST_ITEMS:
-        for key, item in _items(value):
-            if type(item) not in PLAIN:
-                yield from mutable_inside(f"{path}[{key!r}]", item)
-
-
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    return list(value.items() if isinstance(value, dict) else enumerate(value))
-
-
-def fill_in_place(target: Any, saved: Any, path: str = "", kept: Collection[str] = ()) -> bool:
-    """Gives `target` the content of `saved`; returns False, without a change, if it is of another kind.
-
-    `kept`: the paths of the items that are filled in place, too; other items are replaced.
-    """
-    if type(target) is not type(saved) or not isinstance(saved, MUTABLE):
-        return False
-    if isinstance(saved, torch.Tensor):
-        if (target.shape, target.dtype, target.layout) != (saved.shape, saved.dtype, saved.layout):
-            return False
-        with torch.no_grad():
-            target.copy_(saved)
-    elif isinstance(saved, np.ndarray):
-        if (target.shape, target.dtype) != (saved.shape, saved.dtype) or not target.flags.writeable:
-            return False
-        target[...] = saved
-    elif isinstance(saved, set | bytearray):
-        target.clear()
-        (target.update if isinstance(saved, set) else target.extend)(saved)
-    elif isinstance(saved, deque) and target.maxlen != saved.maxlen:
-        return False
-    else:
-        chosen = _with_kept_items(target, saved, path, kept) if kept else saved
-        target.clear()  # the order of a dict is state
-        (target.update if isinstance(saved, dict) else target.extend)(chosen)
-    return True
-
-
-def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) -> Any:
-    """Returns the items of `saved`, but the target's own, filled, where it is kept and met once in both."""
-    old, new = dict(_items(target)), dict(_items(saved))
-    for items in (old, new):
-        ids = [id(item) for item in items.values()]
-        if any(ids.count(id(item)) > 1 for item in items.values() if isinstance(item, MUTABLE)):
-            return saved
-    for key, item in new.items():
-        inner = f"{path}[{key!r}]"
-        if inner in kept and key in old and fill_in_place(old[key], item, inner, kept):
-            new[key] = old[key]
-    return new if isinstance(saved, dict) else list(new.values())
-
+from samebits._strides import with_strides
+from samebits.checkpoint import _classes as classes
 
 Path = tuple[Any, ...]
+MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
 
 
-class StateAliases:
-    """The objects with which the outermost loop under way began."""
+def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Returns keys and values of a container, names and values of fields; nothing for any other value."""
+    if isinstance(value, dict):
+        return value.items()
+    if type(value) in {list, tuple, deque}:
+        return enumerate(value)
+    return classes.fields_of(value).items() if classes.is_instance(value) else ()
+
+
+def can_change(value: Any) -> bool:
+    """Returns True for what is restored in place: containers, arrays, tensors, dataclass instances."""
+    return isinstance(value, MUTABLE) or (classes.is_instance(value) and not isinstance(value, tuple))
+
+
+def _objects_in(value: Any) -> list[tuple[Any, Any]]:
+    """Returns the items of a container that are no plain values."""
+    items = items_of(value)
+    if isinstance(value, dict | list | deque) and PLAIN.issuperset(
+        map(type, value.values() if isinstance(value, dict) else value)
+    ):
+        return []
+    return [(key, item) for key, item in items if type(item) not in PLAIN]
+
+
+class PlacedObjects:
+    """The objects that a program has put at their places before its loop, and those that were replaced."""
 
     def __init__(self) -> None:
-        self._initial: dict[Path, Any] = {}
+        self._held: dict[Path, tuple[Any, dict[Any, Any]]] = {}
+        self._replaced: dict[Path, None] = {}
 
-    def begin(self, values: Mapping[Any, Any]) -> None:
-        """Notes the values at the beginning of a loop; a resume restores them later."""
-        self._initial = dict(mutable_values(values))
+    def note(self, values: Mapping[Any, Any], made: Collection[int] = ()) -> None:
+        """Notes the objects in `values`, but those with the ids `made`: a resume has put them there."""
+        self._held, seen = {}, set()
 
-    def state(self, values: Mapping[Any, Any]) -> dict[str, list[Any]]:
-        """Returns the aliases for a commit; replaced objects are no longer referenced."""
-        now = dict(mutable_values(values))
-        self._initial = {path: value for path, value in self._initial.items() if now.get(path) is value}
-        first: dict[int, Path] = {}
-        same = [
-            (path, first[id(value)])
-            for path, value in now.items()
-            if first.setdefault(id(value), path) != path
-        ]
-        devices = [
-            (path, str(value.device))
-            for path, value in now.items()
-            if isinstance(value, torch.Tensor) and not value.is_cpu
-        ]
-        return {"kept": list(self._initial), "same": same, **({"devices": devices} if devices else {})}
+        def add(path: Path, owner: Any) -> None:
+            seen.add(id(owner))
+            inner = _objects_in(owner)
+            held = {key: item for key, item in inner if can_change(item) and id(item) not in made}
+            if held:
+                self._held[path] = owner, held
+            for key, item in inner:
+                if id(item) not in seen:
+                    add((*path, key), item)
+
+        add((), values)
+
+    def replaced(self, values: Mapping[Any, Any] | None = None) -> list[Path]:
+        """Returns the places where another object, or none, is by now; `values`: what `note` had, by now."""
+        for path, (owner, held) in self._held.items():
+            now = dict(items_of(values if values is not None and not path else owner))
+            gone = [key for key, item in held.items() if now.get(key) is not item]
+            for key in gone:
+                del held[key]
+                self._replaced[*path, key] = None
+        return list(self._replaced)
+
+    def has(self, path: Path) -> bool:
+        """Returns True for a place with the object of the beginning (as `replaced` saw it last)."""
+        return path[:-1] in self._held and path[-1] in self._held[path[:-1]][1]
 
 
-def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
-    """Returns True if `aliases` may be from `StateAliases.state` for such values; None is (old commits)."""
-    if aliases is None:
-        return True
-    try:
-        paths = [*aliases["kept"], *(path for pair in aliases["same"] for path in pair)]
-        paths += [path for path, device in aliases.get("devices", ()) if torch.device(device)]
-        for path in paths:
-            _at(values, path)
-        return all(type(path) is tuple and path for path in paths) and all(
-            len(pair) == 2 for pair in aliases["same"]
+class Restored:
+    """The live objects of saved ones: each saved object is one live object, under all of its names.
+
+    `made`: gets the objects that had to be made.
+    """
+
+    def __init__(self, made: dict[int, Any] | None = None) -> None:
+        self._made = {} if made is None else made
+        self._live: dict[int, Any] = {}
+        self._taken: dict[int, tuple[Any, int]] = {}
+        self._done: dict[int, Any] = {}
+
+    def bind(self, saved: Any, live: Any, replaced: Collection[Path] = (), path: Path = ()) -> None:
+        """Notes that the object `live` takes the content of `saved`, and the objects in it those in `saved`.
+
+        `path` and those below it that are in `replaced` are left alone.
+        """
+        if type(saved) in PLAIN or (path in replaced and id(live) not in self._made):
+            return
+        if can_change(saved):
+            if not _can_take(live, saved):
+                return
+            if self._taken.setdefault(id(live), (live, id(saved)))[1] != id(saved):
+                return
+            self._live.setdefault(id(saved), live)
+        self.bind_items(saved, live, replaced, path)
+
+    def bind_items(self, saved: Any, live: Any, replaced: Collection[Path] = (), path: Path = ()) -> None:
+        """Binds the items of two containers."""
+        inner = _objects_in(saved)
+        mine = dict(items_of(live)) if inner else {}
+        for key, item in inner:
+            if key in mine:
+                self.bind(item, mine[key], replaced, (*path, key))
+
+    def again(self) -> None:
+        """Fills all objects once more at the next `of`: somebody may have changed them."""
+        self._live.update(self._done)
+        self._done = {}
+
+    def of(self, saved: Any) -> Any:
+        """Returns the live object of `saved` with its content, or a copy."""
+        if type(saved) in PLAIN:
+            return saved
+        if id(saved) not in self._done:
+            live = self._live.get(id(saved))
+            if live is None:
+                live = _empty_like(saved) if can_change(saved) else self._copy(saved)
+                self._made[id(live)] = live
+            self._done[id(saved)] = live
+            if can_change(saved):
+                self._fill(live, saved)
+        return self._done[id(saved)]
+
+    def _copy(self, saved: Any) -> Any:
+        if not isinstance(saved, tuple) or isinstance(saved, torch.Size):
+            return copy.deepcopy(saved)
+        items = {name: self.of(item) for name, item in items_of(saved)}
+        return tuple(items.values()) if type(saved) is tuple else classes.make(type(saved), items)
+
+    def _fill(self, live: Any, saved: Any) -> None:
+        if isinstance(saved, torch.Tensor):
+            apart = tuple(slice(None) if step else slice(1) for step in live.stride())
+            with torch.no_grad():  # (torch writes no expanded tensor)
+                live[apart].copy_(saved[apart])
+        elif isinstance(saved, np.ndarray):
+            live[...] = saved
+        elif isinstance(saved, MUTABLE):
+            items = self._items(saved)
+            live.clear()  # the order of a dict is state
+            (live.update if isinstance(saved, dict | set) else live.extend)(items)
+            if type(saved) is OrderedDict:
+                vars(live).update(self._items(vars(saved)))
+        else:
+            classes.set_fields(live, self._items(classes.fields_of(saved)))
+
+    def _items(self, saved: Any) -> Any:
+        if isinstance(saved, set | bytearray):
+            return saved
+        if isinstance(saved, dict):
+            return {key: self.of(item) for key, item in saved.items()}
+        return list(map(self.of, saved))
+
+
+def _empty_like(saved: Any) -> Any:
+    """Returns an object of the kind of `saved`, to be filled."""
+    kind = type(saved)
+    if isinstance(saved, torch.Tensor):
+        return copy.deepcopy(saved)
+    if isinstance(saved, np.ndarray):
+        return saved.copy("K") if saved.flags.forc else with_strides(saved, saved.strides)
+    if kind is deque:
+        return deque(maxlen=saved.maxlen)
+    if kind is defaultdict:
+        return defaultdict(saved.default_factory)
+    return kind() if isinstance(saved, MUTABLE) else classes.make(kind, {})
+
+
+def _can_take(live: Any, saved: Any) -> bool:
+    """Returns True if `live` can be given the content of `saved`."""
+    if isinstance(saved, torch.Tensor):
+        return (
+            isinstance(live, torch.Tensor)
+            and (live.layout, live.dtype, live.shape) == (saved.layout, saved.dtype, saved.shape)
+            and (live.stride() == saved.stride() or saved.numel() < 2)
         )
-    except (KeyError, TypeError, IndexError, ValueError, RuntimeError):
+    if type(live) is not type(saved):
         return False
+    if isinstance(saved, np.ndarray):
+        same = (live.shape, live.dtype) == (saved.shape, saved.dtype) and live.flags.writeable
+        return same and (live.strides == saved.strides or saved.size < 2)
+    if isinstance(saved, defaultdict):
+        return live.default_factory is saved.default_factory
+    return not isinstance(saved, deque) or live.maxlen == saved.maxlen
 
 
-def move_to_devices(values: dict[Any, Any], devices: Collection[tuple[Path, str]]) -> None:
+def devices_in(values: Mapping[Any, Any], path: Path = ()) -> list[tuple[Path, str]]:
+    """Returns the devices of tensors that are not on the CPU, in nested dicts."""
+    found = []
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and not value.is_cpu:
+            found.append(((*path, name), str(value.device)))
+        elif isinstance(value, dict) and len(path) < _MOST_LEVELS:
+            found += devices_in(value, (*path, name))
+    return found
+
+
+_MOST_LEVELS = 8
+
+
+def move_to_devices(values: dict[Any, Any], devices: Iterable[tuple[Path, str]]) -> None:
     """Moves tensors from the CPU, where a commit's are, to their former devices; without a GPU they stay."""
     for path, device in devices:
         if not device.startswith("cuda") or torch.cuda.is_available():
-            _at(values, path[:-1])[path[-1]] = _at(values, path).to(device)
+            owner = _at(values, path[:-1])
+            owner[path[-1]] = owner[path[-1]].to(device)
 
 
-def share(values: dict[Any, Any], same: Collection[tuple[Path, Path]]) -> None:
-    """Makes the object at the second path of each pair the one at the first path."""
-    for path, first in same:
-        _at(values, path[:-1])[path[-1]] = _at(values, first)
-
-
-def fill(target: dict[Any, Any], saved: Mapping[Any, Any], kept: Collection[Path] | None) -> None:
-    """Makes `target` equal to `saved`: in place for paths in `kept` (None: lists, dicts) if of one kind."""
-    _fill(target, saved, (), None if kept is None else frozenset(kept), {})
-
-
-def _fill(target: Any, saved: Any, path: Path, kept: frozenset[Path] | None, done: dict[int, Any]) -> Any:
-    if id(saved) in done:  # one object at two paths
-        return done[id(saved)]
-    stays = not path or (isinstance(target, dict | list) if kept is None else path in kept)
-    if isinstance(saved, dict):
-        into = target if not path or (stays and type(target) is type(saved)) else saved
-        done[id(saved)] = into
-        before = dict(target) if isinstance(target, dict) else {}
-        filled = {
-            name: _fill(before.get(name), value, (*path, name), kept, done) for name, value in saved.items()
-        }
-        into.clear()  # the order of a dict is state
-        into.update(filled)
-        return into
-    done[id(saved)] = target if stays and fill_in_place(target, saved) else saved
-    return done[id(saved)]
-
-
-def mutable_values(
-    values: Mapping[Any, Any], path: Path = (), seen: frozenset[int] = frozenset()
-) -> Iterator[tuple[Path, Any]]:
-    """Yields the values that can be changed in place, with their paths."""
-    for name, value in values.items():
-        if isinstance(value, MUTABLE):
-            yield (*path, name), value
-        # one that contains itself is refused elsewhere
-        if isinstance(value, dict) and len(value) <= _MOST_ITEMS and id(value) not in seen:
-            yield from mutable_values(value, (*path, name), seen | {id(value)})
+def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
+    """Returns True if `aliases` may be what a run wrote with such values of `run.state`."""
+    try:
+        on_devices = [_at(values, path) for path, device in aliases["devices"] if torch.device(device)]
+        paths = [*aliases["run_state"], *aliases["grads"], *(path for path, _ in aliases["devices"])]
+        return len(set(paths)) >= 0 and all(
+            [type(path) is tuple and path for path in paths]
+            + [isinstance(one, torch.Tensor) for one in on_devices]
+        )
+    except (KeyError, TypeError, IndexError, ValueError, RuntimeError):
+        return False
 
 
 def _at(values: Any, path: Path) -> Any:

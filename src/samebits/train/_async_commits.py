@@ -19,7 +19,6 @@ from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.writer_client import Report, WriterDiedError
 from samebits.errors import CommitError
-from samebits.train import _compatibility as compatibility
 from samebits.train._cadence import Cadence
 
 _POLL_INTERVAL = 0.01
@@ -64,14 +63,16 @@ class Commits:
         position: Position,
         facts: Mapping[str, Any],
         on_tensors_written: Callable[[], None],
+        check: Callable[[], None],
     ) -> list[Position]:
         """Commits, waits until the commit is durable, and returns the earlier snapshots that have become so.
 
-        `facts`: the fields of the manifest besides `position` and the state.
+        `facts`: the fields of the manifest besides `position` and the state; `check` raises for a state that
+        cannot be restored.
         """
         self._await_writer()
         started = time.perf_counter()
-        compatibility.check_copies(state["run_state"], state["objects"])
+        check()
         self.store.write(self._prepare(state, position, facts), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
         return [*self._take_durable(), position]
@@ -84,7 +85,9 @@ class Commits:
             with suppress(OSError):  # then the first snapshot meets it, too
                 self.store.reserve(size)
 
-    def snapshot(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> bool:
+    def snapshot(
+        self, state: dict[str, Any], position: Position, facts: Mapping[str, Any], check: Callable[[], None]
+    ) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
         Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the
@@ -95,7 +98,7 @@ class Commits:
         started = time.perf_counter()
         commit = self._prepare(state, position, facts)
         if commit.layout is not self._checked:
-            compatibility.check_copies(state["run_state"], state["objects"])
+            check()
             self._checked = commit.layout
         at = time.monotonic()  # before the writer can begin it
         try:

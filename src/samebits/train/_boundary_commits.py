@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,6 @@ from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
-from samebits.state._in_place import StateAliases
 from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train import _resume as resume
@@ -27,6 +27,7 @@ from samebits.train._async_commits import Commits
 from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
+from samebits.train._memory_check import check_memory
 from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
 from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
@@ -139,7 +140,7 @@ class CommitPolicy:
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
         self._run_dir, self._best, self._notify = run_dir, best, notify
         self._objects, self._run_state, self._loops = objects, run_state, loops
-        self.aliases = StateAliases()
+        self._aliases = state.Aliases()
         self._rolling = RollingDigest()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
@@ -167,6 +168,10 @@ class CommitPolicy:
         self._program, self._environment = asdict(origin), environment
         if found is not None:
             self._rolling.resume(found.rolling, found.position["loop"], found.step)
+
+    def note_objects(self, made: Mapping[int, Any]) -> None:
+        """Notes what the program holds before its loop, but the objects that a resume has `made`."""
+        self._aliases.note(self._objects, self._run_state, made)
 
     def loss(self, value: Any) -> None:
         """Adds a loss of the step under way."""
@@ -300,7 +305,8 @@ class CommitPolicy:
         started = time.perf_counter()
         saved = state.gather(self._objects)
         saved["run_state"] = dict(self._run_state)
-        saved["in_hand"] = self.aliases.state(self._run_state)
+        saved["aliases"] = self._aliases.state(saved)
+        check = partial(check_memory, saved, self._objects, self._aliases)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
         facts = {
@@ -318,12 +324,12 @@ class CommitPolicy:
             deferred_error, self._deferred_error = self._deferred_error, None
             if deferred_error is not None:
                 raise deferred_error
-            if not wait and self.commits.snapshot(saved, position, facts):
+            if not wait and self.commits.snapshot(saved, position, facts, check):
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(
-                    saved, position, facts, lambda: self._notify("commit_writing", position)
+                    saved, position, facts, lambda: self._notify("commit_writing", position), check
                 )
         self._notify_durable(durable)
 
@@ -351,7 +357,10 @@ class CommitPolicy:
             "value": base.value,
         }
         saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
-        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
+        check = partial(
+            check_memory, saved["inside"]["state"] | saved["inside"], self._objects, self._aliases
+        )
+        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position), check)
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
         for position in positions:

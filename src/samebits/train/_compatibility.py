@@ -6,15 +6,12 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from samebits import _digest as digest
-from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
+from samebits.errors import RunMismatchError, UnimplementedError
 from samebits.state import _in_place
-from samebits.train._object_states import RunState, Stateful, parameter_paths, unsaved_buffers
+from samebits.train._object_states import Stateful, parameter_paths, unsaved_buffers
 
 IN_EACH_STATE = (
     "types",
@@ -25,53 +22,10 @@ IN_EACH_STATE = (
     "training",
     "buffers",
     "run_state",
+    "aliases",
     "loops",
 )
 IN_EACH_POSITION = ("step", "epoch", "batch_index")
-
-
-def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
-    """Raises for a tensor in `run.state` that an object trains or a graph holds: a resume would copy it."""
-    _check_views(run_state)
-    kept = {path: one for path, one, _ in digest.walk(run_state) if isinstance(one, torch.Tensor)}
-    if not kept:
-        return
-    trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
-    for path, tensor in kept.items():
-        if tensor.requires_grad:
-            raise UnsavableStateError(
-                f"run.state.{path} requires grad, which a commit cannot save. Store tensor.detach()."
-            )
-        if tensor.numel() and _memory(tensor) in trained:
-            raise UnsavableStateError(
-                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and "
-                "would be a copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or "
-                "tensor.clone()."
-            )
-
-
-def _check_views(run_state: RunState) -> None:
-    """Raises for two values of `run.state` that share memory: a resume would make copies of both."""
-    held = {id(value): (path, value) for path, value in _in_place.mutable_values(run_state)}
-    spans = [(*_span(value), path) for path, value in held.values() if _span(value)]
-    spans.sort(key=lambda span: span[:2])  # paths may not be sortable
-    for (start, end, path), (begin, stop, other) in itertools.pairwise(spans):
-        if begin < end and (begin, stop) != (start, end):
-            one, two = (".".join(map(str, names)) for names in (path, other))
-            raise UnsavableStateError(
-                f"run.state.{two} and run.state.{one} share memory (one is a view of the other): after a "
-                "resume they would be two copies, which change alone. Keep one, or a copy: clone(), copy()."
-            )
-
-
-def _span(value: Any) -> tuple[int, int] | tuple[()]:
-    """Returns the first byte of a tensor's or an array's memory, and the first one after it."""
-    if isinstance(value, np.ndarray) and value.size:
-        return np.lib.array_utils.byte_bounds(value)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
-        return ()
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
 
 
 def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
@@ -82,8 +36,8 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
     ]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
-    if not missing and not _in_place.is_valid(saved.get("in_hand"), saved["run_state"]):
-        missing = ["state['in_hand']"]
+    if not missing and not _in_place.is_valid(saved["aliases"], saved["run_state"]):
+        missing = ["state['aliases']"]
     if missing:
         raise RunMismatchError(
             f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks "
@@ -184,7 +138,3 @@ def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, A
         elif (path in mine) != (path in saved):
             problems.append(f"{name}.{path} is only in {'the model' if path in mine else 'the commit'}")
     return problems
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

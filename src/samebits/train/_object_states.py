@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -52,12 +51,50 @@ class RunState(dict[str, Any]):
     def __delattr__(self, name: str) -> None:
         del self[name]
 
-    def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
-        """Takes the saved values, in place for the objects in `aliases`; by default for lists and dicts."""
-        if in_hand is not None:
-            _in_place.move_to_devices(saved, in_hand.get("devices", ()))
-            _in_place.share(saved, in_hand["same"])
-        _in_place.fill(self, saved, None if in_hand is None else in_hand["kept"])
+    def refill(
+        self,
+        saved: Mapping[str, Any],
+        aliases: Mapping[str, Any] | None = None,
+        restored: _in_place.Restored | None = None,
+    ) -> None:
+        """Takes the saved values: in place, but where the loop had replaced objects, as `aliases` say."""
+        restored = restored or _in_place.Restored()
+        aliases = aliases or NO_ALIASES
+        restored.bind_items(saved, self, set(aliases["run_state"]))
+        values = {name: restored.of(value) for name, value in saved.items()}
+        self.clear()
+        self.update(values)
+        _in_place.move_to_devices(self, aliases["devices"])
+
+
+NO_ALIASES: dict[str, Any] = {"run_state": [], "grads": [], "devices": []}
+
+
+class Aliases:
+    """The objects that the program held when its outermost loop began, and may know by other names."""
+
+    def __init__(self) -> None:
+        self._in_state, self._grads = _in_place.PlacedObjects(), _in_place.PlacedObjects()
+
+    def note(self, objects: Mapping[str, Stateful], run_state: RunState, made: Collection[int]) -> None:
+        """Notes the objects at the beginning of a loop, but those that a resume has `made`."""
+        self._in_state.note(run_state, made)
+        self._grads.note(gradients(dict(_parameters(objects))), made)
+        for one in objects.values():
+            if isinstance(one, Attributes):
+                one.note_placed(made)
+
+    def keeps_gradient(self, path: str) -> bool:
+        """Returns True for a gradient that a resume fills in place."""
+        return self._grads.has((path,))
+
+    def state(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns for a commit of `saved` the places where other objects are by now, and the devices."""
+        return {
+            "run_state": self._in_state.replaced(),
+            "grads": self._grads.replaced(saved["grads"]),
+            "devices": _in_place.devices_in(saved["run_state"]),
+        }
 
 
 def note_objects(objects: Mapping[str, Stateful]) -> None:
@@ -95,17 +132,25 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     parameters = dict(_parameters(objects))
-    saved = {name: thing.state_dict() for name, thing in objects.items()}
+    saved = {
+        name: thing.live_state() if isinstance(thing, Attributes) else thing.state_dict()
+        for name, thing in objects.items()
+    }
     return {
         "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
         "objects": saved,
-        "grads": {path: _to_dense(parameter.grad) for path, parameter in parameters.items()},
+        "grads": gradients(parameters),
         "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
         "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
         **_forward_syncs(modules),
     }
+
+
+def gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Returns the gradients of parameters, by their paths."""
+    return {path: _to_dense(parameter.grad) for path, parameter in parameters.items()}
 
 
 def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
@@ -121,22 +166,28 @@ def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str
 
 
 def restore(
-    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, kept: Collection[str] = ()
+    objects: Mapping[str, Stateful],
+    saved: Mapping[str, Any],
+    where: str,
+    restored: _in_place.Restored | None = None,
+    *,
+    kept: Collection[str] = (),
 ) -> None:
     """Loads a gathered state into the objects, and checks that it was restored bit for bit.
 
     No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when
     an object refuses its state, or does not have it afterwards.
     """
-    memo: dict[int, Any] = {}  # what the parts share, their copies share
+    restored = restored or _in_place.Restored()
+    bind(objects, saved, restored)
     loaded = {name: thing for name, thing in objects.items() if name not in kept}
-    for name, thing in loaded.items():
-        _load(name, thing, saved["objects"][name], memo, where)
+    for name, thing in _adapters_last(loaded):
+        _load(name, thing, saved["objects"][name], restored, where)
     for path, parameter in _parameters(objects):
         if path in saved["optimizer_only"]:
             parameter.data.copy_(saved["optimizer_only"][path])
         parameter.requires_grad_(saved["requires_grad"][path])
-        parameter.grad = _gradient(copy.deepcopy(saved["grads"][path], memo), parameter.device)
+        parameter.grad = _gradient(restored.of(saved["grads"][path]), parameter.device)
     for name, modes in saved["training"].items():
         _restore_module(objects[name], modes, saved["buffers"][name])
     for name, syncs in saved.get("forward_syncs", {}).items():
@@ -145,11 +196,26 @@ def restore(
         _check_restored(name, thing, saved["objects"][name], where)
 
 
+def bind(objects: Mapping[str, Stateful], saved: Mapping[str, Any], restored: _in_place.Restored) -> None:
+    """Notes the objects that are restored in place: those in adapters' targets, and gradients."""
+    for name, thing in objects.items():
+        if isinstance(thing, Attributes):
+            thing.bind(saved["objects"][name], restored)
+    replaced = saved.get("aliases", NO_ALIASES)["grads"]
+    restored.bind_items(saved["grads"], gradients(dict(_parameters(objects))), set(replaced))
+
+
+def _adapters_last(objects: Mapping[str, Stateful]) -> list[tuple[str, Stateful]]:
+    """Returns the objects in the order of loading: a class of the user's may empty what it shares."""
+    return sorted(objects.items(), key=lambda item: isinstance(item[1], Attributes))
+
+
 def restore_changed(
     objects: Mapping[str, Stateful],
     saved: Mapping[str, Any],
     where: str,
     loaded: Mapping[str, str] | None = None,
+    restored: _in_place.Restored | None = None,
     *,
     again: bool = True,
 ) -> list[str]:
@@ -164,11 +230,13 @@ def restore_changed(
     changed = [name for name, own in before.items() if digest.of_value(now["objects"][name]) != own]
     kept = before.keys() - (changed if again else ())
     if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
-        restore(objects, saved, where, kept=kept)
+        restore(objects, saved, where, restored, kept=kept)
         return changed
-    for name, thing in objects.items():
+    restored = restored or _in_place.Restored()
+    bind(objects, saved, restored)
+    for name, thing in _adapters_last(objects):
         if name not in kept and digest.differing(now["objects"][name], saved["objects"][name]):
-            _load(name, thing, saved["objects"][name], {}, where)
+            _load(name, thing, saved["objects"][name], restored, where)
             _check_restored(name, thing, saved["objects"][name], where)
     return changed
 
@@ -183,12 +251,16 @@ def is_programs_own(thing: Any) -> bool:
     return not isinstance(thing, torchs) and not module.startswith(("torch.", "samebits."))
 
 
-def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: str) -> None:
+def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, where: str) -> None:
     """Loads the state of one object; what it may keep is a copy."""
     groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
-    own = saved if copies_what_it_loads(thing) else copy.deepcopy(saved, memo)
+    own = saved if isinstance(thing, Attributes) or copies_what_it_loads(thing) else restored.of(saved)
     try:
-        thing.load_state_dict(own)
+        if isinstance(thing, Attributes):
+            restored.again()  # another object may have emptied what they share
+            thing.load(own, restored)
+        else:
+            thing.load_state_dict(own)
     except Exception as error:
         raise RunMismatchError(
             f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were "

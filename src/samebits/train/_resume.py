@@ -9,7 +9,6 @@ them; the validation then starts again from its first batch, and the bits are eq
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
+from samebits.state._in_place import Restored
 from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train._environment_check import Environment
@@ -102,6 +102,8 @@ class ResumeState:
         """The validation that the commit is in, until it has been entered."""
         self._restored = self._on_demand = False
         """If the objects were restored before the loop, and if the program asked for it (`run.restore()`)."""
+        self.made: dict[int, Any] = {}
+        """The objects that were made for saved ones, by their ids, until the loop begins."""
         self._loaded: dict[str, str] = {}
         """Digests of the states of objects of the program's own classes, once they were loaded."""
 
@@ -170,21 +172,27 @@ class ResumeState:
             self._restore(self._saved)
         # without its tensors, which may be as large as the model
         self._saved = {"objects": dict.fromkeys(self._saved["objects"])}
+        self.made.clear()
         self._on_demand = True
 
     def _restore(self, saved: dict[str, Any]) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
-        state.restore(self._objects, saved, self._where)
+        restored = Restored(self.made)
+        state.restore(self._objects, saved, self._where, restored)
         self._restored = True
         own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
         self._loaded = {name: digest.of_value(thing.state_dict()) for name, thing in own.items()}
-        self._refill(saved)
+        self._refill(saved, restored)
 
     def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
         again = in_epoch or not self._on_demand
-        changed = state.restore_changed(self._objects, saved, self._where, self._loaded, again=again)
-        self._refill(saved)
+        restored = Restored(self.made)
+        restored.bind_items(saved["run_state"], self._run_state, set(saved["aliases"]["run_state"]))
+        changed = state.restore_changed(
+            self._objects, saved, self._where, self._loaded, restored, again=again
+        )
+        self._refill(saved, restored)
         if changed and not in_epoch:
             names = ", ".join(changed)
             user_code.warn(
@@ -200,8 +208,9 @@ class ResumeState:
                 ),
             )
 
-    def _refill(self, saved: dict[str, Any]) -> None:
-        self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
+    def _refill(self, saved: dict[str, Any], restored: Restored) -> None:
+        restored.again()
+        self._run_state.refill(saved["run_state"], saved["aliases"], restored)
 
     def enter_validation(self, first: Position) -> int:
         """Returns the first batch of this validation: 0, or that of a commit inside it, which is restored."""
@@ -210,5 +219,5 @@ class ResumeState:
             return 0
         self._inside = None
         state.restore_changed(self._objects, saved["state"], self._where)
-        self._run_state.refill(copy.deepcopy(saved["run_state"]))
+        self._run_state.refill(saved["run_state"])
         return saved["at"]["batch"]

@@ -208,7 +208,7 @@ class Epochs(Iterator[Epoch]):
         run, loop = self.run, self.loop
         loop.driver = weakref.ref(self)
         if loop.name in run._loops.done:
-            run._saving.aliases.begin(run.state)
+            run._saving.note_objects(run._resuming.made)
             end = run._loops.done[loop.name]
             self._over = resume_finished(run, loop, end, self._epochs, "Run.epochs")
             self._loader_state = end["loader"]

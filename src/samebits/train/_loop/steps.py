@@ -239,7 +239,7 @@ class LoopSteps(Steps):
             BatchSource(self._loader, self._key, limit), self._steps_per_epoch
         )
         if loop.name in loops.done:
-            run._saving.aliases.begin(run.state)
+            run._saving.note_objects(run._resuming.made)
             end = loops.done[loop.name]
             self._over = resume_finished(run, loop, end, self._epochs, "Run.steps")
             if self._over:
@@ -280,7 +280,7 @@ def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> d
     """
     loops = run._loops
     check_adapters(run.objects)
-    run._saving.aliases.begin(run.state)
+    run._saving.note_objects(run._resuming.made)
     if loops.current is not None:  # the loop before was left by `break`
         loops.step += 1
         loops.finish(stopped=True)
