@@ -1,68 +1,62 @@
 """Named tuples and dataclass instances in a commit: by the name of their class and of its fields.
 
 A commit is data of any origin. So its reader imports nothing and calls nothing of a class: it looks for one
-that the program has already, with the same fields, and puts the values into an instance as they are.
+that the program has already, with these fields, and puts the values into an instance as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from samebits.errors import RunMismatchError
 
+_HEAP_TYPE = 1 << 9
+
 
 @lru_cache(maxsize=4096)
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def _fields(kind: type) -> tuple[str, ...] | None:
     """Returns the names of the fields of a named tuple's class or a dataclass; None for any other class."""
     if hasattr(kind, "__del__"):  # a forged instance would run it
         return None
     if issubclass(kind, tuple):
         names = getattr(kind, "_fields", None)
-        known = isinstance(names, tuple) and all(type(name) is str for name in names)
-        return names if known and "__dict__" not in _slots(kind) else None
-    if not dataclasses.is_dataclass(kind) or hasattr(kind, "state_dict") or _base(kind) is not object:
+        plain = isinstance(names, tuple) and not any("__dict__" in vars(base) for base in kind.__mro__)
+        return names if plain and all(type(name) is str for name in names) else None
+    in_c = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    if in_c is not object or hasattr(kind, "state_dict") or not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _slots(kind: type) -> set[str]:
-    return {name for base in kind.__mro__ for name in vars(base)}
-
-
-def _base(kind: type) -> type:
-    """Returns the first class in C that `kind` is made from."""
-    return next(base for base in kind.__mro__ if not base.__flags__ & 1 << 9)
-
-
 def is_instance(value: Any) -> bool:
     """Returns True for a named tuple, and for a dataclass instance without further attributes."""
-    names = _field_names(type(value))
-    if names is None:
-        return False
-    return len(value) == len(names) if isinstance(value, tuple) else vars_of(value).keys() <= {*names}
-
-
-def vars_of(value: Any) -> Mapping[str, Any]:
-    """Returns the attributes of a dataclass instance; those in slots are its fields."""
-    return getattr(value, "__dict__", {})
+    names = _fields(type(value))
+    if names is None or isinstance(value, tuple):
+        return names is not None and len(names) == len(value)
+    return {*getattr(value, "__dict__", ())} <= {*names}
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Returns the values of the fields of an instance; of a dataclass those that were ever set."""
-    names = _field_names(type(value)) or ()
+    names = _fields(type(value)) or ()
     if isinstance(value, tuple):
         return dict(zip(names, value, strict=True))
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-def name_of(kind: type) -> str:
-    """Returns the name under which a class is found again: "__main__:Transition"."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Returns keys and values of a container, names and values of fields; nothing for any other value."""
+    if isinstance(value, dict):
+        return value.items()
+    if type(value) in {list, tuple, deque}:
+        return enumerate(value)
+    return fields_of(value).items() if is_instance(value) else ()
 
 
 def make(kind: type, fields: Mapping[str, Any]) -> Any:
@@ -83,38 +77,22 @@ def set_fields(instance: Any, fields: Mapping[str, Any]) -> None:
         object.__setattr__(instance, name, value)
 
 
-class Classes:
-    """The classes that were found while one commit is read."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], tuple[type, tuple[str, ...]]] = {}
-
-    def make(self, kind: str, name: str, fields: Sequence[str] | None, values: Sequence[Any]) -> Any:
-        """Returns an instance of the class of that name; `fields` is None after its first instance.
-
-        Raises:
-            RunMismatchError: the program has no such class, or one with other fields.
-        """
-        if (kind, name) not in self._found:
-            if fields is None:
-                raise ValueError(f"no fields of {name}")
-            self._found[kind, name] = _find(kind, name, tuple(fields)), tuple(fields)
-        found, names = self._found[kind, name]
-        return make(found, dict(zip(names if fields is None else fields, values, strict=True)))
+def name_of(kind: type) -> str:
+    """Returns the name under which a class is found again: "__main__:Transition"."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _find(kind: str, name: str, fields: tuple[str, ...]) -> type:
-    base = tuple if kind == "named tuple" else object
+def find(name: str, fields: Sequence[str], base: type) -> type:
+    """Returns the class of that name that has these fields. Raises `RunMismatchError` if there is none."""
     module, _, path = name.partition(":")
     for found in (_at(module, path), *_below(base)):
         if isinstance(found, type) and issubclass(found, base) and name_of(found) == name:
-            names = _field_names(found)
+            names = _fields(found)
             if names is not None and issubclass(found, tuple) == (base is tuple) and {*fields} <= {*names}:
                 return found
     raise RunMismatchError(
-        f"the commit holds an instance of {name.replace(':', '.')} ({kind}) with the fields "
-        f"{', '.join(fields)}, and this program has no such class yet. Define it as it was, or import its "
-        "module, before the run is entered."
+        f"the commit holds an instance of {name.replace(':', '.')} with the fields {', '.join(fields)}, and "
+        "this program has no such class yet. Define it, or import its module, before the run is entered."
     )
 
 

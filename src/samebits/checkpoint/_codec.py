@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._strides import are_near, with_strides
+from samebits._inspect.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
-from samebits.checkpoint._classes import Classes
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -101,7 +100,7 @@ def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     Arrays and tensors share memory with `tensors`. KeyError, TypeError or ValueError for another tree.
     Raises `RunMismatchError` for an instance of a class that this program does not have.
     """
-    return _decode(plain, _Known(tensors, {}, Classes()))
+    return _decode(plain, _Known(tensors, {}, {}))
 
 
 class _Known(NamedTuple):
@@ -109,7 +108,7 @@ class _Known(NamedTuple):
 
     tensors: Mapping[str, torch.Tensor]
     shared: dict[int, Any]
-    classes: Classes
+    classes: dict[str, tuple[type, list[str]]]
 
 
 def _decode(plain: Any, known: _Known) -> Any:
@@ -140,16 +139,15 @@ def repeated(value: Any) -> set[int]:
     found: set[int] = set()
 
     def holds_objects(value: Any, depth: int) -> bool:
-        """Returns True if `value` is, or holds, something that can be changed in place."""
         if id(value) in seen:
             if seen[id(value)]:
                 found.add(id(value))
             return seen[id(value)]
-        parts = parts_of(value)
-        if parts is None:
-            own = seen[id(value)] = type(value) in OBJECTS
-            return own
-        own = seen[id(value)] = not isinstance(value, tuple)
+        parts = [part for _, part in classes.items_of(value)]
+        if type(value) is OrderedDict:
+            parts.append(vars(value))
+        own = type(value) in OBJECTS or (bool(parts) and not isinstance(value, tuple))
+        seen[id(value)] = own
         if depth < MAX_DEPTH and not _NO_OBJECTS.issuperset(map(type, parts)):
             inner = [holds_objects(part, depth + 1) for part in parts if type(part) not in _NO_OBJECTS]
             own = seen[id(value)] = own or any(inner)
@@ -157,16 +155,6 @@ def repeated(value: Any) -> set[int]:
 
     holds_objects(value, 0)
     return found
-
-
-def parts_of(value: Any) -> Iterable[Any] | None:
-    """Returns the values that a container, a named tuple or a dataclass instance holds; None for a leaf."""
-    if isinstance(value, dict):
-        extra = vars(value) if type(value) is OrderedDict else None
-        return [*value.values(), extra] if extra else value.values()
-    if isinstance(value, list | tuple | deque):
-        return value
-    return classes.fields_of(value).values() if classes.is_instance(value) else None
 
 
 class Encoder:
@@ -180,7 +168,7 @@ class Encoder:
         self._replace = replace
         """Called with path, value and tree of each child; returns the tree to put in its place."""
         self._repeated, self._numbers, self._open = repeated, {}, set()  # type: ignore[var-annotated]
-        self._names_of_classes: set[str] = set()
+        self._classes: set[str] = set()
         self.met_objects = False
         """True if there was a child that can be changed in place."""
         self.tensors: Tensors = {}
@@ -231,13 +219,12 @@ class Encoder:
     def instance(self, value: Any) -> dict[str, Any]:
         """Returns the tree of a named tuple or a dataclass instance; names of fields come once per class."""
         name, fields = classes.name_of(type(value)), classes.fields_of(value)
-        first = name not in self._names_of_classes
-        self._names_of_classes.add(name)
+        first = name not in self._classes or not isinstance(value, tuple)
+        self._classes.add(name)
+        self.met_objects |= not isinstance(value, tuple)
         nodes = [self.child(field, item) for field, item in fields.items()]
-        if isinstance(value, tuple):
-            return {"named tuple": [name, [*fields] if first else None, nodes]}
-        self.met_objects = True
-        return {"dataclass": [name, [*fields], nodes]}
+        tag = "named tuple" if isinstance(value, tuple) else "dataclass"
+        return {tag: [name, [*fields] if first else None, nodes]}
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
         """Returns the trees of a sequence."""
@@ -358,9 +345,12 @@ def _to_shared(body: list[Any], known: _Known) -> Any:
     return value
 
 
-def _to_instance(body: list[Any], known: _Known, kind: str) -> Any:
+def _to_instance(body: list[Any], known: _Known, base: type) -> Any:
     name, fields, nodes = body
-    return known.classes.make(kind, name, fields, [_decode(node, known) for node in nodes])
+    if fields is not None:
+        known.classes[name] = classes.find(name, fields, base), fields
+    kind, names = known.classes[name]
+    return classes.make(kind, dict(zip(names, [_decode(node, known) for node in nodes], strict=True)))
 
 
 def _to_scalar(body: list[str], _: Any) -> Any:
@@ -463,8 +453,8 @@ _DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "tensor": lambda body, known: known.tensors[body],
     "shared": _to_shared,
     "same": lambda body, known: known.shared[body],
-    "named tuple": lambda body, known: _to_instance(body, known, "named tuple"),
-    "dataclass": lambda body, known: _to_instance(body, known, "dataclass"),
+    "named tuple": lambda body, known: _to_instance(body, known, tuple),
+    "dataclass": lambda body, known: _to_instance(body, known, object),
     "array": _to_array,
     "scalar": _to_scalar,
     "np.str": lambda body, known: np.str_(_decode(body, known)),

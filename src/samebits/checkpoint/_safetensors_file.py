@@ -22,7 +22,8 @@ import torch
 
 from samebits import _digest as digests
 from samebits._byte_digest import of_bytes
-from samebits._strides import are_near, contiguous_strides, reach
+from samebits._inspect.memory import are_near, reach
+from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 
 NAMES = {

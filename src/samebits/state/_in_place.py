@@ -18,21 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect.memory import with_strides
 from samebits._inspect.tree import PLAIN
-from samebits._strides import with_strides
 from samebits.checkpoint import _classes as classes
+from samebits.checkpoint._classes import items_of
 
 Path = tuple[Any, ...]
 MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
-
-
-def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Returns keys and values of a container, names and values of fields; nothing for any other value."""
-    if isinstance(value, dict):
-        return value.items()
-    if type(value) in {list, tuple, deque}:
-        return enumerate(value)
-    return classes.fields_of(value).items() if classes.is_instance(value) else ()
 
 
 def can_change(value: Any) -> bool:

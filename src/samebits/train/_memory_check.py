@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._strides import are_near, span
+from samebits._inspect.memory import are_near, span
+from samebits.checkpoint._classes import items_of
 from samebits.errors import UnsavableStateError
 from samebits.state._attributes import Attributes
-from samebits.state._in_place import Path, items_of
+from samebits.state._in_place import Path
 from samebits.train._object_states import Aliases
 
 _MADE, _FILLED, _OPTIMIZER, _OBJECT = "made anew", "filled in place", "an optimizer's", "an object's"
