@@ -27,7 +27,7 @@ BUDGET = {
     "arithmetic": 11580,
     "audit": 5325,
     "callbacks": 1270,
-    "checkpoint": 4630,
+    "checkpoint": 4480,
     "cli": 2190,
     "data": 8860,
     "determinism": 10720,
@@ -38,7 +38,7 @@ BUDGET = {
     "rounding": 2580,
     "state": 1020,
     "testing": 870,
-    "train": 7180,
+    "train": 7330,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -26,7 +26,7 @@ _OURS = {_MADE, _FILLED}
 """Where a resume puts one object under all names of a saved one."""
 
 
-class _Value(NamedTuple):
+class _CommittedValue(NamedTuple):
     """A tensor or an array of a commit, where it is, and how a resume restores it."""
 
     begin: int
@@ -35,7 +35,7 @@ class _Value(NamedTuple):
     role: str
     value: Any
 
-    def sees_same(self, other: _Value) -> bool:
+    def sees_same(self, other: _CommittedValue) -> bool:
         """Returns True if a resume makes one object of both."""
         one, two = self.value, other.value
         if one is two or not (isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor)):
@@ -60,7 +60,9 @@ def check_memory(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: 
         before = one
 
 
-def _values(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: Aliases) -> Iterator[_Value]:
+def _values(
+    saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: Aliases
+) -> Iterator[_CommittedValue]:
     for path, value in _leaves(saved["run_state"]):
         yield _value("run.state", path, _MADE, value)
     for name, state in saved["objects"].items():
@@ -90,7 +92,7 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from _leaves(item, (*path, key))
 
 
-def _value(owner: str, path: Path, role: str, value: Any) -> _Value:
+def _value(owner: str, path: Path, role: str, value: Any) -> _CommittedValue:
     begin = end = 0
     if isinstance(value, np.ndarray) or value.layout is torch.strided:
         at = value.__array_interface__["data"][0] if isinstance(value, np.ndarray) else value.data_ptr()
@@ -99,17 +101,17 @@ def _value(owner: str, path: Path, role: str, value: Any) -> _Value:
         f".{key}" if isinstance(key, str) and key.isidentifier() and not at else f"[{key!r}]"
         for at, key in enumerate(path)
     )
-    return _Value(begin, end, owner + name.replace("['", '["').replace("']", '"]'), role, value)
+    return _CommittedValue(begin, end, owner + name.replace("['", '["').replace("']", '"]'), role, value)
 
 
-def _is_lost(one: _Value, other: _Value) -> bool:
+def _is_lost(one: _CommittedValue, other: _CommittedValue) -> bool:
     roles = {one.role, other.role}
     if roles <= _OURS and one.sees_same(other):
         return False
     return _MADE in roles or roles == {_OPTIMIZER, _OBJECT}
 
 
-def _refusal(one: _Value, other: _Value) -> UnsavableStateError:
+def _refusal(one: _CommittedValue, other: _CommittedValue) -> UnsavableStateError:
     one, other = (one, other) if one.role in {_MADE, _OPTIMIZER} else (other, one)
     clone = f"{one.name} = {one.name}.{'copy' if isinstance(one.value, np.ndarray) else 'clone'}()"
     if other.role in _OURS:
@@ -123,7 +125,7 @@ def _refusal(one: _Value, other: _Value) -> UnsavableStateError:
     )
 
 
-def _check_kind(one: _Value) -> None:
+def _check_kind(one: _CommittedValue) -> None:
     value, cure = one.value, f"{one.name} = {one.name}."
     what = ""
     if isinstance(value, np.ndarray):
