@@ -45,6 +45,10 @@ class IncompleteStateError(SamebitsError, RuntimeError):
     """Something that changes from step to step is in no commit: a resumed run would have another value."""
 
 
+class ResumeMismatchError(SamebitsError, RuntimeError):
+    """A value that no commit holds is another one after a resume, and the program reads it."""
+
+
 class CommitError(SamebitsError, RuntimeError):
     """A commit could not be written; earlier commits are untouched."""
 

@@ -225,6 +225,9 @@ def may_hold_state(kind: type) -> bool:
 
     torch, NumPy, Python's library and samebits have readers of their own.
     """
-    if owner_of_module(kind.__module__) != "installed":
-        return False
-    return kind.__module__.partition(".")[0] not in _OUTPUT
+    return owner_of_module(kind.__module__) == "installed" and not is_output_package(kind.__module__)
+
+
+def is_output_package(module: str) -> bool:
+    """Returns True for a module of a package whose state reaches no weight."""
+    return module.partition(".")[0] in _OUTPUT

@@ -24,6 +24,7 @@ from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train import _resume as resume
 from samebits.train._async_commits import Commits
+from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
@@ -36,6 +37,8 @@ _POSITION = struct.Struct("<4Q")
 """Of a rolling digest: step, epoch, batch, and the digest of the batches."""
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
+TakeNote = Callable[[Position, Mapping[str, Any]], None]
+"""Takes the note of a commit at a position, whose state it gets."""
 
 
 class BestCommits:
@@ -134,11 +137,12 @@ class CommitPolicy:
         loops: Loops,
         grace: float,
         notify: Notify,
+        notes: CommitNotes,
     ) -> None:
         self.commits = commits
         self.ranks: Ranks = SingleProcess()
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
-        self._run_dir, self._best, self._notify = run_dir, best, notify
+        self._run_dir, self._best, self._notify, self._notes = run_dir, best, notify, notes
         self._objects, self._run_state, self._loops = objects, run_state, loops
         self._aliases = state.Aliases()
         self._rolling = RollingDigest()
@@ -202,7 +206,9 @@ class CommitPolicy:
             with self.preemption.saving():
                 self._commit(self._loops.position())
 
-    def on_boundary(self, position: Position, *, over: bool, outermost: bool) -> None:
+    def on_boundary(
+        self, position: Position, *, over: bool, outermost: bool, note: TakeNote = lambda *_: None
+    ) -> None:
         """Commits between two iterations if a commit is due, and ends the run after a signal."""
         if not outermost:
             if self.preemption.requested and self.preemption.single_process:
@@ -212,7 +218,7 @@ class CommitPolicy:
         decision = self._decide(position, over=over)
         if decision > Decision.CONTINUE:
             with self.preemption.saving():
-                self._commit(position, wait=decision > Decision.SNAPSHOT)
+                self._commit(position, note, wait=decision > Decision.SNAPSHOT)
         if decision is Decision.LEAVE:  # whichever rank got the signal
             self.preemption.leave()
 
@@ -222,11 +228,11 @@ class CommitPolicy:
             self._boundary(position)
             self._commit(position)
 
-    def on_interrupt(self, position: Position, *, outermost: bool) -> NoReturn:
+    def on_interrupt(self, position: Position, *, outermost: bool, note: TakeNote) -> NoReturn:
         """Commits the boundary before `position`, where the run waited when a signal came; ends the run."""
         if outermost:
             with self.preemption.saving():
-                self._commit(position)
+                self._commit(position, note)
         self.preemption.leave()
 
     def on_validation_batch(self, position: Position, find_unsaved: FindUnsaved | None) -> None:
@@ -296,7 +302,7 @@ class CommitPolicy:
                 raise
             self._deferred_error = error
 
-    def _commit(self, position: Position, *, wait: bool = True) -> None:
+    def _commit(self, position: Position, note: TakeNote = lambda *_: None, *, wait: bool = True) -> None:
         """Commits the boundary at `position`; without `wait` it, or a newer one, becomes durable later."""
         self._requested = False
         if self.commits is None:
@@ -309,6 +315,9 @@ class CommitPolicy:
         check = partial(check_memory, saved, self._objects, self._aliases)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
+        if self.ranks.rank == 0:
+            note(position, saved)
+            saved["note"] = self._notes.text
         facts = {
             "finished": self._loops.current is None,
             "program": self._program,

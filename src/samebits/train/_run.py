@@ -32,6 +32,7 @@ from samebits.train._async_commits import Commits
 from samebits.train._boundary_commits import BestCommits, CommitPolicy
 from samebits.train._cadence import Cadence, Save
 from samebits.train._compatibility import check_compiled, check_not_lazy
+from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._environment_check import Environment, check_names
 from samebits.train._loop.batch_source import check_loader
@@ -111,6 +112,7 @@ class Run:
         UnseededError: op determinism is on and no seed is set.
         ReplayMismatchError: in the loop: a step that was computed twice had other bits the second time.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
+        ResumeMismatchError: at the loop's begin: the resumed program has another value than at the commit.
 
     Example:
         >>> def train(run_dir, epochs):
@@ -160,6 +162,7 @@ class Run:
         for path in ignore:
             self.ignore(path)
         self._loops = Loops()
+        self._notes = CommitNotes(str(self.run_dir))
         self._resuming = ResumeState(str(self.run_dir), self.objects, self._state, self._loops)
         self._saving = CommitPolicy(
             self.run_dir,
@@ -170,6 +173,7 @@ class Run:
             self._loops,
             grace,
             lambda event, position: notify(event, self, position),
+            self._notes,
         )
         self.preemption = self._saving.preemption
         self._stop_requested = self._entered = self._over = False
@@ -503,6 +507,8 @@ class Run:
         if found is None:
             return
         self._resuming.load(*found, environment, self._allowed)
+        if self.rank == 0:  # the ranks run the same program
+            self._notes.load(found[1].get("note"), found[0])
         self.resumed = True
         if self.rank == 0:
             self._resuming.print_position(found[0])

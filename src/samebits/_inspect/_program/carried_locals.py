@@ -63,6 +63,10 @@ class Liveness:
             self._carried[key] = self._names(key)
         return self._carried[key]
 
+    def after(self) -> tuple[str, ...]:
+        """Returns the names that are live after the call at the offset, in a loop or not."""
+        return _sorted_names(self._live(self.flow.following, frozenset())[self.flow.head + 1])
+
     def _names(self, running: frozenset[InnerLoop]) -> _Names:
         flow, ring = self.flow, self.flow.ring
         inside = _captured_cells(flow.instructions[: flow.head if ring is None else ring.top]) | flow.cells

@@ -92,7 +92,7 @@ class Completeness:
         self._structure: dict[str, structure.Structure] = {}
         """The structure of each module that was seen, and under "" that of the process."""
         self._began = time.perf_counter()
-        self._clocks = _clocks()
+        self._clocks = clocks_now()
 
     def ignore(self, path: str) -> None:
         """Allows the value at `path`, and those below it, to change without being saved."""
@@ -115,6 +115,36 @@ class Completeness:
     def harmless(self) -> frozenset[str]:
         """The paths of changes that flow only into output, are set before they are read, or are ignored."""
         return self.printed | self._recomputed | self._ignored.keys()
+
+    @property
+    def enabled(self) -> bool:
+        """False with `check_complete=False`, and after an object could not be read."""
+        return self._enabled
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The paths given to `ignore`."""
+        return frozenset(self._ignored)
+
+    @property
+    def trusted(self) -> frozenset[str]:
+        """The names of the objects that are not looked into."""
+        return frozenset(self._trusted)
+
+    @property
+    def generators(self) -> list[reachable_state.RootedGenerator] | None:
+        """The generators that the last check found; None before the first one."""
+        return None if self._before is None else self._before.found
+
+    def program(self, frame: FrameType) -> UserFunctions:
+        """Returns the user's functions, read once."""
+        if self._program is None:
+            self._program = UserFunctions(frame, "samebits.train")
+        return self._program
+
+    def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> Program:
+        """Returns the program as one sees it who pastes the lines of a message."""
+        return Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
 
     def between_epochs(self) -> Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
@@ -182,8 +212,8 @@ class Completeness:
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects) if first else []
-            program = Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
-            raise IncompleteStateError(message(changes, late, position, more, program))
+            seen = self.seen_by_reader(frame, objects)
+            raise IncompleteStateError(message(changes, late, position, more, seen))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""
@@ -255,27 +285,22 @@ class Completeness:
     def _judge_changes(
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> Judged:
-        if self._program is None:
-            self._program = UserFunctions(frame, "samebits.train")
+        program = self.program(frame)
         self._looks += 1
         saved = state.gather(objects) | {"run_state": run_state}
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
-            frame, objects, saved, loader, self._program, ignored=self._ignored, trusted=self._trusted,
+            frame, objects, saved, loader, program, ignored=self._ignored, trusted=self._trusted,
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
-        modules = {name: type(thing).__module__ for name, thing in objects.items()}
-        states = {  # of the objects whose class is not from torch
-            name: saved["objects"][name] for name, of in modules.items() if not of.startswith("torch.")
-        }
-        now.states = {name: digest.of_value(value) for name, value in states.items()}
+        states, now.states = own_states(objects, saved)
         if self._at_start is None:
             self._at_start = frozenset(now.leaves_by_path)
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now
         self._new_epoch = False
-        clocks, self._clocks = self._clocks, _clocks()
+        clocks, self._clocks = self._clocks, clocks_now()
         if before is None:
             return Judged()
         now.states_before = before.states
@@ -287,14 +312,14 @@ class Completeness:
         changed |= {change.path: change for change in appeared(before, now)}
         states = {"run.state": dict(run_state), **states}
         changed = self._judge.parted(now, states) | changed
-        changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
+        changed = {path: change for path, change in changed.items() if not self.is_ignored(change)}
         if not changed:
             return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
         names = committed_names(frame, objects, loader)
-        return self._judge.judge(changed, frame, self._program, between, states, names)
+        return self._judge.judge(changed, frame, program, between, states, names)
 
-    def _is_ignored(self, change: Change) -> bool:
+    def is_ignored(self, change: Change) -> bool:
         """Returns True for a value at or below an ignored path, or reached through its object by another."""
         if any(_is_below(change.path, ignored) for ignored in self._ignored):
             return True
@@ -306,7 +331,17 @@ def _is_below(path: str, ignored: str) -> bool:
     return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
 
 
-def _clocks() -> dict[str, float]:
+def own_states(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the states of the objects whose class is not from torch, by name, and their digests."""
+    states = {
+        name: saved["objects"][name]
+        for name, thing in objects.items()
+        if not type(thing).__module__.startswith("torch.")
+    }
+    return states, {name: digest.of_value(value) for name, value in states.items()}
+
+
+def clocks_now() -> dict[str, float]:
     """Returns the time by each clock that programs keep readings of."""
     clocks = time.time, time.perf_counter, time.monotonic, time.process_time
     return {clock.__name__: clock() for clock in clocks}

@@ -15,6 +15,7 @@ from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
 from samebits.train._completeness.lost_changes import Change, Late
+from samebits.train._completeness.reachable_state import PACKAGE
 from samebits.train._object_states import saved_identities
 
 _SHORT = 4
@@ -100,7 +101,7 @@ def message(
 ) -> str:
     """Returns the message. `assigned`: variables that the loop carries and assigns, not changed yet."""
     grouped = _grouped(changes)
-    entries = [_entry(subject, group, program) for subject, group in grouped.items()]
+    entries = entries_of(changes, program)
     entries += [_late(one) for one in late]
     entries += [_variable(name, "a local variable that the loop assigns", program) for name in assigned]
     release_locals([one.frame for one in program.sources])
@@ -108,7 +109,7 @@ def message(
     kept = [name for name, group in grouped.items() if group[0].now.root != "given"]
     paths = list(dict.fromkeys([*inside, *kept, *(one.path for one in late), *assigned]))
     lines = [f"  - {one.text}" for one in entries]
-    lines += _blocks([pair for one in entries for pair in one.code])
+    lines += blocks(entries)
     named = ", ".join(f'"{path}"' for path in paths)
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step "
@@ -120,8 +121,14 @@ def message(
     )
 
 
-def _blocks(code: Sequence[tuple[str, str]]) -> list[str]:
+def entries_of(changes: list[Change], program: Program) -> list[MessageLine]:
+    """Returns what is said of each subject that changed."""
+    return [_entry(subject, group, program) for subject, group in _grouped(changes).items()]
+
+
+def blocks(entries: Iterable[MessageLine]) -> list[str]:
     """Returns the lines to paste, by place; an import comes first, and once."""
+    code = [pair for one in entries for pair in one.code]
     text: list[str] = []
     for place in dict.fromkeys(place for place, _ in code):
         own = dict.fromkeys(line for at, line in code if at == place)
@@ -221,6 +228,8 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
         )
     if change.now.root == "given":
         return _of_given(root, group, program)
+    if change.now.root == PACKAGE:
+        return _of_package(subject, known=role.known, program=program)
     if change.now.root == "loader":
         return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
@@ -255,6 +264,18 @@ def _of_given(root: str, group: list[Change], program: Program) -> MessageLine:
     if found is None:
         return MessageLine(text)
     return _saved_object(f"{text}, or save it besides", root, found, _paths(root, group), program)
+
+
+def _of_package(subject: str, *, known: bool, program: Program) -> MessageLine:
+    """Returns the entry for a global variable of an installed package's module."""
+    text = f"{subject} (a global variable of an installed package)"
+    source = next((one for one in program.sources if one.run), None)
+    if source is None:
+        return MessageLine(text + _KEEP)
+    module, _, name = subject.rpartition(".")
+    attributes = f'{source.name_of_module("samebits")}.state.attributes({module}, "{name}")'
+    line = f'{source.run}.add("{subject.replace(".", "_")}", {subject if known else attributes})'
+    return MessageLine(text, [(source.before, f"import {module}"), (source.before, line)])
 
 
 def _of_loader(subject: str, change: Change) -> str:

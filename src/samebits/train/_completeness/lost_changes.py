@@ -131,17 +131,8 @@ class LostChanges:
         `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`;
         `committed`: the names that hold objects of the run.
         """
-        left = [
-            c
-            for c in changed.values()
-            if not _is_clock(c, clocks, program)
-            and not _is_saved_by_owner(c)
-            and not self._is_made_on_demand(c, program)
-        ]
-        if not left:
-            return Judged()
-        saved = _paths_by_saved_hash(states)
-        left = [c for c in left if not self._is_copy(c, saved)]
+        left = [c for c in changed.values() if not self._is_made_on_demand(c, program)]
+        left = self.unsaved(left, program, clocks, states)
         recomputed = [c for c in left if self._is_recomputed(c, frame, program, changed)]
         left = [c for c in left if c not in recomputed]
         if not left:
@@ -164,6 +155,22 @@ class LostChanges:
             for path, one in copies.items()
             if self._equals[path].isdisjoint(saved.get(now.content(path) or one.hashed, ()))
         }
+
+    def unsaved(
+        self,
+        changes: list[Change],
+        program: user_functions.UserFunctions,
+        clocks: Mapping[str, tuple[float, float]],
+        states: Mapping[str, Any],
+    ) -> list[Change]:
+        """Returns those that are not of a clock, and that no state has: by its owner, or as a copy."""
+        left = [c for c in changes if not _is_clock(c, clocks, program) and not _is_saved_by_owner(c)]
+        saved = _paths_by_saved_hash(states) if left else {}
+        return [c for c in left if not self._is_copy(c, saved)]
+
+    def expect(self, changes: Mapping[str, int]) -> None:
+        """Takes over how often values in objects of installed packages have changed elsewhere."""
+        self._changes.update(changes)
 
     def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
         if self._flow is None or self._flow[0] != (program.size, committed):

@@ -7,7 +7,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,8 @@ from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
 from samebits.train._completeness import kinds_of_state
 from samebits.train._loop.accelerate_loader import prepared
 
+PACKAGE = "package"
+"""The kind of root of a value in an installed package's module."""
 NONE = plain(None)
 """The hash of None."""
 _WRITTEN = (torch.device, torch.dtype)
@@ -87,6 +89,9 @@ class StateSnapshot(Walk):
         self.leaves_by_path: dict[str, Leaf] = {}
         self.after_loop: set[str] = set()
         """The locals that only the code after the loop reads."""
+        self.action_of = kinds_of_state.action_of
+        self.in_package = False
+        """True for the values of a module of an installed package."""
         self.kinds: set[type] = set()
         """Classes of the user's objects, and of the parts of the loader."""
         self.callables: set[str] = set()
@@ -149,7 +154,7 @@ class StateSnapshot(Walk):
 
     def root(self, kind: str, name: str, value: Any) -> None:
         """Walks what a name holds: an object of the run, the loader, a variable."""
-        self._root = kind
+        self._root, self.in_package = kind, kind == PACKAGE
         place = StoredPlace("name" if kind == "global" else kind, name)
         self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
@@ -158,6 +163,7 @@ class StateSnapshot(Walk):
             self.add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
+        self.in_package = False
 
     def give(self, objects: dict[str, Any]) -> None:
         """Skips the run's objects as any walk, and keeps their names: a variable may later hold another."""
@@ -221,7 +227,7 @@ class StateSnapshot(Walk):
     def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
         held = tuple(self._places), tuple(self._owners), tuple(self._way)
-        installed = bool(self._owners) and may_hold_state(self._owners[-1][0])
+        installed = self.in_package or (bool(self._owners) and may_hold_state(self._owners[-1][0]))
         self.leaves_by_path[path] = Leaf(hashed, self._value, self._root, *held, installed)
 
     def met(self, identity: int) -> bool:
@@ -242,7 +248,7 @@ class StateSnapshot(Walk):
 
     def action(self, kind: type) -> str | None:
         """Returns the method for a type: optimizers are read; of samebits' objects, the user's parts."""
-        return kinds_of_state.action_of(kind)
+        return self.action_of(kind)
 
     def owned_attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the attributes of a user's object."""
@@ -400,14 +406,17 @@ def take(
     ignored: Iterable[str] = (),
     trusted: Iterable[str] = (),
     known: list[RootedGenerator] | None = None,
+    walk: StateSnapshot | None = None,
+    further: Callable[[list[types.FrameType], UserFunctions], Iterable[tuple[str, str, Any]]] | None = None,
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
     `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked
     into. `known`: the generators that an earlier check found; None: the search takes most of the time.
+    `walk`: the snapshot to fill; `further`: returns more roots, as kind, name and value.
     """
     frames = carried_locals.loop_frames(frame)
-    walk = StateSnapshot()
+    walk = StateSnapshot() if walk is None else walk
     walk._ignored_paths = frozenset(ignored)
     walk.give(dict(objects))
     walk.know(saved)
@@ -439,6 +448,9 @@ def take(
     _, after = carried_locals.assigned_in_loop(frame)
     walk.after_loop = after.keys() - carried.keys() - outer.keys()
     roots += [("local", name, after[name]) for name in sorted(walk.after_loop)]
+    if further is not None:
+        known_names = {name for _, name, _ in roots}
+        roots += [one for one in further(frames, program) if one[1] not in known_names]
     try:
         for kind, name, value in roots:
             walk.root(kind, name, value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, Self
 
@@ -119,14 +120,19 @@ class Epochs(Iterator[Epoch]):
         run, loop, loops = self.run, self.loop, self.run._loops
         run._check_open("Run.epochs")
         run.preemption.idle = False
-        if self._epoch is None:
+        first = self._epoch is None
+        if first:
             self._begin()
         else:
             self._end_epoch()
         conflicting_settings.check()
         process.position = None
+        frame = sys._getframe(1)
+        look = self._checks, frame, None, run.objects
+        if first:
+            begins = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
+            run._notes.begin(*look, run_state=run.state, position=begins, by_epoch=True, over=self._over)
         if not self._over:
-            frame = sys._getframe(1)
             loop.call_site = id(frame), frame.f_code, frame.f_lasti
             position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
             if self.saved is None:
@@ -135,7 +141,10 @@ class Epochs(Iterator[Epoch]):
             if self._over:
                 notify("boundary", run, position, frame)
                 loops.finish(stopped=run._stop_requested)
-                run._saving.on_boundary(position, over=True, outermost=True)
+                note = partial(run._notes.take, *look, by_epoch=True)
+                run._saving.on_boundary(position, over=True, outermost=True, note=note)
+            elif not first:
+                run._notes.take(*look, position, {"run_state": run.state}, by_epoch=True)
         if self._over:
             run._end_loop(loop.name)
             run.preemption.idle = True

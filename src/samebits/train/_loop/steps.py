@@ -22,7 +22,8 @@ from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
 from samebits.random._global_generator import preserve_rng_state
 from samebits.random._process import draw_counts
-from samebits.train._boundary_commits import CommitPolicy
+from samebits.train._boundary_commits import CommitPolicy, TakeNote
+from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
@@ -55,6 +56,7 @@ class RunView(Protocol):
     _saving: CommitPolicy
     _resuming: ResumeState
     _completeness: Completeness
+    _notes: CommitNotes
     _stop_requested: bool
     """True if the loop under way should end."""
 
@@ -129,16 +131,20 @@ class Steps(Iterator[tuple[Step, Any]]):
         run, loop, loops = self._run, self._loop, self._run._loops
         run._check_open("Run.steps")
         run.preemption.idle = False
+        first = self._source is None
         if self._source is not None:
             self._source.end_body()
         self._advance()
         conflicting_settings.check()
+        frame = sys._getframe(1)
+        look = run._completeness, frame, self._loader, run.objects
         if self._over:
             self._leave()
+            if first:
+                run._notes.begin(*look, run_state=run.state, position=loops.position(), over=True)
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-        frame = sys._getframe(1)
         self._note_place(frame)
         notify("boundary", run, position, frame)
         outermost, ends = loop is loops.current, self._ended()
@@ -146,20 +152,23 @@ class Steps(Iterator[tuple[Step, Any]]):
             # of several ranks, one that waits to raise would miss the exchange of the others
             now = ends or run.preemption.requested is not None or not run.preemption.single_process
             run._completeness.boundary(position, frame, run.objects, run.state, self._loader, ends=now)
+            if first:
+                run._notes.begin(*look, run_state=run.state, position=position)
+        note = partial(run._notes.take, *look)
         if ends:
             self._over = True
-            self._finish(position, outermost=outermost)
+            self._finish(position, note, outermost=outermost)
             raise StopIteration
         if not run._completeness.pending:
-            run._saving.on_boundary(position, over=False, outermost=outermost)
-        batch = self._batch(position, outermost=outermost)
+            run._saving.on_boundary(position, over=False, outermost=outermost, note=note)
+        batch = self._batch(position, note, outermost=outermost)
         draw_counts.begin(int_keys.fold(self._step_key, loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
 
-    def _batch(self, position: Position, *, outermost: bool) -> Any:
+    def _batch(self, position: Position, note: TakeNote, *, outermost: bool) -> Any:
         source = self._source
         assert source is not None
         source.set_position(position)
@@ -168,16 +177,16 @@ class Steps(Iterator[tuple[Step, Any]]):
             source.hold()
         batch, self._loop.ends_epoch = preemption.fetch(
             partial(source.next, position.epoch, position.batch_index),
-            partial(self._run._saving.on_interrupt, position, outermost=outermost),
+            partial(self._run._saving.on_interrupt, position, outermost=outermost, note=note),
         )
         source.release()
         return batch
 
-    def _finish(self, position: Position, *, outermost: bool) -> None:
+    def _finish(self, position: Position, note: TakeNote, *, outermost: bool) -> None:
         run, loop, loops = self._run, self._loop, self._run._loops
         if outermost:
             loops.finish(stopped=run._stop_requested)
-            run._saving.on_boundary(position, over=True, outermost=True)
+            run._saving.on_boundary(position, over=True, outermost=True, note=note)
             run._end_loop(loop.name)
             run.preemption.idle = True
         else:

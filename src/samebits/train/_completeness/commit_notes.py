@@ -1,0 +1,228 @@
+"""The note of a commit: what the run can reach, has changed, and is not in the commit; a resume compares it.
+
+The check of the first steps cannot look at every step: what changes late, or once, is seen by no look. So a
+commit also notes the digests of such values (`WholeSnapshot`) beside their digests at the first boundary of
+the process. A resumed run walks again before its first step. A value is lost if it is as at the beginning
+again, and differs from the note; what never changed in training may differ from process to process (a clock,
+a pid). Then the same judge as in training decides if the loop reads it before it writes it (`LostChanges`).
+
+The notes of a process cost at most 0.5% of its time, and 5% until they have cost 0.2 s. A commit that cannot
+afford one repeats the last: what it says has changed was lost at any later commit, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from samebits._context import Position, process
+from samebits._inspect import user_code
+from samebits.errors import ResumeMismatchError
+from samebits.train import _object_states as state
+from samebits.train._completeness import reachable_state
+from samebits.train._completeness.completeness import Completeness, clocks_now, own_states
+from samebits.train._completeness.lost_changes import Change, LostChanges, appeared
+from samebits.train._completeness.resume_mismatch import (
+    KINDS,
+    Note,
+    NotedValue,
+    encoded,
+    lost_values,
+    mismatch_message,
+    noted_text,
+    parsed,
+)
+from samebits.train._completeness.whole_snapshot import WholeSnapshot, further_roots
+
+_SHARE = 0.005
+_FIRST_SHARE, _FIRST_SECONDS = 0.05, 0.2
+_MOST = 400
+"""Values in a note."""
+_TEXT = 80
+"""Characters of a plain value in a note; a longer one has only its digest."""
+
+
+def affordable(spent: float, cost: float, passed: float) -> bool:
+    """Returns True if another note keeps within the share of the time. All in seconds.
+
+    >>> affordable(0.0, 0.01, 1.0), affordable(0.2, 0.01, 10.0), affordable(0.2, 0.01, 60.0)
+    (True, True, True)
+    """
+    return spent + cost <= _SHARE * passed + min(_FIRST_SECONDS, _FIRST_SHARE * passed)
+
+
+class LoopChanges:
+    """The changes of what one loop can reach, since its first boundary in this process."""
+
+    def __init__(self, checks: Completeness, loop: str) -> None:
+        self.loop, self._checks = loop, checks
+        self._first: WholeSnapshot | None = None
+        self._clocks = clocks_now()
+        self._judge = LostChanges()
+        self._last: dict[str, bytes] = {}
+        self._changes: dict[str, int] = {}
+
+    def walk(
+        self, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
+    ) -> WholeSnapshot:
+        """Returns the state at this boundary; the first one is kept."""
+        checks = self._checks
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            now = WholeSnapshot()
+            reachable_state.take(
+                frame, objects, saved, loader, checks.program(frame),
+                ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
+                further=further_roots,
+            )  # fmt: skip
+            now.states = own_states(objects, saved)[1]
+        if self._first is None:
+            self._first = now
+        return now
+
+    def note(
+        self, at: int, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
+    ) -> Note:
+        """Returns the note of this boundary."""
+        now, first = self.walk(frame, objects, saved, loader), self._first
+        assert first is not None
+        now.states_before = first.states
+        changed = [
+            Change(path, first.leaves_by_path[path], leaf, now)
+            for path, leaf in now.leaves_by_path.items()
+            if path in first.leaves_by_path and first.leaves_by_path[path].hashed != leaf.hashed
+        ]
+        changed = [one for one in [*changed, *appeared(first, now)] if not self._checks.is_ignored(one)]
+        between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
+        states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
+        left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
+        for one in left:
+            if self._last.get(one.path) != one.now.hashed:
+                self._changes[one.path] = self._changes.get(one.path, 0) + 1
+                self._last[one.path] = one.now.hashed
+        return Note(self.loop, at, {one.path: self._noted(one) for one in left[:_MOST]})
+
+    def _noted(self, one: Change) -> NotedValue:
+        text = noted_text(one.now.value, one.now.hashed)
+        return NotedValue(one.now.hashed, one.before.hashed, text, self._changes[one.path])
+
+
+class CommitNotes:
+    """The notes of a run: takes them for its commits, and compares that of the commit it resumes from."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._began = time.perf_counter()
+        self._spent = self._cost = 0.0
+        self._off = False
+        self._changes: dict[bool, LoopChanges] = {}
+        self._notes: dict[bool, Note] = {}
+        """The newest notes of the loop over steps and (True) of the loop over epochs around it."""
+        self._text: str | None = None
+        self._found: dict[bool, Note] = {}
+        self._manifest: Any = None
+
+    def load(self, text: Any, manifest: Any) -> None:
+        """Takes the note of the commit that the run resumes from; None: a commit without one."""
+        self._manifest, self._found = manifest, parsed(text)
+
+    @property
+    def text(self) -> str | None:
+        """The text of the newest note, for a commit; None without one."""
+        return self._text
+
+    def begin(
+        self,
+        checks: Completeness,
+        frame: FrameType,
+        loader: Any,
+        objects: Mapping[str, Any],
+        *,
+        run_state: Mapping[str, Any],
+        position: Position,
+        by_epoch: bool = False,
+        over: bool = False,
+    ) -> None:
+        """Takes the first look of a loop in this process, and compares it with the commit.
+
+        `by_epoch`: of a loop over epochs; `over`: of a loop that had ended in the commit.
+
+        Raises:
+            ResumeMismatchError: a value that the program reads is another one than at the commit.
+        """
+        note = self._found.pop(by_epoch, None)
+        changes = self._changes.pop(by_epoch, None)
+        self._notes.pop(by_epoch, None)
+        new = changes is None or changes.loop != position.loop
+        if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
+            return
+        lost: list[Change] = []
+        started = time.thread_time()
+        try:
+            changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
+            saved = state.gather(objects) | {"run_state": run_state}
+            now = changes.walk(frame, objects, saved, loader)
+            if note is not None and note.loop == position.loop and process.overrides.raise_incomplete:
+                fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
+                lost = lost_values(
+                    note, now, checks, frame, objects, saved, loader, fresh=fresh, outside=by_epoch or over
+                )
+        except Exception as error:
+            self._end(error)
+        self._record(started)
+        if lost and note is not None:
+            noted = {one.path: note.values[one.path].text for one in lost}
+            seen = checks.seen_by_reader(frame, objects)
+            raise ResumeMismatchError(mismatch_message(lost, noted, frame, position, self._where, seen))
+
+    def take(
+        self,
+        checks: Completeness,
+        frame: FrameType,
+        loader: Any,
+        objects: Mapping[str, Any],
+        position: Position,
+        saved: Mapping[str, Any],
+        *,
+        by_epoch: bool = False,
+    ) -> None:
+        """Takes a note of this boundary if it is affordable; the text is the last one otherwise.
+
+        `saved`: the state that the commit has; or `run.state` alone, if there is none.
+        """
+        changes = self._changes.get(by_epoch)
+        if changes is None or changes.loop != position.loop or self._is_off(checks) or not self._affordable():
+            return
+        started = time.thread_time()
+        try:
+            if "objects" not in saved:
+                saved = state.gather(objects) | {**saved}
+            at = position.epoch if by_epoch else position.step
+            note = changes.note(at, frame, objects, saved, loader)
+            kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
+            self._notes = kept | {by_epoch: note}
+            self._text = json.dumps({KINDS[kind]: encoded(one) for kind, one in self._notes.items()})
+        except Exception as error:
+            self._end(error)
+        self._record(started)
+
+    def _affordable(self) -> bool:
+        return affordable(self._spent, self._cost, time.perf_counter() - self._began)
+
+    def _is_off(self, checks: Completeness) -> bool:
+        return self._off or not checks.enabled or not process.overrides.check_complete
+
+    def _record(self, started: float) -> None:
+        self._cost = time.thread_time() - started  # what other processes take meanwhile is no cost
+        self._spent += self._cost
+
+    def _end(self, error: Exception) -> None:
+        """Ends the notes of this process: an object that cannot be read must not end a run."""
+        self._off, self._text = True, None
+        user_code.warn(
+            f"Run: commits from here on have no note for a resume to compare: {type(error).__name__}: {error}"
+        )

@@ -1,0 +1,184 @@
+"""What a note says of values that its commit lacks, and which of them a resumed run has otherwise."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+from samebits._context import Position
+from samebits._inspect._program import carried_locals
+from samebits._inspect.tree import PLAIN
+from samebits.train._completeness.completeness import Completeness, own_states
+from samebits.train._completeness.incomplete_state_message import Program, blocks, entries_of
+from samebits.train._completeness.lost_changes import Change, LostChanges, committed_names
+from samebits.train._completeness.reachable_state import NONE
+from samebits.train._completeness.whole_snapshot import WholeSnapshot
+
+KINDS = {False: "steps", True: "epochs"}
+"""The names of the notes of a loop over steps, and of the loop over epochs around it."""
+_TEXT = 80
+"""Characters of a plain value in a note; a longer one has only its digest."""
+OUTSIDE = frozenset({"local", "global", "package"})
+"""The kinds of roots of values that no object of the run and no loader holds."""
+_SHOWN = 6
+_SETTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class NotedValue(NamedTuple):
+    """A value that had changed when the note was taken."""
+
+    hashed: bytes
+    first: bytes
+    """Its digest at the first boundary of the process."""
+    text: str
+    """The `repr` of a short plain value; else empty."""
+    changes: int
+    """The number of notes at which it had changed."""
+
+
+class Note(NamedTuple):
+    """What a commit says of one loop."""
+
+    loop: str
+    at: int
+    """The step, or the epoch of a loop over epochs, at which it was taken."""
+    values: dict[str, NotedValue]
+
+
+def noted_text(value: Any, hashed: bytes) -> str:
+    """Returns the `repr` of a short plain value; empty for any other."""
+    plain = value is not None or hashed == NONE
+    return repr(value) if plain and type(value) in PLAIN and len(repr(value)) <= _TEXT else ""
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a noted text; None where it has none."""
+    try:
+        return ast.literal_eval(text) if text else None
+    except (ValueError, SyntaxError):  # nan
+        return None
+
+
+def _was_set(change: Change) -> bool:
+    """Returns True for a number other than 0 that became another: no cache that was filled."""
+    value = change.before.value
+    return isinstance(value, int | float) and type(value) is not bool and value != 0
+
+
+def encoded(note: Note) -> dict[str, Any]:
+    """Returns the note as JSON has it."""
+    values = {
+        path: [one.hashed.hex(), one.first.hex(), one.text, one.changes] for path, one in note.values.items()
+    }
+    return {"loop": note.loop, "at": note.at, "values": values}
+
+
+def parsed(text: Any) -> dict[bool, Note]:
+    """Returns the notes in a commit; none for a commit of an older version, or a text of another form."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+        return {
+            kind: Note(
+                str(found[name]["loop"]), int(found[name]["at"]),
+                {
+                    str(path): NotedValue(bytes.fromhex(now), bytes.fromhex(first), str(shown), int(changes))
+                    for path, (now, first, shown, changes) in found[name]["values"].items()
+                },
+            )
+            for kind, name in KINDS.items() if name in found
+        }  # fmt: skip
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def lost_values(
+    note: Note,
+    now: WholeSnapshot,
+    checks: Completeness,
+    frame: FrameType,
+    objects: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    loader: Any,
+    *,
+    fresh: bool,
+    outside: bool,
+) -> list[Change]:
+    """Returns the values that the program reads and that are not as the note says.
+
+    `fresh`: the note is of this commit; else only what is as at the beginning again counts. `outside`: only
+    values that no object of the run and no loader holds.
+    """
+    changed: dict[str, Change] = {}
+    for path, noted in note.values.items():
+        leaf = now.leaves_by_path.get(path) or now.absent(path)
+        if leaf is None or leaf.hashed == noted.hashed or (outside and leaf.root not in OUTSIDE):
+            continue
+        if leaf.hashed == noted.first or fresh:
+            was = leaf._replace(hashed=noted.hashed, value=_value(noted.text))
+            changed[path] = Change(path, leaf, was, now)
+    changed = {path: one for path, one in changed.items() if not checks.is_ignored(one)}
+    if not changed:
+        return []
+    judge = LostChanges()
+    judge.expect({path: note.values[path].changes - 1 + _was_set(changed[path]) for path in changed})
+    states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
+    names = committed_names(frame, objects, loader)
+    return judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
+
+
+def mismatch_message(
+    lost: list[Change],
+    texts: Mapping[str, str],
+    frame: FrameType,
+    position: Position,
+    where: str,
+    program: Program,
+) -> str:
+    """Returns the message.
+
+    `texts`: by path the `repr` of the value at the commit, empty if it is not plain; `where`: the run's
+    folder.
+    """
+    shown, entries = lost[:_SHOWN], entries_of(lost, program)
+    lines = [f"  - {one.path}: {_compared(one, texts[one.path])}" for one in shown]
+    if len(lost) > _SHOWN:
+        lines.append(f"  - and {len(lost) - _SHOWN} more: {', '.join(one.path for one in lost[_SHOWN:16])}")
+    lines += [f"The commits in {where} lack it: give the changed program another run directory."]
+    lines += [one.text for one in entries if not one.code]
+    lines += blocks(entries)
+    if setting := _setting(lost, texts, frame):
+        lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
+        lines += [f"        {line}" for line in setting]
+    named = ", ".join(f'"{path}"' for path in dict.fromkeys(one.path for one in shown))
+    return (
+        f"Run, loop {position.loop!r}, resumed at step {position.step}: what follows is another value than "
+        "when the commit was made, is in no commit, and is read by the program:\n"
+        + "\n".join(lines)
+        + f"\nNothing in {where} was changed. What does no harm: Run(ignore=[{named}]). check_complete=False "
+        "turns the check off."
+    )
+
+
+def _compared(change: Change, noted: str) -> str:
+    was = noted or f"a value with the digest {change.now.hashed.hex()[:8]}"
+    value = change.before.value
+    is_plain = value is not None or noted == "None" or change.before.hashed == NONE
+    now = f"{value!r:.60}" if is_plain else f"one with {change.before.hashed.hex()[:8]}"
+    return f"it was {was}, and is {now}"
+
+
+def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType) -> list[str]:
+    """Returns the assignments that give back all that was lost; none unless all of it is plain and named."""
+    frames = carried_locals.loop_frames(frame)
+    known = {name for one in frames for name in (*one.f_locals, *one.f_globals)}
+    carried_locals.release_locals(frames)
+    paths = [one.path for one in lost]
+    if not all(
+        texts[path] and _SETTABLE.fullmatch(path) and path.partition(".")[0] in known for path in paths
+    ):
+        return []
+    return [f"{path} = {texts[path]}" for path in paths]
