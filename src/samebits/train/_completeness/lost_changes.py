@@ -169,8 +169,9 @@ class LostChanges:
         return [c for c in left if not self._is_copy(c, saved)]
 
     def expect(self, changes: Mapping[str, int]) -> None:
-        """Takes over how often values in objects of installed packages have changed elsewhere."""
+        """Takes over how often values have changed before; one that had is neither a cache nor made once."""
         self._changes.update(changes)
+        self._made |= {path for path, times in changes.items() if times}
 
     def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
         if self._flow is None or self._flow[0] != (program.size, committed):

@@ -122,6 +122,8 @@ class StateSnapshot(Walk):
         """The roots from which each object was met."""
         self._holds: dict[str, set[int]] = {}
         """The identities of the objects that each name holds: several of one class may have it."""
+        self.holders: dict[str, tuple[str, tuple[StoredPlace, ...], tuple[tuple[type, str], ...], type]] = {}
+        """By its path what leads to each object with attributes: the root, places, owners; and its class."""
         self.sees_training: set[str] = set()
         """The names from which an object of the run can be reached."""
         self.ignored: set[int] = set()
@@ -179,6 +181,10 @@ class StateSnapshot(Walk):
             return
         owned = kind == "attr" and bool(self._owner)
         if owned:
+            holder = path.rpartition(".")[0]
+            if holder not in self.holders:
+                held = self._root, tuple(self._places), tuple(self._owners), self._owner
+                self.holders[holder] = held  # type: ignore[assignment]
             self._owners.append((self._owner, name))  # type: ignore[arg-type]
         self._places.append(StoredPlace(kind, name))
         if kind not in {"item", "stream"}:

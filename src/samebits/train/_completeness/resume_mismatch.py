@@ -176,9 +176,9 @@ def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType) -> 
     frames = carried_locals.loop_frames(frame)
     known = {name for one in frames for name in (*one.f_locals, *one.f_globals)}
     carried_locals.release_locals(frames)
-    paths = [one.path for one in lost]
-    if not all(
-        texts[path] and _SETTABLE.fullmatch(path) and path.partition(".")[0] in known for path in paths
-    ):
-        return []
-    return [f"{path} = {texts[path]}" for path in paths]
+    for one in lost:
+        attributes = all(place.kind == "attr" for place in one.now.places[1:])
+        is_name = _SETTABLE.fullmatch(one.path) and one.path.partition(".")[0] in known
+        if not (texts[one.path] and attributes and is_name):
+            return []
+    return [f"{one.path} = {texts[one.path]}" for one in lost]

@@ -26,7 +26,12 @@ from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect.reachable import ITEMS, both_ends, of_array, of_ends, of_tensor
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.tree import PLAIN, leaf, plain
-from samebits._inspect.user_code import is_output_package, owner_of_file, owner_of_module
+from samebits._inspect.user_code import (
+    is_output_package,
+    may_hold_state,
+    owner_of_file,
+    owner_of_module,
+)
 from samebits.train._completeness import kinds_of_state
 from samebits.train._completeness.reachable_state import NONE, PACKAGE, Leaf, StateSnapshot
 
@@ -46,16 +51,12 @@ class WholeSnapshot(StateSnapshot):
     def absent(self, path: str) -> Leaf | None:
         """Returns a leaf of None for an attribute that an object lacks; None if there is no object."""
         owner, _, name = path.rpartition(".")
-        beside = (
-            one for other, one in self.leaves_by_path.items()
-            if other.rpartition(".")[0] == owner and one.places[-1].kind == "attr" and one.owners
-        )  # fmt: skip
-        one = next(beside, None)
-        if one is None or not name.isidentifier():
+        held = self.holders.get(owner)
+        if held is None or not name.isidentifier():
             return None
-        places = (*one.places[:-1], StoredPlace("attr", name))
-        owners = (*one.owners[:-1], (one.owners[-1][0], name))
-        return one._replace(hashed=NONE, value=None, places=places, owners=owners, generator=False)
+        root, places, owners, kind = held
+        inner = (*places, StoredPlace("attr", name)), (*owners, (kind, name))
+        return Leaf(NONE, None, root, *inner, installed=may_hold_state(kind))
 
     def tensor_of_content(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds a leaf by content, unless the commit holds its memory."""
