@@ -1,4 +1,4 @@
-"""What a note says of values that its commit lacks, and which of them a resumed run has otherwise."""
+"""The note of a commit, and the values in it that a resumed run has otherwise and reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NotedValue(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a commit says of one loop."""
+    """The values that one loop can reach, that have changed, and that the commit lacks."""
 
     loop: str
     at: int
