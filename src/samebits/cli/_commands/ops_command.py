@@ -18,7 +18,7 @@ from samebits.cli._json_output import (
 )
 from samebits.cli._option_values import one_of
 from samebits.determinism import table
-from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, VERDICTS
+from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, RAISING, REFUSED, VERDICTS
 from samebits.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def ops(
             parser=one_of(MACHINE),
             help='Only ops of this kind under across="machines": '
             "exact (torch's kernel stays), integers (for integers alone), "
-            "ours, composed (of other ops), or refused.",
+            "ours, composed (of other ops), or refused (all that raises).",
         ),
     ] = None,
     device: Annotated[
@@ -82,16 +82,16 @@ def ops(
     Read more: docs/ops.md
     """
     check_json_file(json_file)
-    given = {"device": [device], "machine": [machine], "verdict": verdict, "evidence": evidence}
+    promise = {"raises": list(RAISING)} if machine == REFUSED else {"machine": [machine]}
+    given = {"device": [device], **promise, "verdict": verdict, "evidence": evidence}
     filters = [(field, words) for field, words in given.items() if words and words != [None]]
     chosen = [
         entry for entry in table.entries() if all(getattr(entry, field) in words for field, words in filters)
     ]
     if name is not None:
-        wanted = _wanted(name)
-        chosen = [entry for entry in chosen if wanted(entry)]
+        chosen = list(filter(_wanted(name), chosen))
     if not is_standard_output(json_file):
-        _show(name, chosen, by_machine=machine is not None, filtered=bool(filters), everything=everything)
+        _show(name, chosen, machine=machine, filtered=bool(filters), everything=everything)
     write_json(
         json_file,
         {"schema": SCHEMA, "torch": table.reviewed().torch, "ops": [asdict(entry) for entry in chosen]},
@@ -99,12 +99,12 @@ def ops(
 
 
 def _show(
-    name: str | None, chosen: Sequence[Entry], *, by_machine: bool, filtered: bool, everything: bool
+    name: str | None, chosen: Sequence[Entry], *, machine: str | None, filtered: bool, everything: bool
 ) -> None:
     if everything:
         cli._reports.ops_report.show(chosen)
-    elif by_machine:
-        cli._reports.ops_overview.show_machine(chosen)
+    elif machine is not None:
+        cli._reports.ops_overview.show_machine(chosen, raising=machine == REFUSED)
     elif filtered or (name is not None and _is_pattern(name)):
         cli._reports.ops_report.show_groups(chosen)
     elif name is not None:

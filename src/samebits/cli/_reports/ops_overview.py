@@ -22,6 +22,7 @@ from samebits.determinism.table._verdict_names import (
     DETERMINISTIC,
     NO_KERNEL,
     NOT_REVIEWED,
+    OF_COMPLEX,
     REFUSED,
     UNWRITTEN,
     VARIES,
@@ -122,13 +123,13 @@ def show_op(name: str, ops: Iterable[str]) -> None:
         _say(console, line)
 
 
-def show_machine(chosen: Sequence[Entry]) -> None:
-    """Prints the names of the ops that are alike under `across="machines"`, below the reason."""
+def show_machine(chosen: Sequence[Entry], *, raising: bool) -> None:
+    """Prints the names of ops that are alike under `across="machines"`, or that raise, below the reason."""
     console = _console()
     groups: dict[str, dict[str, None]] = {}
     all_chosen = {entry.op.removeprefix("aten::") for entry in chosen}
     for entry in chosen:
-        for reason in _machine_reasons(entry):
+        for reason in _machine_reasons(entry, raising=raising):
             groups.setdefault(reason, {})[_shortest(entry, all_chosen)] = None
     for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
         public = [name for name in names if not name.startswith("_") and "backward" not in name]
@@ -146,13 +147,15 @@ def _shortest(entry: Entry, all_chosen: set[str]) -> str:
     return name.removesuffix("_") if all_chosen.issuperset(overloads) else entry.op.removeprefix("aten::")
 
 
-def _machine_reasons(entry: Entry) -> Iterator[str]:
+def _machine_reasons(entry: Entry, *, raising: bool) -> Iterator[str]:
     """Yields why an op is exact, ours, composed or refused; for a refused composite, why its parts are."""
     parts = table.refused_parts(entry.op)
     if parts:
         yield from dict.fromkeys(map(_family_and_reason, parts))
     elif entry.machine == coverage.DENIED:
         yield _family_and_reason(entry.op)
+    elif raising and entry.raises == OF_COMPLEX:
+        yield f"complex numbers alone: {coverage.refusals_of_complex()['reason']}"
     else:
         yield _MACHINE_WORDS[entry.machine]
 
@@ -263,6 +266,8 @@ def _reason(cpu: Entry, cuda: Entry) -> str:
 
 def _refusal(cpu: Entry) -> Iterator[str]:
     """Yields why `across="machines"` refuses the op, with what to use instead."""
+    if cpu.raises == OF_COMPLEX:
+        yield f"any CPU: {_name(cpu)} raises for complex numbers: {coverage.refusals_of_complex()['reason']}"
     if cpu.machine not in _REFUSED:
         return
     if cpu.machine == coverage.INTEGERS:

@@ -72,6 +72,11 @@ def refusal_reason(full: str) -> str:
     return refusal_group(full)["reason"]
 
 
+def refusals_of_complex() -> Mapping[str, Any]:
+    """Returns the ops that raise for complex numbers alone, composites that do `not`, and the `reason`."""
+    return _read(REFUSED)["complex"]
+
+
 @cache
 def _by_name() -> dict[str, Coverage]:
     """Returns what the groups say of each op or overload; the first that names it counts."""

@@ -37,4 +37,7 @@ EVIDENCE = ("battery", "opinfo", "source", "none")
 """Measured by the battery, or with OpInfo's samples; read in torch's docs, tags, kernels; not checked."""
 MACHINE = ("exact", "integers", "ours", "composed", "refused")
 """The CPU under `across="machines"`: torch's kernel, torch's for integers alone, ours, other ops, raises."""
+OF_COMPLEX = "complex numbers"
+RAISING = ("all", "all but integers", OF_COMPLEX)
+"""The types for which an op raises there, for some arguments at least."""
 DEVICES = ("cpu", "cuda")

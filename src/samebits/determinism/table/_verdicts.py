@@ -23,7 +23,9 @@ from samebits.determinism.table._verdict_names import (
     DEVICES,
     NO_KERNEL,
     NOT_REVIEWED,
+    OF_COMPLEX,
     OVER_THREADS,
+    RAISING,
     REFUSED,
     SERIAL,
     UNWRITTEN,
@@ -33,6 +35,7 @@ from samebits.determinism.table._verdict_names import (
 from samebits.errors import InvalidArgumentError
 
 OWN_FILE = Path(__file__).with_name("own.toml")
+_RAISES = {"": "", coverage.DENIED: RAISING[0], coverage.INTEGERS: RAISING[1]}
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
 """The deciding rule where no class rule decides."""
 _NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
@@ -68,6 +71,8 @@ class Entry:
     machine: str = ""
     """Under `across="machines"`: `exact` (torch's kernel), `integers` (torch's, for these alone), `ours`,
     `composed`, or `refused` (it raises, at least for one ordinary argument); empty except on the CPU."""
+    raises: str = ""
+    """The types for which it raises there: `all`, `all but integers`, `complex numbers`; empty: for none."""
 
     @property
     def deterministic(self) -> bool:
@@ -111,7 +116,8 @@ class OpTable:
         if (name, device) not in self._entries:
             row = self.snapshot.rows[name]
             entry = self._entry(row, device)
-            self._entries[name, device] = replace(entry, machine=self._machine(row, entry))
+            machine = self._machine(row, entry)
+            self._entries[name, device] = replace(entry, machine=machine, raises=self._raises(row, machine))
         return self._entries[name, device]
 
     def entries(self) -> Iterator[Entry]:
@@ -187,6 +193,16 @@ class OpTable:
             return coverage.DENIED
         covered = coverage.of_torch(row, self.snapshot.rows[row.form_of])
         return coverage.INTEGERS if covered.types == coverage.INTEGERS else covered.kind
+
+    def _raises(self, row: OverloadRow, machine: str) -> str:
+        if machine in _RAISES:
+            return _RAISES[machine]
+        listed = coverage.refusals_of_complex()
+        op = row.form_of.partition(".")[0].removeprefix("_foreach_")
+        calls = self._calls(row) if "composite" in row.kernels and op not in listed["not"] else ()
+        is_listed = any(name.partition(".")[0] in listed["ops"] for name in (op, *calls))
+        real = coverage.of_torch(row, self.snapshot.rows[row.form_of]).types == coverage.REAL
+        return OF_COMPLEX if is_listed or (real and machine != coverage.OURS) else ""
 
     def refused_parts(self, name: str) -> tuple[str, ...]:
         """Returns the same as the function `refused_parts`."""
