@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -129,6 +130,26 @@ def test_under_machine_invariance_the_cpu_may_change(tmp_path):
         Environment.current({}, 1).check(
             pretend(tmp_path / "machines", ("cpu",), "Z80"), "the run", frozenset()
         )
+
+
+@pytest.mark.parametrize("across", ["runs", "threads", "machines"])
+def test_another_c_library_is_refused_across_machines_and_else_warned_of(tmp_path, across):
+    """Its `math` functions may round otherwise: an error by name where every machine is to give the same bits, a warning elsewhere."""
+    with samebits.enable_op_determinism(across=across):
+        train(tmp_path, epochs=1)
+        here, before = Environment.current({}, 1), pretend(tmp_path, ("libc",), "glibc 2.17")
+        judged = pytest.raises if across == "machines" else pytest.warns
+        kind = RunMismatchError if across == "machines" else UserWarning
+        with judged(kind, match="glibc 2.17 then, glibc .* now"):
+            here.check(before, "the run", frozenset())
+        with (
+            warnings.catch_warnings()
+        ):  # negative controls: accepted by name, and a commit of before that has no such entry
+            warnings.simplefilter("error")
+            here.check(before, "the run", frozenset({"libc"}))
+            del before.environment["libc"]
+            here.check(before, "the run", frozenset())
+            here.check(pretend(tmp_path, ("libc",), here.fingerprint["libc"]), "the run", frozenset())
 
 
 def test_a_flag_that_really_changed_is_refused(committed):

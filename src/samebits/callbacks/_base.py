@@ -118,9 +118,10 @@ class Callback:
         """Called before the model; `step` is the number of the batch in the whole run, from 0."""
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """Called after each batch; `logs` holds its loss.
+        """Called after each batch; `logs` holds the means over the epoch so far, as Keras's.
 
-        With `accumulate` the weights have changed after a group's last batch.
+        Those of the loss and of metrics that are functions, over the batches of this process; a metric object
+        is computed at the epoch's end. With `accumulate` the weights have changed after a group's last batch.
         """
 
     def on_validation_begin(self, trainer: TrainerView) -> None:
@@ -138,8 +139,11 @@ class Callback:
         Its frequency depends on time: do not change the state here.
         """
 
-    def on_train_end(self, trainer: TrainerView) -> None:
-        """Called once, when training has ended (again when a finished run is started again)."""
+    def on_train_end(self, trainer: TrainerView, logs: dict[str, float]) -> None:
+        """Called once, when training has ended (again when a finished run is started again).
+
+        `logs`: the last values of the history, by name. A hook that takes the trainer alone gets it alone.
+        """
 
     def on_exit(self, trainer: TrainerView) -> None:
         """Called when `fit` is left in any way: release resources (a terminal, a file)."""

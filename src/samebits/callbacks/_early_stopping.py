@@ -80,7 +80,7 @@ class EarlyStopping(Monitored):
             self.stopped_epoch = epoch
             trainer.stop_training = True
 
-    def on_train_end(self, trainer: TrainerView) -> None:
+    def on_train_end(self, trainer: TrainerView, logs: dict[str, float] | None = None) -> None:
         """Loads the best weights."""
         if self.best_weights is not None:
             trainer.eval_model.load_state_dict(self.best_weights)
@@ -109,6 +109,6 @@ class TerminateOnNaN(Callback):
     """
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """Checks the batch's loss."""
+        """Checks the epoch's loss so far."""
         if not math.isfinite(logs["loss"]):
             trainer.stop_training = True

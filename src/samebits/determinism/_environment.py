@@ -42,6 +42,7 @@ def _fixed() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "torch_tested": _plain_version() in TESTED_TORCH,
         "platform": f"{platform.system()}-{platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mkldnn": torch.backends.mkldnn.is_available(),

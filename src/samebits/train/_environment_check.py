@@ -34,6 +34,7 @@ _NAMES = {
     "packages.llvmlite": "llvmlite",
     "python": "python",
     "platform": "platform",
+    "libc": "libc",
     "cpu": "cpu",
     "cpu_capability": "cpu",
     "mkldnn": "torch",
@@ -81,19 +82,30 @@ class Environment:
         self._record_script(manifest, where, warn="script" not in allowed)
 
     def check(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
-        """Raises `RunMismatchError` with the list of differences that are not allowed, each with its name."""
+        """Raises `RunMismatchError` with the list of differences that are not allowed, each with its name.
+
+        Another C library, whose `math` functions may round otherwise, is refused where the bits are to be
+        those of every machine, and else warned of.
+        """
         recorded = manifest.environment
-        left = {"threads"}
-        if _on_every_machine(recorded) and _on_every_machine(self.fingerprint):
+        left = {"threads"} if "libc" in recorded else {"threads", "libc"}  # an older commit does not say
+        everywhere = _on_every_machine(recorded) and _on_every_machine(self.fingerprint)
+        if everywhere:
             left |= {"cpu", "cpu_capability", "libraries"}
         unset: dict[str, Any] = {"libraries": {}, "arithmetic_bits": 1}
         names = {*self.fingerprint, *unset} - left
         before = {name: recorded.get(name, unset.get(name)) for name in names}
         now = {name: self.fingerprint.get(name, unset.get(name)) for name in names}
         changed = {line: _name_of(line) for line in differences(before, now)}
-        refused = [
-            f"{line} ({name!r})" for line, name in changed.items() if name is not None and name not in allowed
-        ]
+        others = {line: name for line, name in changed.items() if name is not None and name not in allowed}
+        if "libc" in others.values() and not everywhere:
+            line = next(line for line, name in others.items() if name == "libc")
+            del others[line]
+            user_code.warn(
+                f"{where} was made with another C library ({line}): `math.exp` and its like may round "
+                "otherwise. Use the same system image, or be silent by Run(allow_changes=['libc'])."
+            )
+        refused = [f"{line} ({name!r})" for line, name in others.items()]
         if refused:
             names = sorted({name for name in changed.values() if name is not None} | set(allowed))
             raise RunMismatchError(

@@ -152,8 +152,13 @@ class Means:
         """Number of added batches."""
         return int(self.sums.get(_BATCHES, 0))
 
+    def so_far(self) -> dict[str, float]:
+        """Returns the means over the batches since the last `take`, by name."""
+        samples = self.sums.get(_SAMPLES, 0) or 1
+        return {name: of / samples for name, of in self.sums.items() if name not in (_SAMPLES, _BATCHES)}
+
     def take(self, over_ranks: SumOverRanks = dict) -> dict[str, float]:
         """Returns the means, by name, and resets them. `over_ranks` sums over several processes."""
-        sums, self.sums = over_ranks(self.sums), {}
-        samples, _ = sums.pop(_SAMPLES, 0) or 1, sums.pop(_BATCHES, 0)
-        return {name: value / samples for name, value in sums.items()}
+        self.sums = over_ranks(self.sums)
+        means, self.sums = self.so_far(), {}
+        return means

@@ -84,6 +84,15 @@ class Trainer:
 
     __holds_user_objects__ = True
 
+    epochs: int
+    """Epochs of the fit under way, those before a resume or `initial_epoch` counted in."""
+    initial_epoch: int
+    """The number of the training's first epoch, from 0."""
+    steps_per_epoch: int | None
+    """Batches of an epoch of the fit under way; None: not known before."""
+    validates: bool
+    """True if the fit under way has validation data."""
+
     @explain_wrong_calls(other_trainers.explain)
     def __init__(
         self,
@@ -121,7 +130,7 @@ class Trainer:
         self.ema = None if ema is None else averaged_model(model, ema)
         self.epochs = 0
         self.initial_epoch = 0
-        self.steps_per_epoch: int | None = None
+        self.steps_per_epoch = None
         self.validates = False
         self.metrics = self._metrics.functions | self._metrics.objects
         self._validation_metrics = self._metrics.copy()
@@ -196,8 +205,10 @@ class Trainer:
                     logs = self._end_epoch(run, plan, callbacks)
                     if (value := best.select(logs)) is not None:
                         run.best(value, everywhere=True)
+            logs = {name: values[-1] for name, values in self._logbook.history.history.items()}
             for callback in callbacks:
-                callback.on_train_end(self)
+                hook: Any = callback.on_train_end
+                hook(self, dict(logs)) if trainer_arguments.takes(hook, self, logs) else hook(self)
         best.names.update(self._logbook.history.history)
         if best.never_logged:
             best.warn("Trainer.fit")
@@ -321,7 +332,7 @@ class Trainer:
             self._update(result.loss, group)
         values = forward.measure(result)
         self._logbook.means.add(values, result.count)
-        logs = {"loss": values["loss"]}
+        logs = self._logbook.means.so_far()
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
             logs = mean_over_ranks(logs, run.sum_over_ranks)  # all ranks stop, or none
         for callback in callbacks:

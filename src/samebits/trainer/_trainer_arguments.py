@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,17 +67,23 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 def _check_hook(callback: Callback, hook: str) -> None:
     """Raises for a hook with other arguments, as Keras's `on_epoch_end(epoch, logs)`: it would fail later."""
     _, *given = inspect.signature(getattr(Callback, hook)).parameters
-    try:
-        taken = inspect.signature(getattr(callback, hook))
-    except ValueError:  # written in C
-        return
-    try:
-        taken.bind(*given)
-    except TypeError:
+    method = getattr(callback, hook)
+    if not takes(method, *given) and not (hook == "on_train_end" and takes(method, "trainer")):
         raise InvalidArgumentError(
-            f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {taken}, and is called with "
-            f"({', '.join(given)}): let it take these (in a class after self)."
-        ) from None
+            f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {inspect.signature(method)}, "
+            f"and is called with ({', '.join(given)}): let it take these (in a class after self)."
+        )
+
+
+def takes(method: Callable[..., Any], *given: Any) -> bool:
+    """Returns True if a hook takes these arguments."""
+    try:
+        inspect.signature(method).bind(*given)
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:

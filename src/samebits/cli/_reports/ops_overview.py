@@ -23,6 +23,7 @@ from samebits.determinism.table._verdict_names import (
     NO_KERNEL,
     NOT_REVIEWED,
     OF_COMPLEX,
+    RAISING,
     REFUSED,
     UNWRITTEN,
     VARIES,
@@ -134,9 +135,8 @@ def show_machine(chosen: Sequence[Entry], *, raising: bool) -> None:
     for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
         public = [name for name in names if not name.startswith("_") and "backward" not in name]
         inner = len(names) - len(public)
-        _say(console, reason)
         text = ", ".join(public) + f" ({inner} internal ones)" * bool(inner)
-        _say(console, f"  {text}\n")
+        _say(console, f"{reason}\n  {text}\n")
     _say(console, f"{len(chosen)} overloads; the whole rows: --all")
 
 
@@ -152,10 +152,10 @@ def _machine_reasons(entry: Entry, *, raising: bool) -> Iterator[str]:
     parts = table.refused_parts(entry.op)
     if parts:
         yield from dict.fromkeys(map(_family_and_reason, parts))
-    elif entry.machine == coverage.DENIED:
+    elif entry.machine == coverage.DENIED or (raising and entry.raises == RAISING[0]):
         yield _family_and_reason(entry.op)
     elif raising and entry.raises == OF_COMPLEX:
-        yield f"complex numbers alone: {coverage.refusals_of_complex()['reason']}"
+        yield f"complex numbers alone: {coverage.refused_for('complex')['reason']}"
     else:
         yield _MACHINE_WORDS[entry.machine]
 
@@ -267,7 +267,7 @@ def _reason(cpu: Entry, cuda: Entry) -> str:
 def _refusal(cpu: Entry) -> Iterator[str]:
     """Yields why `across="machines"` refuses the op, with what to use instead."""
     if cpu.raises == OF_COMPLEX:
-        yield f"any CPU: {_name(cpu)} raises for complex numbers: {coverage.refusals_of_complex()['reason']}"
+        yield f"any CPU: {_name(cpu)} raises for complex numbers: {coverage.refused_for('complex')['reason']}"
     if cpu.machine not in _REFUSED:
         return
     if cpu.machine == coverage.INTEGERS:

@@ -72,9 +72,9 @@ def refusal_reason(full: str) -> str:
     return refusal_group(full)["reason"]
 
 
-def refusals_of_complex() -> Mapping[str, Any]:
-    """Returns the ops that raise for complex numbers alone, composites that do `not`, and the `reason`."""
-    return _read(REFUSED)["complex"]
+def refused_for(what: str) -> Mapping[str, Any]:
+    """Returns the ops that raise for `complex` numbers or `some` arguments, and composites that do not."""
+    return _read(REFUSED)[what]
 
 
 @cache

@@ -195,14 +195,16 @@ class OpTable:
         return coverage.INTEGERS if covered.types == coverage.INTEGERS else covered.kind
 
     def _raises(self, row: OverloadRow, machine: str) -> str:
-        if machine in _RAISES:
-            return _RAISES[machine]
-        listed = coverage.refusals_of_complex()
+        if machine in _RAISES or self._is_listed(row, "some"):
+            return _RAISES.get(machine, RAISING[0])
+        real = coverage.of_torch(row, self.snapshot.rows[row.form_of]).types == coverage.REAL
+        return OF_COMPLEX if self._is_listed(row, "complex") or (real and machine != coverage.OURS) else ""
+
+    def _is_listed(self, row: OverloadRow, what: str) -> bool:
+        listed = coverage.refused_for(what)
         op = row.form_of.partition(".")[0].removeprefix("_foreach_")
         calls = self._calls(row) if "composite" in row.kernels and op not in listed["not"] else ()
-        is_listed = any(name.partition(".")[0] in listed["ops"] for name in (op, *calls))
-        real = coverage.of_torch(row, self.snapshot.rows[row.form_of]).types == coverage.REAL
-        return OF_COMPLEX if is_listed or (real and machine != coverage.OURS) else ""
+        return any(name.partition(".")[0] in listed["ops"] for name in (op, *calls))
 
     def refused_parts(self, name: str) -> tuple[str, ...]:
         """Returns the same as the function `refused_parts`."""
