@@ -14,7 +14,11 @@ _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 """The beginnings of the names of instructions that look up an attribute, or a variable of an outer scope."""
-_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS = frozenset(
+    dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in dis.opmap
+)
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+"""Its lowest bit is a flag."""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -78,7 +82,13 @@ def stored_names(item: dis.Instruction) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def globals_read(code: CodeType) -> frozenset[str]:
     """Returns the names that a code object reads as global variables; `co_names` also has attributes."""
-    return frozenset(str(item.argval) for item in instructions(code) if item.opname in _READS)
+    found, wide = set(), 0
+    for opcode, given in zip(code.co_code[::2], code.co_code[1::2], strict=True):  # `dis` makes objects
+        given |= wide
+        wide = given << 8 if opcode == dis.EXTENDED_ARG else 0
+        if opcode in _READS:
+            found.add(code.co_names[given >> (opcode == _LOAD_GLOBAL)])
+    return frozenset(found)
 
 
 def globals_written(code: CodeType) -> frozenset[str]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from samebits._context import Words
+from samebits._garbage_collection import without_garbage_collection
 from samebits._inspect.generators_in import FoundGenerator, generators_in
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._native import kernel
@@ -133,7 +134,8 @@ class OwnGenerators:
         found: list[FoundGenerator] = []
         for group in self._roots():
             known = {id(one.generator) for one in found}
-            found += [one for one in generators_in(group, seen) if id(one.generator) not in known]
+            with without_garbage_collection():
+                found += [one for one in generators_in(group, seen) if id(one.generator) not in known]
         states = [(one, state) for one in found if (state := owned_state(one.generator)) is not None]
         places = _places_of({id(one.generator) for one, _ in states}, seen.values())
         self._own = [_Own(one.generator, places.get(id(one.generator)), state) for one, state in states]
