@@ -83,6 +83,8 @@ _ACTIONS: tuple[tuple[Any, str], ...] = (
 ITEMS = 16
 """Items of a container that are followed one by one; of longer ones the length and both ends count."""
 ENDS = 128
+SET_ITEMS = 1 << 16
+"""Items of a set that are hashed; of a larger one the length counts."""
 _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
 
@@ -245,7 +247,8 @@ class Walk(ABC):
 
     def set(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf for a set, whatever the order."""
-        self.add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
+        hashed = sorted(leaf(item) for item in value) if len(value) <= SET_ITEMS else ()
+        self.add(path, plain([len(value), *hashed][:ENDS]))
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks the closures of the user's functions: plain cells; if `thorough`, all cells and defaults."""

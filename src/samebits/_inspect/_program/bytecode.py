@@ -17,11 +17,12 @@ GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _READS = frozenset(
     dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in dis.opmap
 )
+_WRITES = frozenset({dis.opmap["STORE_GLOBAL"]})
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 """Its lowest bit is a flag."""
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=16384)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     """Returns the instructions of a code object, without inline caches."""
     return tuple(
@@ -79,21 +80,26 @@ def stored_names(item: dis.Instruction) -> tuple[str, ...]:
     return item.argval if isinstance(item.argval, tuple) else (item.argval,)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=16384)
 def globals_read(code: CodeType) -> frozenset[str]:
     """Returns the names that a code object reads as global variables; `co_names` also has attributes."""
-    found, wide = set(), 0
-    for opcode, given in zip(code.co_code[::2], code.co_code[1::2], strict=True):  # `dis` makes objects
-        given |= wide
-        wide = given << 8 if opcode == dis.EXTENDED_ARG else 0
-        if opcode in _READS:
-            found.add(code.co_names[given >> (opcode == _LOAD_GLOBAL)])
-    return frozenset(found)
+    return frozenset(_names_of(code, _READS))
 
 
+@functools.lru_cache(maxsize=16384)
 def globals_written(code: CodeType) -> frozenset[str]:
     """Returns the names that a code object assigns as global variables."""
-    return frozenset(str(item.argval) for item in instructions(code) if item.opname == "STORE_GLOBAL")
+    return frozenset(_names_of(code, _WRITES))
+
+
+def _names_of(code: CodeType, opcodes: frozenset[int]) -> Iterator[str]:
+    """Yields the names that these instructions name. `dis` makes objects, and takes quadratic time."""
+    wide = 0
+    for opcode, given in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        number = given | wide
+        wide = number << 8 if opcode == dis.EXTENDED_ARG else 0
+        if opcode in opcodes:
+            yield code.co_names[number >> (opcode == _LOAD_GLOBAL)]
 
 
 @functools.cache

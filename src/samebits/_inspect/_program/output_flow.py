@@ -274,6 +274,13 @@ class OutputFlow:
         """Returns True if the results of a function flow only into output, at each of its calls."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
             return False
+        key = (id(scope), "return", True)
+        if key not in self._known:  # each caller's callers would be followed anew, at each level
+            self._known[key] = True
+            self._known[key] = self._are_outputs_of_calls(scope, depth)
+        return self._known[key]
+
+    def _are_outputs_of_calls(self, scope: ast.FunctionDef | ast.AsyncFunctionDef, depth: int) -> bool:
         decorated = {one.id for one in scope.decorator_list if isinstance(one, ast.Name)}
         if "property" in decorated:
             return self._attribute(scope.name, depth + 1)

@@ -184,6 +184,7 @@ class NameUse:
     def __init__(self, program: UserFunctions, loop: CodeType) -> None:
         self._program = program
         self._code = loop
+        self._drawing: dict[tuple[CodeType, int, int], bool] = {}
 
     def names(self) -> set[str]:
         """Returns the names and the strings in the user's code."""
@@ -224,6 +225,12 @@ class NameUse:
 
     def _draws_before(self, code: CodeType, end: int, depth: int = 0) -> bool:
         """Returns True if the code names a function that draws, before the instruction of number `end`."""
+        known = self._drawing.get((code, end, depth))
+        if known is None:  # each function once for a depth: its callers are many
+            known = self._drawing[code, end, depth] = self._may_draw_before(code, end, depth)
+        return known
+
+    def _may_draw_before(self, code: CodeType, end: int, depth: int) -> bool:
         names = list[str]()
         items = instructions(code)
         for at, item in enumerate(items[:end]):

@@ -1,0 +1,1 @@
+"""Collate functions, transforms and datasets of libraries that people use, in `samebits.data.DataLoader`."""
