@@ -70,6 +70,8 @@ class CheckOverrides:
     """True if a `Run` looks for forgotten state."""
     raise_incomplete: bool = True
     """True if a `Run` raises what it finds; `verify` sees effects, and asks only for what does no harm."""
+    folders: re.Pattern[str] | None = None
+    """The folders that the check has moved: in a record, a text has the paths below them without these."""
 
 
 OnUnimplemented = Literal["raise", "warn"]

@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from samebits._context import CheckOverrides, process
+from samebits._inspect.tree import of_nested
+from samebits.audit._child.launch import _moved_folders
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._first_difference import first_difference
 from samebits.audit._record.record_file import read_record
@@ -227,3 +230,64 @@ def test_a_script_that_takes_back_what_the_command_promised_is_refused(tmp_path,
             f"Write enable_op_determinism({as_strong}) there, or remove that call.\n"
         )
         assert done.stderr == (line if weaker else "")
+
+
+def test_a_text_counts_without_the_folders_that_a_check_moves(tmp_path, monkeypatch):
+    """As a value, a key or in a list: equal below the folders of two processes; controls: another name, and no check."""
+    root, checked, plain = tmp_path / "root", [], []
+    for folder, name in (("a", "x.pt"), ("b", "x-v1.pt"), ("b", "x.pt"), ("b", "../bb/x.pt")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        monkeypatch.setenv("PWD", str(tmp_path / folder))
+        file = os.path.abspath(name)
+        state = {"best": file, file: [1, [file]], "run": f"{root}{file}"}
+        state["scratch"] = f"{tmp_path}/{ord(folder)}/t/tmp{folder}1/log"
+        for overrides, hashes in (
+            (CheckOverrides(folders=_moved_folders(str(root))), checked),
+            (CheckOverrides(), plain),
+        ):
+            monkeypatch.setattr(process, "overrides", overrides)
+            hashes.append(of_nested(state))
+    assert checked[0] == checked[2] and checked[0] not in (checked[1], checked[3])
+    assert plain[0] != plain[2]
+
+
+PATHS_IN_STATE = """
+import os, sys, tempfile
+import torch
+import samebits
+samebits.set_random_seed(0)
+samebits.enable_op_determinism()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with samebits.Run("run", model=model, optimizer=optimizer, save=2) as run:
+    run.state.files = {"best": [os.path.abspath("best.pt"), tempfile.mkdtemp()], "run": str(run.run_dir)}
+    run.state.name = os.getcwd().replace("/", ":") if "name" in sys.argv else ""
+    data = [{"x": torch.randn(2, 2), "path": os.path.abspath(f"{i}.png")} for i in range(6)]
+    for step, batch in run.steps(data, epochs=2):
+        loss = model(batch["x"]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("argument", "status"), [((), 0), (("name",), 1)])
+def test_absolute_paths_in_state_and_batch_are_no_difference(tmp_path, argument, status):
+    """A script that keeps paths of its folder, of a temporary one and of its run is VERIFIED; control: what is made of a path differs."""
+    (tmp_path / "train.py").write_text(PATHS_IN_STATE)
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--checks",
+        "kill-mid-epoch",
+        "train.py",
+        *argument,
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("NOT REPRODUCIBLE: run again" if status else "VERIFIED")

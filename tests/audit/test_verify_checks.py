@@ -108,6 +108,8 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
         "workers. Not proven: number of threads (measured, not promised)."
     )
     assert len(report["proven"]) == 8
+    told = "kills within the first 8 of about 15 steps: what changes later is not tried"
+    assert (report["planned_steps"], report["notes"]) == (15, [told]) and f"note: {told}\n" in table
     assert sorted(os.listdir(tmp_path)) == ["out.json", "train.py"]
     assert os.listdir(temporary) == []
 

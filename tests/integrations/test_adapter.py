@@ -71,6 +71,63 @@ def test_verify_proves_the_example(tmp_path, name):
     assert "note: " not in done.stdout
 
 
+KERAS = """
+import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy as np
+from samebits.integrations.keras import Resumable
+keras.utils.set_random_seed(0)
+class Custom(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inside = keras.layers.Dense(1)
+    def call(self, x, training=False):
+        return self.inside(x)
+x = np.random.default_rng(1).normal(size=(20, 3)).astype("float32")
+model = Custom()
+model.compile(optimizer="sgd", loss="mse")
+callbacks = [Resumable("runs/a"), keras.callbacks.ReduceLROnPlateau(patience=1)]
+model.fit(x, x[:, :1], batch_size=4, epochs=3, validation_split=0.2, verbose=0, callbacks=callbacks)
+"""
+LIGHTNING = """
+import lightning as L, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from samebits.integrations.lightning import Resumable
+L.seed_everything(0, workers=True)
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+    def training_step(self, batch, i):
+        return self.net(batch[0]).square().mean()
+    def validation_step(self, batch, i):
+        self.log("val", self.net(batch[0]).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-2)
+data = torch.utils.data.TensorDataset(torch.randn(24, 3))
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+shown = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+callbacks = [Resumable("runs/a"), ModelCheckpoint(dirpath="ck", monitor="val", save_top_k=2)]
+L.Trainer(max_epochs=3, callbacks=callbacks, **shown).fit(Net(), loader, loader)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "source"), [("keras", KERAS), ("lightning", LIGHTNING)])
+def test_what_a_library_keeps_below_a_callback_is_no_loss(tmp_path, name, source):
+    """Keras's model below a callback, and the paths and the score of a ModelCheckpoint, whose files a killed process left: VERIFIED."""
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    (tmp_path / "train.py").write_text(source)
+    command = [sys.executable, "-m", "samebits", "verify", "--checks", "kill", "--seed", "1", "train.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **SUPPORT}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("VERIFIED: ")
+
+
 def test_the_oldest_versions_are_the_floors():
     """`make integrations OLDEST=1` installs the very versions that pyproject.toml admits first."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -185,6 +185,7 @@ class Walk(ABC):
         """Notes objects given to `Run`, whose state_dict is elsewhere: only what it leaves out is walked."""
         for thing in objects.values():
             self._given.add(id(thing))
+            self._seen.update(map(id, getattr(thing, "__saved_objects__", list)()))  # an adapter's are whole
             if isinstance(thing, torch.nn.Module):
                 self._given.update(map(id, thing.modules()))
 

@@ -13,6 +13,7 @@ import xxhash
 
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
+from samebits._context import process
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _DEPTH = 6
@@ -35,7 +36,17 @@ class Leaves(NamedTuple):
 
 def plain(value: Any) -> bytes:
     """Returns the hash of a plain value, or of sequences of them (marshal 2: no back references)."""
-    return xxhash.xxh3_64_digest(marshal.dumps(value, 2))
+    return xxhash.xxh3_64_digest(marshal.dumps(_without_folders(value), 2))
+
+
+def _without_folders(value: Any) -> Any:
+    """Returns a plain value, or a sequence of them, as it is wherever a check has put the folders."""
+    folders = process.overrides.folders
+    if folders is None:
+        return value
+    if type(value) is str:
+        return folders.sub("", value)
+    return type(value)(map(_without_folders, value)) if type(value) in (list, tuple) else value
 
 
 def leaf(value: Any) -> bytes:
@@ -75,7 +86,7 @@ def nested(value: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
     """Yields (path, hash) of every leaf of mappings, sequences, dataclasses and plain objects' attributes."""
     for name, one, parts in digest.walk(value, path, _parts_of, _DEPTH):
         if parts is None:
-            yield name, one if type(one) is _Hash else leaf(one)
+            yield _without_folders(name), one if type(one) is _Hash else leaf(one)
 
 
 def _parts_of(value: Any) -> digest.Parts | None:

@@ -283,6 +283,10 @@ class _CheckpointState:
         connector.restore_datamodule()
         connector.restore_model()
         connector.restore_callbacks()
+        saved = self.restored["checkpoint"].get("callbacks", {})
+        for one in trainer.checkpoint_callbacks:  # a ModelCheckpoint saves it, and leaves it as it is
+            if "current_score" in saved.get(one.state_key, {}):
+                one.current_score = saved[one.state_key]["current_score"]
         self._module.load_state_dict(weights)  # a checkpoint of averaged weights has set those
         trainer.should_stop = self.restored["should_stop"]
         trainer.num_sanity_val_steps = (

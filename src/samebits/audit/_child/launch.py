@@ -10,6 +10,7 @@ import builtins
 import ctypes
 import importlib.machinery
 import os
+import re
 import signal
 import sys
 import types
@@ -110,6 +111,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         num_workers=spec.num_workers,
         commit_steps=spec.commit_steps,
         raise_incomplete=spec.run_root is None,
+        folders=None if spec.run_root is None else _moved_folders(spec.run_root),
     )
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
@@ -143,6 +145,17 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.listing_seed is not None:
         stack.enter_context(audit._child.variations.set_listing_order(spec.listing_seed))
     return recorder
+
+
+def _moved_folders(run_root: str) -> re.Pattern[str]:
+    """Returns what matches the folders that are others in each process, and a temporary file's own name.
+
+    So is the number that Lightning gives a file of which a killed process had written the first one.
+    """
+    fixed = {run_root, os.path.realpath(run_root), os.getcwd(), os.environ.get("PWD", "/")} - {"/"}
+    names = "|".join(map(re.escape, sorted(fixed, key=len, reverse=True)))
+    temporary = rf"{re.escape(os.path.dirname(run_root))}/\d+/t(?:/[^/]+)?"  # of a killed process, too
+    return re.compile(rf"(?:{names}|{temporary})(?![\w.-])|-v\d+(?=\.ckpt)")
 
 
 def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
 from samebits._inspect.tree import PLAIN, Leaves, leaf, of_nested, plain
+from samebits.train._loop.batch_source import length
 
 _MOST_ROOTS = 64
 
@@ -96,6 +97,13 @@ class ObservedObjects:
         """Returns the iterable of the run's current loop."""
         loops = getattr(self._run, "_loops", None)
         return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
+
+    def planned_steps(self) -> int | None:
+        """Returns the number of steps of the run's current loop, if nothing cuts it; None: not known."""
+        loop = self._run._loops.current
+        driver: Any = None if loop is None or loop.driver is None else loop.driver()
+        each = getattr(driver, "_steps_per_epoch", None) or length(getattr(driver, "_loader", None))
+        return each and driver._epochs * each
 
     def models(self) -> dict[str, torch.nn.Module]:
         """Returns modules by the prefix of their names: those given to `Run`, then others that trained."""

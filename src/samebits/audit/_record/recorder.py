@@ -93,7 +93,8 @@ class Recorder(Observer, TorchListener):
         self._subjects = ObservedObjects(self.note)
         self._lines = LineWriter(file, self._subjects, full=self._full, all_memory=all_memory)
         self._runs = 0
-        self._loops: list[str] = []
+        self._loops: dict[str, int | None] = {}
+        """The loops that were begun, and the number of steps that each has if nothing cuts it."""
         self._updates = UpdateDetector(self._subjects.parameters)
         self._step: ObservedStep | None = None
         self._held: ObservedStep | None = None
@@ -149,7 +150,7 @@ class Recorder(Observer, TorchListener):
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
         """Writes the line of the step that is over, or the first line of this process."""
         if step.loop not in self._loops:
-            self._loops.append(step.loop)
+            self._loops[step.loop] = self._subjects.planned_steps()
         if not self._begun:
             self._begun = True
             self._resumed_from = step.step if run.resumed else None
@@ -339,6 +340,7 @@ class Recorder(Observer, TorchListener):
             "loaders": [*self.loaders.samebits, *self.loaders.torchs],
             "torch_loaders": self.loaders.torchs if self._reads_torchs else [],
             "resumed_from": self._resumed_from,
+            "planned": None if None in self._loops.values() else sum(filter(None, self._loops.values())),
             "threads": self._threads,
             "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),

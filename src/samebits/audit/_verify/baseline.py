@@ -179,6 +179,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         epoch_lasts=_epoch_lasts(lines),
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
         uses_run=_uses_run(end),
+        planned=end.get("planned"),
         loaders=end.get("loaders"),
         torch_loaders=end.get("torch_loaders", ()),
         other_loaders=", ".join(

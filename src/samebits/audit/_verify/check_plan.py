@@ -44,6 +44,8 @@ class BaselineFacts:
     epoch_firsts: frozenset[int]
     validations: tuple[int, ...]
     uses_run: bool
+    planned: int | None = None
+    """The number of steps of the whole run, where `steps` are its first ones; None: not known."""
     loaders: list[int] | None = None
     """The script's number of workers for each of its loaders; None: not known."""
     torch_loaders: Sequence[int] = ()

@@ -133,6 +133,7 @@ class _Verification:
             files=self._files(),
             nproc_per_node=self.request.nproc_per_node,
             shortened_to=self.request.steps,
+            planned_steps=facts.planned,
         )
 
     def _files(self) -> dict[str, str]:
@@ -163,10 +164,16 @@ class _Verification:
             notes.append(
                 f"--in-place: files that the script itself writes below {Path.cwd()} were overwritten"
             )
+        kills = any(name.startswith("kill") for name in self.request.groups)
         if self.request.steps is not None and not facts.uses_run:
             notes.append(
                 "the script has no samebits.Run: its epochs were not shortened, so validation may not have "
                 "been reached"
+            )
+        elif self.request.steps is not None and len(facts.steps) < (facts.planned or math.inf) and kills:
+            whole = "steps" if facts.planned is None else f"of about {facts.planned} steps"
+            notes.append(
+                f"kills within the first {len(facts.steps)} {whole}: what changes later is not tried"
             )
         return notes
 

@@ -117,6 +117,8 @@ class VerifyReport:
     """The groups that `--checks` selected."""
     shortened_to: int | None = None
     """The number of steps of each run, where `--steps` set one."""
+    planned_steps: int | None = None
+    """The number of steps that the whole run has; None: not known."""
     nproc_per_node: int | None = None
     """The number of ranks, where torchrun started them."""
     left_out: tuple[Check, ...] = ()
@@ -231,6 +233,7 @@ class VerifyReport:
                 "within": self.within,
             },
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "planned_steps": self.planned_steps,
             "verdict": self.verdict(),
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],
