@@ -8,7 +8,7 @@ from samebits.arithmetic import BITS
 from samebits.audit._first_difference import Difference
 from samebits.audit._verify.baseline import _without_folders
 from samebits.audit._verify.check_plan import KILL_ROWS, MID_EPOCH, Check, ProcessVariation
-from samebits.audit._verify.verify_report import CheckRow, VerifyReport
+from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport, cure_of
 from samebits.audit._verify.verify_table import PLAIN_WIDTH, show
 
 NO_RUN, NO_LOADER = "the script does not use samebits.Run", "the script makes no torch or samebits loader"
@@ -148,3 +148,59 @@ def test_a_note_that_differs_by_its_path_alone_is_told_once():
     told = "benchmark = True at /home/a b/train.py:9 is not followed"
     assert _without_folders(told) == _without_folders(told.replace("/home/a b", "/tmp/x/layer of root of y"))
     assert _without_folders(told) != _without_folders(told.replace(":9", ":8"))
+
+
+KILL = Check("kill", "killed")
+ADAPTER = "Here there is no run.state, and Run(ignore=[...]) is Resumable(ignore=[...])."
+
+
+@pytest.mark.parametrize(
+    ("component", "path", "seen", "said"),
+    [
+        ("state", "callbacks[0].best", Circumstances(), "take it back in load_state_dict"),
+        ("locals", "sched.last_epoch", Circumstances(), 'run.add("sched", samebits.state.attributes(sched))'),
+        (
+            "locals",
+            "opt.masters",
+            Circumstances(given=frozenset({"opt"})),
+            "its state_dict leaves opt.masters out",
+        ),
+        ("locals", "ema.n", Circumstances(unsaved={"ema.n": "the line"}), "the line."),
+        ("loss", "", Circumstances(unsaved={"cur": "the line"}), "IncompleteStateError: the line."),
+        ("locals", "best", Circumstances(), "run.state.NAME"),
+        ("locals", "loader.dataset.count", Circumstances(), "compute it from the index"),
+        *(
+            (name, "callback_A._model.x", Circumstances(adapter=ADAPTER), ADAPTER)
+            for name in ("locals", "loss")
+        ),
+    ],
+)
+def test_the_cure_of_a_lost_value_can_be_typed(component, path, seen, said):
+    """By what is known of it: a callback's, an object that was given or not, the run's own finding, an adapter's program."""
+    found = cure_of(KILL, Difference(1, component, (path,) if path else ()), seen)
+    assert said in found and found.endswith(".") and not found.endswith(".."), found
+    assert not (seen.adapter and "samebits.Run" in found)
+
+
+@pytest.mark.parametrize("component", ["generators", "model", "loss"])
+@pytest.mark.parametrize(
+    ("seen", "fresh"),
+    [
+        (Circumstances(), True),
+        (Circumstances(as_run=True), False),
+        (Circumstances(seeded=True, switched=True), False),
+    ],
+)
+def test_seeds_and_the_switch_are_advised_only_where_they_are_missing(component, seen, fresh):
+    """Under `--run`, and in a script that sets seed and switch, no cure says to do so; in another it does (control)."""
+    found = cure_of(AGAIN, Difference(-1, component, (), place="start"), seen)
+    assert found and ("set_random_seed" in found or "`--run`" in found) == fresh, found
+
+
+def test_an_error_is_one_line_in_the_table_and_whole_in_the_verdict(capsys):
+    """A row whose process raised: the lines to paste are in the verdict and in the JSON, not in the cell."""
+    error = "a process raised: ResumeMismatchError: ema differs\nTo save it:\n    run.add('ema', ema)"
+    report, lines = printed(capsys, CheckRow(AGAIN, 8), CheckRow(KILL, 8, failed=error))
+    assert report.verdict() == f"NOT REPRODUCIBLE: killed: {error}."
+    assert "run.add" not in "".join(cells(lines)) and "ResumeMismatchError" in "".join(cells(lines))
+    assert error in report.to_dict()["rows"][1]["note"]

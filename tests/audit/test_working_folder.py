@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.audit._first_difference import Difference
-from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.child_processes import scratch_folder
-from samebits.audit._verify.verify_report import cure_of
 from samebits.audit._verify.working_folder import FEW_BYTES, MOST_BYTES, Links, Overlay, WrittenError
 from samebits.errors import VerifyError
 
@@ -523,20 +520,3 @@ def test_a_script_that_depends_on_where_it_is_differs_when_it_is_run_again(train
     (trained / "train.py").write_text(TRAINS.replace("SEED", seed))
     done = verify(trained, "train.py", way=way)
     assert done.returncode == 1 and "NOT REPRODUCIBLE: run again" in done.stdout, done.stdout + done.stderr
-
-
-def test_cures_name_the_callback_and_the_object():
-    """A callback's attribute, and a local object's; a plain local variable has the general cure (negative control)."""
-    kill = Check("kill", "killed")
-    cures = [
-        cure_of(kill, Difference(1, component, (path,)))
-        for component, path in (
-            ("state", "callbacks[0].best"),
-            ("locals", "sched.last_epoch"),
-            ("locals", "best"),
-            ("locals", "loader.dataset.count"),
-        )
-    ]
-    assert "take it back in load_state_dict" in cures[0]
-    assert "samebits.Run(..., sched=sched)" in cures[1]
-    assert all("run.state.NAME" in cure for cure in cures[2:])

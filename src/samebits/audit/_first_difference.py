@@ -51,7 +51,11 @@ def _verb(difference: Difference) -> str:
     if difference.component == "end":
         return "differs"
     plural = difference.component == "locals" and len(difference.paths) > 1
-    return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
+    return (
+        "differ"
+        if plural or difference.component in {"steps", "generators", "buffers", "inputs"}
+        else "differs"
+    )
 
 
 _TITLES = {
@@ -61,6 +65,7 @@ _TITLES = {
     "lr": "learning rate",
     "eval": "evaluation outputs",
     "memory": "what the program holds",
+    "inputs": "the model's inputs",
 }
 
 
@@ -80,7 +85,7 @@ def shortened(items: Sequence[str], shown: int = 2) -> str:
     return ", ".join(items[:shown]) + (f", ... {len(items) - shown} more" if len(items) > shown else "")
 
 
-_MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
+_MADE = ("batch", "inputs", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
 AFTER_A_BODY = ("generators", "data", *_MADE, "scalars", "locals", "locals_at_exit")
 """Causal order inside a step. A line is taken after the body, so locals are mostly consequences there.
 
@@ -96,7 +101,7 @@ _AT_EXIT = "locals_at_exit"
 _LOCALS = ("scalars", "locals", _AT_EXIT)
 _MEMORY = "memory"
 """All values that could be read of the program (`take_memory`): causes, no differences by themselves."""
-_EFFECTS = frozenset({"loss", "model", "output"})
+_EFFECTS = frozenset({"inputs", "loss", "model", "output"})
 """Components that only show that something before them differs."""
 SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
@@ -303,7 +308,8 @@ def _parts(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the paths that differ by component, for components of both lines (of evaluations: of one).
 
-    Generators count only together with something else: a draw that changes nothing is no difference.
+    Generators, and a model's inputs, count only together with something else: what changes nothing is no
+    difference.
     """
     found: dict[str, tuple[str, ...]] = {}
     for component in {*mine.values, *theirs.values} - {_MEMORY}:
@@ -329,7 +335,7 @@ def _parts(
             found[component] = paths
     if "optimizer" in mine.values and "optimizer" in theirs.values:
         found.pop("lr", None)
-    return {} if found.keys() == {"generators"} else found
+    return {} if found.keys() <= {"generators", "inputs"} else found
 
 
 def _without_ignored(

@@ -79,6 +79,7 @@ class OpenRun:
         """Opens the run of these objects."""
         chosen: dict[str, Any] = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
         self.run = Run(self.run_dir, **chosen, **objects).__enter__()
+        self.run._cures = f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}."
         return self.run
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -86,7 +87,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}.")
+                error.add_note(run._cures)
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

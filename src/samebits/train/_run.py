@@ -129,6 +129,8 @@ class Run:
     """The folder (or URL) of the run's commits; None without one."""
     resumed: bool
     """True if a commit was found at `with`: the run continues from it."""
+    _cures = ""
+    """The advice of an adapter, whose user has no `Run` in hand, for a value that is not saved."""
 
     @explain_wrong_calls(explain_run)
     def __init__(

@@ -33,7 +33,7 @@ class ObservedStep:
     differentiated: list[Any] = field(default_factory=list)
     """Numbers whose gradient `torch.autograd.grad` computed."""
     inputs: list[Leaves] = field(default_factory=list)
-    """The inputs of each training forward of a plain script."""
+    """The inputs of each training forward: the batch of a plain script."""
     outputs: list[bytes] = field(default_factory=list)
     """The hashes of the outputs of evaluations."""
 

@@ -111,6 +111,8 @@ class Recorder(Observer, TorchListener):
         """The promises of the switch in the steps so far; None: it was off in one."""
         self._harmless: set[str] = set()
         """Paths of values that the runs know to be printed only, or are to ignore."""
+        self._cures: dict[str, Any] = {}
+        """For `verify`'s advice: that of an adapter and of the run's check, and the run's objects."""
         self._resumed_from: int | None = None
         self._settings: tuple[Any, ...] | None = None
         """The switch and the number of threads in the newest step."""
@@ -158,6 +160,8 @@ class Recorder(Observer, TorchListener):
             self._initial(before, frame, fresh=not run.resumed)
         elif self._step is not None:
             self._step.ends |= run._stop_requested or process.overrides.stop_after_steps == step.step
+            if self._step.inputs:
+                self._step.components["inputs"] = self._step.batch()
             self._write(self._step, frame)
         self._step = None
 
@@ -173,6 +177,7 @@ class Recorder(Observer, TorchListener):
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
         self._harmless |= run._completeness.harmless
+        self._cures = {"adapter": run._cures, "unsaved": run._completeness.unraised, "given": [*run.objects]}
         if run._completeness.printed:
             self.note(
                 f"not compared, as they are only printed: {', '.join(sorted(run._completeness.printed))}"
@@ -226,7 +231,7 @@ class Recorder(Observer, TorchListener):
             return
         if evaluates:
             step.outputs.append(of_nested(output).hashes)
-        elif not self._runs:
+        else:
             step.inputs.append(of_nested(inputs))
 
     @_note_exceptions
@@ -345,6 +350,7 @@ class Recorder(Observer, TorchListener):
             "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
+            "cures": {**self._cures, "seeded": process.seed is not None},
             "compiled": [len(compiled_here), sum(compiled_here.values())],
         }
         if self._loader_generators:
@@ -355,7 +361,8 @@ class Recorder(Observer, TorchListener):
             line["files"] = self._digests(self.read)
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()
-        line["error"] = None if error is None else f"{type(error).__name__}: {error}"
+        notes = getattr(error, "__notes__", ())
+        line["error"] = None if error is None else "\n".join([f"{type(error).__name__}: {error}", *notes])
         self.file.write(line)
         return final
 

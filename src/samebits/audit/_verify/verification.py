@@ -30,7 +30,7 @@ from samebits.audit._verify.check_plan import (
 )
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
-from samebits.audit._verify.verify_report import CheckRow, VerifyReport
+from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport
 from samebits.audit._verify.working_folder import WrittenError, working_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 
@@ -134,6 +134,18 @@ class _Verification:
             nproc_per_node=self.request.nproc_per_node,
             shortened_to=self.request.steps,
             planned_steps=facts.planned,
+            circumstances=self._circumstances(baseline, facts),
+        )
+
+    def _circumstances(self, baseline: Record, facts: BaselineFacts) -> Circumstances:
+        known = (baseline.end or {}).get("cures", {})
+        return Circumstances(
+            self.request.as_run,
+            known.get("seeded", False),
+            facts.across is not None,
+            known.get("adapter", ""),
+            frozenset(known.get("given", ())),
+            known.get("unsaved", {}),
         )
 
     def _files(self) -> dict[str, str]:

@@ -18,6 +18,22 @@ ALL_EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
 
 
 @dataclass(frozen=True)
+class Circumstances:
+    """The facts that advice depends on: how the script was started, and what its first run showed."""
+
+    as_run: bool = False
+    seeded: bool = False
+    """The script calls samebits.set_random_seed."""
+    switched: bool = False
+    adapter: str = ""
+    """The advice of an adapter for a value that is not saved; empty without one."""
+    given: frozenset[str] = frozenset()
+    """The names of the run's objects."""
+    unsaved: Mapping[str, str] = field(default_factory=dict)
+    """The paths that the run's own check for forgotten state found, each with its message."""
+
+
+@dataclass(frozen=True)
 class CheckRow:
     """The outcome of one check."""
 
@@ -64,11 +80,11 @@ class CheckRow:
             return f"{rank}differs first at step {self.difference.step}"
         if self.difference is not None:
             return replace(self.difference, others=()).sentence()
-        return self.failed or self.could_not or "equal"
+        return self.failed.partition("\n")[0] or self.could_not or "equal"
 
     def cause(self) -> str:
         """The result with the other components that differ in the same step."""
-        return self.difference.sentence() if self.difference else self.result()
+        return self.difference.sentence() if self.difference else self.failed or self.result()
 
     def notes(self) -> tuple[str, ...]:
         """The notes that a reader needs beside the result."""
@@ -95,7 +111,7 @@ class CheckRow:
                 "sentence": found.sentence(),
             },
             "note": "; ".join(
-                filter(None, (*self.notes(), "" if self.equal is False and found else self.result()))
+                filter(None, (*self.notes(), "" if self.equal is False and found else self.cause()))
             ),
         }
 
@@ -126,6 +142,7 @@ class VerifyReport:
     within: float | None = None
     required: tuple[str, ...] = ()
     """The groups, or kills, that `--require` named."""
+    circumstances: Circumstances = Circumstances()
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of the script, its modules and the files that it read, by path."""
 
@@ -176,9 +193,8 @@ class VerifyReport:
         if self.exit == ALL_EQUAL:
             return self._proven()
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
-        return (
-            f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()
-        )
+        cure = cure_of(row.check, row.difference, self.circumstances)
+        return f"NOT REPRODUCIBLE: {row.check.name}: {row.cause().removesuffix('.')}. {cure}".strip()
 
     def _proven(self) -> str:
         """Returns in words what the rows prove. VERIFIED is claimed only of a run killed and resumed."""
@@ -300,20 +316,37 @@ def _join_words(items: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))
 
 
+_OUTSIDE = "the clock, entropy of the system, a process id, the order of a set or of os.listdir"
 _ALWAYS = {
-    "initial": "Call samebits.set_random_seed(seed) before the model is built",
-    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or give the "
-    "object to it (`samebits.Run(..., name=object)` or `run.add`)",
-    "generators": "Something draws random numbers that were not seeded: call samebits.set_random_seed(seed) "
-    "first, or let `--run` set the seeds of a script as it is",
+    "locals": f"It must not depend on {_OUTSIDE}, or a random number that was not seeded",
     "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that "
     "was not seeded, or on what another element left in its worker, such as a memo of a draw",
     "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random "
     "number that was not seeded",
     "loss": "The computation must not depend on the clock, the order of a set, or a random number that was "
-    "not seeded; `--run` shows whether samebits.enable_op_determinism() fixes it",
+    "not seeded",
+}
+_UNSEEDED = {
+    "initial": "Call samebits.set_random_seed(seed) before the model is built",
+    "generators": "Something draws random numbers that were not seeded: call samebits.set_random_seed(seed) "
+    "first, or let `--run` set the seeds of a script as it is",
+}
+_SEEDED = {
+    "initial": f"A seed is set: the first values must not depend on {_OUTSIDE}",
+    "generators": "A seed is set: the script seeds this generator anew, or draws from it another number of "
+    f"times, by what differs between two runs ({_OUTSIDE})",
+}
+_BY_GROUP = {
+    "threads": "What computes outside of torch (NumPy, SciPy, an extension in C++) may split its work by the "
+    "number of threads: compute it in torch",
+    "cpu": "What computes outside of torch (NumPy, PIL, OpenCV) may give other bits on another CPU: compute "
+    "it in torch, or once and store it",
 }
 _KILLED = {
+    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or give the "
+    "object to it (`samebits.Run(..., name=object)` or `run.add`)",
+    "inputs": "Something that makes the model's inputs, besides the batch, is not in the run: give the "
+    "object to samebits.Run, or keep the value in `run.state`; a cursor of a database cannot be saved",
     "optimizer": "Give the optimizer, and whatever sets its learning rate, to samebits.Run, so that a "
     "restart restores them",
     "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own",
@@ -344,25 +377,29 @@ _REPLICAS = {
 }
 
 _IN_A_LOADER = re.compile(r"(dataset|sampler|batch_sampler|collate_fn|worker_init_fn)\b")
-_ATTRIBUTE = re.compile(
-    r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
-)
-"""A local object's attribute, such as `sched.last_epoch`; no mapping's keys, no contents of a loader."""
+_PART_OF_A_LOADER = re.compile(r"\.(dataset|sampler|batch_sampler|collate_fn)\b")
+_ATTRIBUTE = re.compile(r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\))")
+"""A local object's attribute, such as `sched.last_epoch`; no mapping's keys."""
 
 
-def cure_of(check: Check, difference: Difference | None) -> str:
+def cure_of(check: Check, difference: Difference | None, seen: Circumstances) -> str:
     """Returns the cure that the first component to differ suggests for such a check; empty if none does."""
     if difference is None:
         return ""
     special = {"kill": _KILLED, "workers": _WORKERS, "replicas": _REPLICAS}.get(check.group, {})
     is_initial = difference.place == "start" and difference.component in {"model", "buffers"}
     component = "initial" if is_initial else difference.component
-    cure = _cure_by_name(check, difference) or special.get(component) or _ALWAYS.get(component)
-    return f"{cure}." if cure else ""
+    seeds = _SEEDED if seen.as_run or seen.seeded else _UNSEEDED
+    cure = _cure_by_name(difference) or (_cure_of_lost(difference, seen) if check.group == "kill" else "")
+    cure = cure or special.get(component) or _BY_GROUP.get(check.group) or seeds.get(component)
+    cure = cure or _ALWAYS.get(component, "")
+    if cure == _ALWAYS["loss"] and not (seen.as_run or seen.switched):
+        cure += "; `--run` shows whether samebits.enable_op_determinism() fixes it"
+    return f"{cure.removesuffix('.')}." if cure else ""
 
 
-def _cure_by_name(check: Check, difference: Difference) -> str:
-    """Returns the cure for the first leaf to differ, by its name: a callback, or an object not restored."""
+def _cure_by_name(difference: Difference) -> str:
+    """Returns the cure for the first leaf to differ by its name: a callback's, a generator in a loader."""
     path = difference.paths[0] if difference.paths else ""
     if path.startswith("callbacks["):
         return "Return it from the callback's state_dict and take it back in load_state_dict"
@@ -371,8 +408,33 @@ def _cure_by_name(check: Check, difference: Difference) -> str:
             "Seed it where it is made, such as `numpy.random.default_rng(seed)`, or give the data to a "
             "samebits.data.DataLoader"
         )
-    attribute = _ATTRIBUTE.match(path)
-    if check.group == "kill" and difference.component == "locals" and attribute:
-        name = attribute[1]
-        return f"Hand it to the run: samebits.Run(..., {name}={name})"
     return ""
+
+
+def _cure_of_lost(difference: Difference, seen: Circumstances) -> str:
+    """Returns what saves a value that a resume lost: by the adapter, by the run's check, by its name."""
+    named = [path for path in difference.paths if path in seen.unsaved]
+    named += seen.unsaved if difference.component in _CONSEQUENCES else []
+    own = f"Outside of verify it is an IncompleteStateError: {seen.unsaved[named[0]]}" if named else ""
+    if own or seen.adapter:
+        return "\n".join(filter(None, (own, seen.adapter)))
+    path = difference.paths[0] if difference.paths else ""
+    if difference.component == "locals" and _PART_OF_A_LOADER.search(path):
+        return (
+            f"A commit holds a loader's position, and not {path}: compute it from the index, or from the "
+            "epoch in set_epoch(epoch)"
+        )
+    attribute = _ATTRIBUTE.match(path)
+    if difference.component != "locals" or not attribute:
+        return ""
+    name = attribute[1]
+    if name in seen.given:
+        return f"{name} was given to the run, and its state_dict leaves {path} out: save and load it there"
+    return (
+        f'Give it to the run, before the loop: run.add("{name}", {name}); where it has no state_dict, '
+        f'run.add("{name}", samebits.state.attributes({name}))'
+    )
+
+
+_CONSEQUENCES = {"inputs", "loss", "optimizer", "model", "output"}
+"""Components whose difference does not show which value was lost."""

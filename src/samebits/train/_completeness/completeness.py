@@ -81,6 +81,8 @@ class Completeness:
         self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
         """The lost changes of the first steps: they are raised together."""
+        self.unraised: dict[str, str] = {}
+        """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
         self.pending = False
         """True from the first lost change to the error: a commit made now would not be complete."""
         self._recomputed: set[str] = set()
@@ -199,11 +201,10 @@ class Completeness:
             self._spent += took
         else:
             self._glance, self._glanced = took, self._glanced + took
-        if process.overrides.raise_incomplete:
-            self._found |= {one.path: one for one in judged.lost}
-        else:
-            late = []
-        self.pending = bool(self._found)
+        raises = process.overrides.raise_incomplete
+        self._found |= {one.path: one for one in judged.lost if one.path not in self.unraised}
+        late = late if raises else []
+        self.pending = raises and bool(self._found)
         self._recomputed |= {one.path for one in judged.recomputed}
         self._warn(judged.printed, printed_message)
         if not self._around_steps:
@@ -213,7 +214,10 @@ class Completeness:
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects) if first else []
             seen = self.seen_by_reader(frame, objects)
-            raise IncompleteStateError(message(changes, late, position, more, seen))
+            text = message(changes, late, position, more, seen)
+            if raises:
+                raise IncompleteStateError(text)
+            self.unraised |= dict.fromkeys([one.path for one in changes], text)
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""
