@@ -12,7 +12,12 @@ import warnings
 import lightning as L
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
@@ -32,6 +37,7 @@ TRAINERS = {
     "averaged": {"max_epochs": 5},
     "limited": {"max_epochs": 5, "limit_train_batches": 6, "accumulate_grad_batches": 4},
     "stream": {"max_epochs": 5, "limit_train_batches": 6},
+    "unfreeze": {"max_epochs": 5, "accumulate_grad_batches": 2},
     "ranks": {"max_epochs": 4, "devices": 2, "strategy": "ddp"},
 }
 
@@ -91,7 +97,7 @@ class Classifier(L.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(logits, batch[1]))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), 0.003)
+        optimizer = torch.optim.AdamW([one for one in self.parameters() if one.requires_grad], 0.003)
         if CASE == "averaged":
             total = self.trainer.estimated_stepping_batches
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=total)
@@ -113,6 +119,18 @@ class Classifier(L.LightningModule):
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         if self.trainer.is_global_zero:
             print("EPOCH", self.current_epoch, rate, self.trainer.global_step, flush=True)
+
+
+class Unfreeze(BaseFinetuning):
+    """Trains the last layer, from the second epoch on the normalization, and then the convolution, too."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.net[:2], train_bn=False)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch in (1, 2):
+            layer = pl_module.net[2 - epoch]
+            self.unfreeze_and_add_param_group(layer, optimizer, lr=0.001 * epoch, train_bn=True)
 
 
 class Manual(Classifier):
@@ -148,6 +166,8 @@ def main(kind, folder):
         import samebits.integrations.lightning
 
         callbacks.append(samebits.integrations.lightning.Resumable(f"{folder}/run", save=3))
+    if CASE == "unfreeze":
+        callbacks.append(Unfreeze())
     if CASE == "averaged":
         callbacks[1] = EMAWeightAveraging(decay=0.9)
     trainer = L.Trainer(

@@ -41,9 +41,9 @@ def test_killed_anywhere_it_ends_as_when_nobody_kills(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["interval", "manual", "averaged", "limited", "stream", "ranks"])
+@pytest.mark.parametrize("case", ["interval", "manual", "averaged", "limited", "stream", "unfreeze", "ranks"])
 def test_other_settings_of_the_trainer(tmp_path, case):
-    """Equal, too: several validations an epoch and max_steps; manual optimization; averaged weights; limits; ranks."""
+    """Equal, too: several validations an epoch and max_steps; manual optimization; averaged weights; limits; gradual unfreezing; ranks."""
     same(tmp_path, seed=1, CASE=case)
 
 

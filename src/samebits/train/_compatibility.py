@@ -12,6 +12,7 @@ from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnimplementedError
 from samebits.state import _in_place
 from samebits.train._object_states import Stateful, parameter_paths, unsaved_buffers
+from samebits.train._parameter_groups import missing
 
 IN_EACH_STATE = (
     "types",
@@ -61,7 +62,7 @@ def check_fits(
         elif name not in objects:
             problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
         else:
-            problems += _differences(name, objects[name], saved)
+            problems += _differences(name, objects, saved)
     if complete and not problems:
         problems += [
             f"{path} is no parameter of both" for path in sorted(parameter_paths(objects) ^ {*saved["grads"]})
@@ -96,7 +97,8 @@ def check_not_lazy(name: str, obj: Any) -> None:
                 )
 
 
-def _differences(name: str, obj: Stateful, saved: Mapping[str, Any]) -> list[str]:
+def _differences(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> list[str]:
+    obj = objects[name]
     then, now = saved["types"][name], type(obj).__qualname__
     if then != now:
         return [f"{name} was a {then}, is a {now}"]
@@ -107,8 +109,8 @@ def _differences(name: str, obj: Stateful, saved: Mapping[str, Any]) -> list[str
     if isinstance(obj, torch.optim.Optimizer):
         before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
         after = [len(group["params"]) for group in obj.param_groups]
-        if before != after:
-            cure = "add_param_group must come before the run is entered"
+        if before != after + [len(group) for group in missing(objects, saved, name)]:
+            cure = "its first groups must be those of the commit"
             return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
     return []
 

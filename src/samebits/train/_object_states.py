@@ -14,6 +14,7 @@ from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators
+from samebits.train import _parameter_groups as parameter_groups
 
 
 @runtime_checkable
@@ -141,6 +142,7 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
         "objects": saved,
         "grads": gradients(parameters),
         "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
+        "param_groups": parameter_groups.names(objects),
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
         "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
@@ -348,11 +350,8 @@ def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
     seen: set[int] = set()
-    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
-    named = [
-        (f"{name}.{path}", p) for name in sorted(modules) for path, p in modules[name].named_parameters()
-    ]
+    named = [*parameter_groups.named_parameters(objects)]
     named += [
         (f"{name}.param_groups.{number}.{index}", parameter)
         for name in sorted(optimizers)

@@ -29,6 +29,7 @@ from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
 from samebits.train._environment_check import Environment
 from samebits.train._loop.loop_positions import Loops
+from samebits.train._parameter_groups import AddedGroups
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Types whose state_dict the walk itself leaves out."""
@@ -97,6 +98,7 @@ class ResumeState:
         self, where: str, objects: Mapping[str, state.Stateful], run_state: state.RunState, loops: Loops
     ) -> None:
         self._where, self._objects, self._run_state, self._loops = where, objects, run_state, loops
+        self.groups = AddedGroups(objects)
         self._saved: dict[str, Any] | None = None
         self._inside: dict[str, Any] | None = None
         """The validation that the commit is in, until it has been entered."""
@@ -170,6 +172,7 @@ class ResumeState:
             self._put_back(self._saved, in_epoch=in_epoch)
         else:
             self._restore(self._saved)
+        self.groups.settle()
         # without its tensors, which may be as large as the model
         self._saved = {"objects": dict.fromkeys(self._saved["objects"])}
         self.made.clear()
@@ -177,6 +180,7 @@ class ResumeState:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
+        self.groups.make(saved)
         restored = Restored(self.made)
         state.restore(self._objects, saved, self._where, restored)
         self._restored = True
@@ -186,6 +190,7 @@ class ResumeState:
 
     def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
+        self.groups.make(saved)
         again = in_epoch or not self._on_demand
         restored = Restored(self.made)
         restored.bind_items(saved["run_state"], self._run_state, set(saved["aliases"]["run_state"]))

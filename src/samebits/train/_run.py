@@ -260,6 +260,8 @@ class Run:
             self._saving.close()
             raise
         process.open_runs[id(self)] = threading.current_thread()
+        if self.run_dir is not None:
+            self._resuming.groups.open()
         if self._replays is not None:
             process.observers.append(self._replays)
         notify("run_opened", self)
@@ -284,6 +286,7 @@ class Run:
                 if isinstance(saved, Resumable):
                     saved._is_state = False
             process.open_runs.pop(id(self), None)
+            self._resuming.groups.close()
             process.position = None
             process.run_key, process.rank_key = self._keys_before
             self._saving.close()

@@ -1,0 +1,124 @@
+"""Parameter groups that a program adds in mid-training: `optimizer.add_param_group(...)`, gradual unfreezing.
+
+A commit has the names of the parameters of each group, as the run's modules name them. A resumed program's
+optimizer begins with the groups of its constructor; those that it lacks are made again before its state is
+loaded. So a group of parameters that no module of the run names is refused where it is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
+from samebits.errors import InvalidArgumentError
+
+Groups = list[list[str | None]]
+"""The paths of the parameters of each group; None for one that no module of the run names."""
+
+
+def named_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters of the modules among `objects`, by path."""
+    for name in sorted(objects):
+        if isinstance(objects[name], torch.nn.Module):
+            yield from ((f"{name}.{path}", one) for path, one in objects[name].named_parameters())
+
+
+def names(objects: Mapping[str, Any]) -> dict[str, Groups]:
+    """Returns for each optimizer among `objects` the names of the parameters of its groups."""
+    paths = {id(parameter): path for path, parameter in named_parameters(objects)}
+    return {
+        name: [[paths.get(id(one)) for one in group["params"]] for group in thing.param_groups]
+        for name, thing in objects.items()
+        if isinstance(thing, torch.optim.Optimizer)
+    }
+
+
+def missing(objects: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> list[list[torch.Tensor]]:
+    """Returns the parameters of the groups that an optimizer lacks; none if the others are not the commit's."""
+    wanted: Groups = saved.get("param_groups", {}).get(name, [])
+    mine, here = names(objects)[name], dict(named_parameters(objects))
+    added = wanted[len(mine) :]
+    if wanted[: len(mine)] != mine or not all(path in here for group in added for path in group):
+        return []
+    return [[here[str(path)] for path in group] for group in added]
+
+
+class AddedGroups:
+    """The groups of a run's optimizers: they are watched while the run is open, and made again by a resume."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._patches = Patches()
+        self._made: list[list[int]] = []
+        """The parameters of groups that the resume has made, until the loop goes on: the program may repeat it."""
+
+    def open(self) -> None:
+        """Checks each group that is added from here on."""
+        optimizer = torch.optim.Optimizer
+        self._patches.put(optimizer, "add_param_group", self._checked(optimizer.add_param_group))
+
+    def close(self) -> None:
+        """Ends the checks."""
+        self._patches.undo()
+
+    def make(self, saved: Mapping[str, Any]) -> None:
+        """Adds the groups of a commit that the optimizers lack; its state has their values."""
+        for name, thing in self._objects.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                for parameters in missing(self._objects, saved, name):
+                    thing.add_param_group({"params": parameters})
+                    self._made.append([id(one) for one in parameters])
+
+    def settle(self) -> None:
+        """Notes that the loop goes on: what the program adds now is new."""
+        self._made.clear()
+
+    def _checked(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            name = self._name_of(optimizer)
+            if name is not None and isinstance(param_group, dict) and "params" in param_group:
+                added = _parameters(param_group)
+                if [id(one) for one in added] in self._made:
+                    return
+                self._check(name, added)
+            original(optimizer, param_group)
+
+        return add_param_group
+
+    def _name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Returns the name in the run of an optimizer, or of one that is around it (Accelerate's)."""
+        groups = vars(optimizer).get("param_groups")
+        return next(
+            (
+                name
+                for name, thing in self._objects.items()
+                if isinstance(thing, torch.optim.Optimizer) and thing.param_groups is groups
+            ),
+            None,
+        )
+
+    def _check(self, name: str, added: list[Any]) -> None:
+        known = {id(parameter) for _, parameter in named_parameters(self._objects)}
+        unknown = [one for one in added if isinstance(one, torch.Tensor) and id(one) not in known]
+        if unknown:
+            raise InvalidArgumentError(
+                f"{name}.add_param_group at {calling_line()}: {len(unknown)} of its {len(added)} parameters "
+                f"(the first of shape {tuple(unknown[0].shape)}) belong to no module of the run, so that a "
+                "resumed run could not make this group again. Give the module that has them to the run, before "
+                'the loop: run.add("body", body); or add the group before `with`.'
+            )
+
+
+def _parameters(group: dict[str, Any]) -> list[Any]:
+    """Returns the parameters of a group that is to be added; an iterator in it becomes a list."""
+    given = group["params"]
+    if not isinstance(given, torch.Tensor | list | tuple | set):
+        given = group["params"] = list(given)
+    several = [given] if isinstance(given, torch.Tensor) else given
+    return [one[1] if isinstance(one, tuple) and len(one) == 2 else one for one in several]

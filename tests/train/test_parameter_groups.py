@@ -1,0 +1,135 @@
+"""Groups that a program adds to an optimizer in mid-training: a commit knows them by name, and a resume makes them again."""
+
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits._digest import of_value
+from samebits.errors import InvalidArgumentError, RunMismatchError
+
+SCHEDULERS = {
+    "none": lambda optimizer: None,
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+}
+
+
+class Killed(Exception):
+    pass
+
+
+def parts(scheduler):
+    samebits.set_random_seed(3)
+    model = nn.Sequential(*(nn.Linear(4, 8), nn.ReLU()), *(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[4].parameters(), 0.01)
+    return model, optimizer, SCHEDULERS[scheduler](optimizer)
+
+
+def batches():
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
+    return [(x[i : i + 4], (x[i : i + 4, 0] > 0).long()) for i in range(0, 16, 4)]
+
+
+def thaw(layer, optimizer, scheduler, rate):
+    layer.requires_grad_(True)
+    optimizer.add_param_group({"params": layer.parameters(), "lr": rate, "initial_lr": rate})
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs.append(rate)
+
+
+def update(model, optimizer, batch):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def by_epochs(folder, kill, scheduler):
+    model, optimizer, schedule = parts(scheduler)
+    objects = {"model": model, "optimizer": optimizer} | ({"schedule": schedule} if schedule else {})
+    with samebits.Run(folder, save=1, **objects) as run:
+        for epoch in run.epochs(4):
+            if epoch in (1, 2):
+                thaw(model[2 if epoch == 1 else 0], optimizer, schedule, 0.002 / epoch)
+            for step, batch in epoch.steps(batches()):
+                if step.number == kill:
+                    raise Killed
+                value = update(model, optimizer, batch)
+            if schedule:
+                schedule.step(*([value] if scheduler == "plateau" else []))
+    return of_value([model.state_dict(), optimizer.state_dict()])
+
+
+def by_steps(folder, kill, scheduler):
+    model, optimizer, schedule = parts(scheduler)
+    with samebits.Run(folder, save=1, model=model, optimizer=optimizer) as run:
+        if schedule:
+            run.add("schedule", schedule)
+        for step, batch in run.steps(batches(), epochs=4):
+            if step.number == kill:
+                raise Killed
+            if step.number in (5, 8):
+                thaw(model[2 if step.number == 5 else 0], optimizer, schedule, 0.01 / step.number)
+            value = update(model, optimizer, batch)
+            if schedule:
+                schedule.step(*([value] if scheduler == "plateau" else []))
+    return of_value([model.state_dict(), optimizer.state_dict()])
+
+
+@pytest.mark.parametrize("scheduler", [pytest.param("none", marks=pytest.mark.slow), "plateau", "cosine"])
+@pytest.mark.parametrize("train", [by_epochs, by_steps])
+def test_gradual_unfreezing_resumes_with_equal_bits(train, scheduler, tmp_path):
+    """Killed before, in and after the epochs (or steps) that add a group, the run ends as one that nobody kills."""
+    expected = train(tmp_path / "whole", None, scheduler)
+    for kill in (3, 5, 9, 14):
+        folder = tmp_path / str(kill)
+        with pytest.raises(Killed):
+            train(folder, kill, scheduler)
+        assert train(folder, None, scheduler) == expected, kill
+
+
+def test_a_group_of_what_no_module_names_is_an_error_at_its_line(tmp_path):
+    """The error names the line and the cure, and nothing is added; with the module in the run (control) there is none."""
+    model, optimizer, _ = parts("none")
+    head = nn.Linear(2, 2)
+    with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer) as run:
+        with pytest.raises(InvalidArgumentError, match=r"(?s)test_parameter_groups.py:\d+.*run\.add\("):
+            optimizer.add_param_group({"params": head.parameters()})
+        assert len(optimizer.param_groups) == 1
+        run.add("head", head)
+        optimizer.add_param_group({"params": head.parameters()})
+        assert len(optimizer.param_groups) == 2
+    torch.optim.SGD([{"params": [torch.zeros(2)]}]).add_param_group({"params": [torch.ones(2)]})
+
+
+def test_a_group_is_repeated_only_by_the_code_before_a_resumed_epoch(tmp_path):
+    """A second group of the same parameters is torch's error, as in a run that nobody killed."""
+    with pytest.raises(Killed):
+        by_epochs(tmp_path / "run", 9, "none")
+    model, optimizer, _ = parts("none")
+    with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer) as run:
+        assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2, 2]
+        for epoch in run.epochs(4):
+            if epoch == 2:
+                thaw(model[0], optimizer, None, 0.1)  # made by the resume: the commit's rate stays
+            for _, batch in epoch.steps(batches()):
+                assert optimizer.param_groups[2]["lr"] == 0.001
+                with pytest.raises(ValueError, match="more than one parameter group"):
+                    thaw(model[0], optimizer, None, 0.1)
+                update(model, optimizer, batch)
+            break
+
+
+def test_another_first_group_is_refused(tmp_path):
+    """Groups are made again only behind those of the commit: a program that begins with other ones is another program."""
+    with pytest.raises(Killed):
+        by_epochs(tmp_path / "run", 9, "none")
+    model, _, _ = parts("none")
+    optimizer = torch.optim.AdamW(model[2].parameters(), 0.01)
+    with pytest.raises(RunMismatchError, match="parameter groups"):
+        with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer):
+            pass
