@@ -122,15 +122,15 @@ class Classifier(L.LightningModule):
 
 
 class Unfreeze(BaseFinetuning):
-    """Trains the last layer, from the second epoch on the normalization, and then the convolution, too."""
+    """Trains the normalization, from the second epoch on the last layer, and then the convolution, too."""
 
     def freeze_before_training(self, pl_module):
-        self.freeze(pl_module.net[:2], train_bn=False)
+        self.freeze(pl_module.net)
 
     def finetune_function(self, pl_module, epoch, optimizer):
         if epoch in (1, 2):
-            layer = pl_module.net[2 - epoch]
-            self.unfreeze_and_add_param_group(layer, optimizer, lr=0.001 * epoch, train_bn=True)
+            layer = pl_module.net[5 if epoch == 1 else 0]
+            self.unfreeze_and_add_param_group(layer, optimizer, lr=0.001 * epoch)
 
 
 class Manual(Classifier):

@@ -144,7 +144,7 @@ LATE = {
     "late: a hook on a parameter": ("", "model[0].weight.register_hook(lambda gradient: gradient * 2)"),
     "late: a method of torch's class": ("", "nn.ReLU.forward = lambda self, given: torch.tanh(given)"),
 }
-NOT_SEEN = {"a cursor", "a file that is written anew", "a generator of the C library"}
+NOT_SEEN = {"a file that is written anew", "a generator of the C library"}
 """What no look finds; docs/limits.md says so."""
 WAYS = COUNTED | {name: (before, f"if step.number == 5: {inside}") for name, (before, inside) in LATE.items()}
 

@@ -1,7 +1,10 @@
 """State in objects of installed packages is found like that in the user's own, and what does no harm is left alone."""
 
+import contextlib
+import importlib
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -9,7 +12,9 @@ import torch
 import carried_state
 import installed_state
 import samebits
+from samebits._context import Position
 from samebits.errors import IncompleteStateError, InvalidArgumentError
+from samebits.train._completeness.completeness import Completeness
 
 PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
 
@@ -220,3 +225,38 @@ def test_transforms_whose_generators_are_set_for_each_element_raise_no_alarm(tmp
             model(images.flatten(1)).square().mean().backward()
             optimizer.step()
     assert run.finished
+
+
+def test_a_look_is_taken_whenever_the_steps_have_doubled_however_dear_it_was():
+    """After steps 8, 16, 32, ... and epochs 4, 8, ..., also when the first looks took an hour; at no other step (control)."""
+    for loop in ("steps", "epochs"):
+        check = Completeness(enabled=True)
+        check._looks, check._spent = 4, 3600.0
+        places = [(n, 0) if loop == "epochs" else (0, n) for n in range(1, 600)]
+        due = [
+            number
+            for number, (epoch, batch) in enumerate(places, 1)
+            if check._is_due(Position("train", epoch, batch, number), time.perf_counter())
+        ]
+        assert due == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+@pytest.mark.parametrize(("at", "named"), [(2, False), (300, True)])
+def test_an_installed_object_that_changes_late_counts_at_once(at, named, tmp_path, monkeypatch):
+    """A change in the first steps (control) may be a cache; the first one after hundreds of steps is state."""
+    (packages := tmp_path / "site-packages").mkdir()
+    (packages / "late_library.py").write_text(
+        "class Rate:\n    k = 1.0\n    def __init__(self): self.k = 1.0\n    def set(self, k): self.k = k\n"
+        "    def get(self): return self.k\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    rate = importlib.import_module("late_library").Rate()
+    samebits.set_random_seed(1)
+    with pytest.raises(IncompleteStateError, match=r"rate\.k") if named else contextlib.nullcontext():
+        with samebits.Run(tmp_path / "run") as run:
+            run.state.total = 0.0
+            for step, _ in run.steps([0] * 600):
+                run.state.total += rate.get()
+                if step.number == at:
+                    rate.set(0.5)
+    sys.modules.pop("late_library")

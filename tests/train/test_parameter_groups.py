@@ -10,7 +10,9 @@ from samebits.errors import InvalidArgumentError, RunMismatchError
 
 SCHEDULERS = {
     "none": lambda optimizer: None,
-    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, patience=0, factor=0.5
+    ),
     "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
 }
 

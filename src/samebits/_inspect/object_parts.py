@@ -104,6 +104,28 @@ def reader_of(kind: type) -> Reader | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
+def is_unreadable_iterator(kind: type) -> bool:
+    """Returns True for an iterator in C whose position nothing shows: a cursor, `itertools.islice`."""
+    return (
+        hasattr(kind, "__next__")
+        and not kind.__dictoffset__
+        and not isinstance(kind.__next__, types.FunctionType)
+        and kind is not itertools.repeat
+        and (reader_of(kind) is None or any(base.__name__ == "Cursor" for base in kind.__mro__))
+    )
+
+
+def is_read_by_next(file: Any) -> bool:
+    """Returns True for a text file that is read line by line, which then does not tell its position."""
+    if not isinstance(file, io.TextIOWrapper) or file.closed or not file.readable() or file.writable():
+        return False
+    try:
+        return file.seekable() and file.tell() < 0
+    except OSError:
+        return True
+
+
 def _buffer(value: Any) -> Iterable[HeldPart]:
     view = memoryview(value)
     if view.nbytes > 2 * _END_BYTES:
@@ -209,6 +231,8 @@ _BY_TYPE: dict[type, Reader] = {
     ),
 }
 _BY_NAME: dict[str, Reader] = {
+    "_csv.reader": _attributes("line_num"),
+    "csv.DictReader": _attributes("reader"),
     "decimal.Context": _attributes("prec", "rounding", "Emin", "Emax", "capitals", "clamp"),
     "sqlite3.Connection": _one("rows", ".total_changes", lambda value: value.total_changes),
     "sqlite3.Cursor": _one("rows", ".connection.total_changes", lambda value: value.connection.total_changes),

@@ -39,7 +39,7 @@ def names(objects: Mapping[str, Any]) -> dict[str, Groups]:
 
 
 def missing(objects: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> list[list[torch.Tensor]]:
-    """Returns the parameters of the groups that an optimizer lacks; none if the others are not the commit's."""
+    """Returns the parameters of the groups that an optimizer lacks; none if its own are not the commit's."""
     wanted: Groups = saved.get("param_groups", {}).get(name, [])
     mine, here = names(objects)[name], dict(named_parameters(objects))
     added = wanted[len(mine) :]
@@ -49,13 +49,13 @@ def missing(objects: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> 
 
 
 class AddedGroups:
-    """The groups of a run's optimizers: they are watched while the run is open, and made again by a resume."""
+    """The groups of a run's optimizers: watched while the run is open, and made again by a resume."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._patches = Patches()
         self._made: list[list[int]] = []
-        """The parameters of groups that the resume has made, until the loop goes on: the program may repeat it."""
+        """Those of a resume, by their parameters; a program may repeat them until the loop goes on."""
 
     def open(self) -> None:
         """Checks each group that is added from here on."""
@@ -110,8 +110,8 @@ class AddedGroups:
             raise InvalidArgumentError(
                 f"{name}.add_param_group at {calling_line()}: {len(unknown)} of its {len(added)} parameters "
                 f"(the first of shape {tuple(unknown[0].shape)}) belong to no module of the run, so that a "
-                "resumed run could not make this group again. Give the module that has them to the run, before "
-                'the loop: run.add("body", body); or add the group before `with`.'
+                "resumed run could not make this group again. Give the module that has them to the run, "
+                'before the loop: run.add("body", body); or add the group before `with`.'
             )
 
 

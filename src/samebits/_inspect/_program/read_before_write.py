@@ -114,6 +114,12 @@ class ReadBeforeWrite:
             self._recomputed[place] = self._is_recomputed(place)
         return self._recomputed[place]
 
+    def reads(self, place: StoredPlace) -> bool:
+        """Returns True if an iteration, or a method that fetches its batch, may read the place."""
+        fetched = [self._access_of(code, place) for code in self._fetches]
+        found = [*fetched, *(self._search(code, place, offset) for code, offset in self._fetching)]
+        return any(one.reads for one in found)
+
     def _is_recomputed(self, place: StoredPlace) -> bool:
         fetched = [(code.co_name, self._access_of(code, place)) for code in self._fetches]
         if any(seen.writes for name, seen in fetched if name == "set_epoch"):
@@ -342,6 +348,7 @@ def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
 
 _ARGUMENTS = {
     **dict.fromkeys(("clear", "zero_"), (0,)),
+    **dict.fromkeys(("execute", "executemany"), (1, 2)),
     **dict.fromkeys(("fill_", "fill", "manual_seed", "seed", "set"), (1,)),
     **dict.fromkeys(("normal_", "uniform_"), (0, 1, 2, 3)),
     "copy_": (1, 2),

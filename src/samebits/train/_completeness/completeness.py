@@ -51,10 +51,12 @@ from samebits.train._completeness.lost_changes import (
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2
+_LATE_STEPS = 256
+"""A cache of an installed package is filled before, or at the end of the first epoch."""
 _SHARE = 0.002
 """The share of the time for checks after the first ones."""
 _EXTRA_SECONDS = 0.1
-"""The time for checks beyond that share: at ends of epochs, and after 8, 16, 32, ... steps of a loop."""
+"""The time for checks beyond that share, at ends of epochs."""
 _MOST = 64
 """The number of checks of a run after which only the first steps and epochs of a loop are checked."""
 _SHARE_OF_GLANCES = 0.001
@@ -169,7 +171,7 @@ class Completeness:
         *,
         ends: bool = False,
     ) -> None:
-        """Checks if due: after each of the first steps and epochs, then as 0.2% of the time and 0.1 s allow.
+        """Checks if due: after the first steps and epochs, at doublings of their number, as time allows.
 
         What the first three steps would lose is one error, after the third or at the loop's end (`ends`).
 
@@ -260,9 +262,11 @@ class Completeness:
         self._epochs += ends_epoch
         if self._steps <= _FIRST_STEPS + 1 or (ends_epoch and self._epochs <= _FIRST_EPOCHS):
             return True
+        # however dear a look is: the time between two of these doubles
+        if self._steps.bit_count() == 1 or (ends_epoch and self._epochs.bit_count() == 1):
+            return self._looks < 2 * _MOST
         cost = self._spent / max(1, self._looks)
-        # a change at the third epoch, or the hundredth step, of a run of a few seconds
-        extra = _EXTRA_SECONDS if ends_epoch or self._steps.bit_count() == 1 else 0.0
+        extra = _EXTRA_SECONDS if ends_epoch else 0.0  # the third epoch of a run of a few seconds
         return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began) + extra
 
     def _late_changes(
@@ -321,6 +325,7 @@ class Completeness:
             return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
         names = committed_names(frame, objects, loader)
+        self._judge.is_late = self._steps > _LATE_STEPS and self._epochs != 1
         return self._judge.judge(changed, frame, program, between, states, names)
 
     def is_ignored(self, change: Change) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from samebits import _digest as digest
 from samebits._inspect import reachable
+from samebits._inspect.object_parts import is_unreadable_iterator
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
@@ -34,6 +35,8 @@ def action_of(kind: type) -> str | None:
     ):
         return "holder"
     action = reachable.thorough_action_of(kind)
+    if (action in {None, "library"} and is_unreadable_iterator(kind)) or issubclass(kind, io.TextIOWrapper):
+        return "cursor"
     if action is None:
         return "installed" if may_hold_state(kind) else None
     return _OF_A_SNAPSHOT.get(action, action)

@@ -107,6 +107,8 @@ class LostChanges:
     """Separates lost changes from values saved elsewhere, recomputed, made once, memoized, or of a clock."""
 
     def __init__(self) -> None:
+        self.is_late = False
+        """True for changes after the steps in which caches are filled."""
         self._equals: dict[str, set[str]] = {}
         """Path of a value to the paths in the commit that had the same value each time that it changed."""
         self._made: set[str] = set()
@@ -191,9 +193,14 @@ class LostChanges:
     def _is_cache(self, change: Change) -> bool:
         """Returns True for a value in an object of an installed package until it has changed a second time.
 
-        A cache is filled once, at its first use; a count changes again. A generator has no first use.
+        A cache is filled once, at its first use, and early; a count changes again. A generator has no first
+        use.
         """
-        if not change.now.installed or change.now.generator:
+        if (
+            not change.now.installed
+            or change.now.generator
+            or (self.is_late and change.path not in self._changes)
+        ):
             return False
         self._changes[change.path] = self._changes.get(change.path, 0) + 1
         return self._changes[change.path] < 2
@@ -306,6 +313,9 @@ def _is_harmless(
     last = change.now.places[-1]
     if last.kind == "memo":
         return not uses.draws(change.now.places[-2].name)
+    if last.kind == "cursor":
+        held = StoredPlace("whole", last.name)
+        return order.recomputed(held) or not order.reads(held)
     if any(order.recomputed(place) for place in _places(change)):
         return True
     if last.kind in _READ_BY:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import itertools
 import sys
 import types
@@ -17,7 +19,7 @@ from samebits._inspect._program import carried_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect.generators_in import generators_in
-from samebits._inspect.object_parts import attributes_of, own_names
+from samebits._inspect.object_parts import attributes_of, is_read_by_next, own_names
 from samebits._inspect.reachable import DEPTH, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
@@ -35,6 +37,9 @@ NONE = plain(None)
 """The hash of None."""
 _WRITTEN = (torch.device, torch.dtype)
 """The classes of keys that a path shows by their `repr`, which has no address."""
+
+
+_LOOKS = itertools.count()
 
 
 class Leaf(NamedTuple):
@@ -384,9 +389,22 @@ class StateSnapshot(Walk):
             return
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
-            self.iterator(path, value, depth)
+            inner = [] if frame is None else gc.get_referents(value)
+            held = [one for one in inner if self.action(type(one)) == "cursor"]
+            unreadable = any(not isinstance(one, io.IOBase) or is_read_by_next(one) for one in held)
+            (self.cursor if unreadable else self.iterator)(path, value, depth)
         if frame is not None:
             carried_locals.release_locals([frame])
+
+    def cursor(self, path: str, value: Any, depth: int) -> None:
+        """Adds a leaf that differs at each look: nothing shows how far an iterator written in C has come."""
+        self.library(path, value, depth)
+        of_a_run = any(type(one).__module__.startswith("samebits.") for one in gc.get_referents(value))
+        if of_a_run or (isinstance(value, io.IOBase) and not is_read_by_next(value)):
+            return
+        self._places.append(StoredPlace("cursor", self._places[-1].name))
+        self.add(path, plain(next(_LOOKS)))
+        self._places.pop()
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """Adds one leaf, which changes with the optimizer's state or its learning rates."""
