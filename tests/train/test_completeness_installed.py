@@ -13,7 +13,7 @@ import carried_state
 import installed_state
 import samebits
 from samebits._context import Position
-from samebits.errors import IncompleteStateError, InvalidArgumentError
+from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
 from samebits.train._completeness.completeness import Completeness
 
 PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
@@ -260,3 +260,62 @@ def test_an_installed_object_that_changes_late_counts_at_once(at, named, tmp_pat
                 if step.number == at:
                     rate.set(0.5)
     sys.modules.pop("late_library")
+
+
+@pytest.mark.parametrize("package", ["kornia", "other"])
+def test_what_an_augmentation_keeps_of_its_last_call_raises_no_alarm(package, tmp_path, monkeypatch):
+    """kornia's `_params` are set by each call, and their reader cannot know it; another package's (control) are named."""
+    (packages := tmp_path / "site-packages").mkdir()
+    (packages / f"{package}.py").write_text(
+        "import torch\nclass _BasicAugmentationBase(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self._params = {}\n"
+        "    def forward(self, x, params=None):\n"
+        "        known = self._params if params is None else params\n"
+        "        self._params = {'p': torch.rand(3) + len(known), 'flip': (torch.rand(()) > 0.5).item()}\n"
+        "        return x * self._params['p'].mean()\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    aug = importlib.import_module(package)._BasicAugmentationBase()
+    model = torch.nn.Linear(3, 1)
+    samebits.set_random_seed(1)
+    named = pytest.raises(IncompleteStateError, match=r"aug\._params")
+    with named if package == "other" else contextlib.nullcontext():
+        with samebits.Run(tmp_path / "run", model=model) as run:
+            for _, x in run.steps([torch.ones(2, 3)] * 12):
+                model(aug(x)).sum().backward()
+                model.zero_grad()
+    sys.modules.pop(package)
+
+
+EXPERTS = """
+import torch
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropped, self.kept = torch.nn.Linear(3, 1), 0, 0
+    def forward(self, x):
+        self.dropped += 1
+        self.kept += 1
+        return self.layer(x) * (1 + self.kept / 100)
+def train(run, model):
+    for _, x in run.steps([torch.ones(2, 3)] * 6):
+        model(x).sum().backward()
+        model.zero_grad()
+    print(model.dropped)
+"""
+
+
+@pytest.mark.parametrize("name", ["dropped", "kept"])
+def test_a_modules_number_that_is_only_printed_is_a_warning(name, tmp_path, monkeypatch):
+    """`model.dropped += 1` for a print warns; `model.kept`, which the output reads (control), stops the run."""
+    (tmp_path / "experts.py").write_text(EXPERTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    experts = importlib.import_module("experts")
+    samebits.set_random_seed(1)
+    model = experts.Experts()
+    printed = pytest.warns(IncompleteStateWarning, match="model.dropped: only printed")
+    expected = printed if name == "dropped" else pytest.raises(IncompleteStateError, match="model.kept")
+    ignored = {"dropped", "kept"} - {name}
+    with expected, samebits.Run(tmp_path / "run", model=model, ignore=[f"model.{ignored.pop()}"]) as run:
+        experts.train(run, model)
+    sys.modules.pop("experts")

@@ -109,8 +109,10 @@ _KNOWN: dict[str, Callable[[Any, str], Attributes | HeldGenerators]] = {
     "albumentations.BasicTransform": _generators,
 }
 """By package and class: the adapter for it, and for classes that are made from it."""
-GENERATORS_ONLY = frozenset(name for name, adapter in _KNOWN.items() if adapter is _generators)
-"""Classes whose generators are all the state that they have."""
+_GENERATORS_ONLY = frozenset(
+    [name for name, adapter in _KNOWN.items() if adapter is _generators]
+    + ["kornia._BasicAugmentationBase", "kornia.SequentialBase", "kornia.RandomGeneratorBase"]
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,6 +120,12 @@ def name_of_known(kind: type) -> str | None:
     """Returns the name in `_KNOWN` of a class or of its nearest base there."""
     names = (f"{_package(base)}.{base.__qualname__}" for base in kind.__mro__)
     return next((name for name in names if name in _KNOWN), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def keeps_only_generators(kind: type) -> bool:
+    """Returns True for a class whose generators are its state: each call overwrites what else it keeps."""
+    return not _GENERATORS_ONLY.isdisjoint(f"{_package(base)}.{base.__qualname__}" for base in kind.__mro__)
 
 
 def parts_with_state(target: Any) -> dict[str, Any]:

@@ -92,12 +92,16 @@ def saved_whole(thing: Any) -> Any:
     return None
 
 
-def may_hold_objects(value: Any) -> bool:
-    """Returns True for an object, and for a list of objects, that may have state of its own."""
-    parts = value if isinstance(value, list | tuple) else (value,)
-    return any(
-        isinstance(one, RESTORABLE) or may_hold_state(type(one)) or is_user_type(type(one)) for one in parts
-    )
+def objects_in(value: Any) -> list[tuple[str, Any]]:
+    """Returns an object that may have state of its own, or those in a list, each with its index."""
+    several = isinstance(value, list | tuple)
+    parts = [(f"[{n}]", one) for n, one in enumerate(value)] if several else [("", value)]
+    return [
+        (index, one)
+        for index, one in parts
+        if not isinstance(one, tuple)
+        and (isinstance(one, RESTORABLE) or may_hold_state(type(one)) or is_user_type(type(one)))
+    ]
 
 
 def named(value: Any) -> str:

@@ -22,7 +22,7 @@ from samebits._inspect.reachable import of_ends
 from samebits._inspect.rng_states import of_state
 from samebits._inspect.structure import ENVIRON, Structure, differences
 from samebits._inspect.tree import PLAIN, leaf, plain
-from samebits._inspect.user_code import may_hold_state
+from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.train._completeness import reachable_state
 
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
@@ -196,11 +196,8 @@ class LostChanges:
         A cache is filled once, at its first use, and early; a count changes again. A generator has no first
         use.
         """
-        if (
-            not change.now.installed
-            or change.now.generator
-            or (self.is_late and change.path not in self._changes)
-        ):
+        late = self.is_late and change.path not in self._changes
+        if not change.now.installed or change.now.generator or late:
             return False
         self._changes[change.path] = self._changes.get(change.path, 0) + 1
         return self._changes[change.path] < 2
@@ -285,6 +282,8 @@ def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
 def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
     """Returns True if the value flows only into output: its variable does, or else its attribute."""
     place = change.now.places[0]
+    if change.now.root == "given":
+        return change.now.value is not None and _is_printed_attribute(change, flow)
     is_variable = place.kind in {"local", "name"} and change.now.root in {"local", "global"}
     if not is_variable or change.now.generator:
         return False
@@ -300,10 +299,18 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     code = next((one.f_code for one in carried_locals.loop_frames(frame) if place.name in one.f_locals), None)
     if not aliased and flow.variable(code if place.kind == "local" else None, place.name):
         return True
+    return _is_printed_attribute(change, flow)
+
+
+def _is_printed_attribute(change: Change, flow: OutputFlow) -> bool:
+    """Returns True for an attribute of a user's class that flows only into output and no base reads."""
     last = change.now.places[-1]
     bases = [base for kind, _ in change.now.owners[-1:] for base in kind.__mro__]
     own = last.kind == "attr" and bool(bases) and not any(map(may_hold_state, bases))
-    return own and flow.attribute(last.name)
+    if not own or not flow.attribute(last.name):
+        return False
+    others = [code for base in bases if not is_user_type(base) for code in user_functions.methods(base)]
+    return not any(last.name in code.co_names for code in others)
 
 
 def _is_harmless(

@@ -27,7 +27,7 @@ from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
-from samebits.state._known_classes import GENERATORS_ONLY, name_of_known
+from samebits.state._known_classes import keeps_only_generators
 from samebits.train._completeness import kinds_of_state
 from samebits.train._loop.accelerate_loader import prepared
 
@@ -296,12 +296,12 @@ class StateSnapshot(Walk):
             if may_hold_state(kind):
                 self.installed_kinds.add(kind)
             own = own_names(kind)
-            # each call of a transform of MONAI or albumentations overwrites what else it keeps
-            draws = name_of_known(kind) in GENERATORS_ONLY
+            draws = keeps_only_generators(kind)  # a transform of MONAI, albumentations, kornia
             for name, item in attributes_of(value).items():
-                if name not in own and (not draws or kinds_of_state.may_hold_objects(item)):
-                    self._owner = kind
-                    self.part("attr", name, f"{path}.{name}", item, 0)
+                for index, part in kinds_of_state.objects_in(item) if draws else [("", item)]:
+                    if name not in own:
+                        self._owner = kind
+                        self.part("attr", name, f"{path}.{name}{index}", part, 0)
         self._owner = None
         self._places, self._owners, self._way = [], [], []
 
