@@ -278,7 +278,7 @@ def test_what_an_augmentation_keeps_of_its_last_call_raises_no_alarm(package, tm
     aug = importlib.import_module(package)._BasicAugmentationBase()
     model = torch.nn.Linear(3, 1)
     samebits.set_random_seed(1)
-    named = pytest.raises(IncompleteStateError, match=r"aug\._params")
+    named = pytest.raises(IncompleteStateError, match="  - aug ")
     with named if package == "other" else contextlib.nullcontext():
         with samebits.Run(tmp_path / "run", model=model) as run:
             for _, x in run.steps([torch.ones(2, 3)] * 12):
