@@ -166,7 +166,7 @@ ADAPTER = "Here there is no run.state, and Run(ignore=[...]) is Resumable(ignore
             "its state_dict leaves opt.masters out",
         ),
         ("locals", "ema.n", Circumstances(unsaved={"ema.n": "the line"}), "the line."),
-        ("loss", "", Circumstances(unsaved={"cur": "the line"}), "IncompleteStateError: the line."),
+        ("loss", "", Circumstances(unsaved={"cur": "the line"}), "it is an error: the line."),
         ("locals", "best", Circumstances(), "run.state.NAME"),
         ("locals", "loader.dataset.count", Circumstances(), "compute it from the index"),
         *(

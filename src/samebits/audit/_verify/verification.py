@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from samebits._progress import Progress
 from samebits.audit._first_difference import Difference, shortened
@@ -139,21 +140,25 @@ class _Verification:
 
     def _circumstances(self, baseline: Record, facts: BaselineFacts) -> Circumstances:
         known = (baseline.end or {}).get("cures", {})
+        resumed = [end.get("cures", {}) for end in self._ends()]
         return Circumstances(
             self.request.as_run,
             known.get("seeded", False),
             facts.across is not None,
             known.get("adapter", ""),
             frozenset(known.get("given", ())),
-            known.get("unsaved", {}),
+            {path: text for one in resumed for path, text in one.get("unsaved", {}).items()},
         )
 
     def _files(self) -> dict[str, str]:
         """Returns the SHA-256 of the script, its modules and the files that it read, by path."""
-        records = [one for ended in self.outcomes.values() for outcome in ended for one in outcome.records]
-        ends = [record.end for record in records if record is not None and record.end is not None]
-        files = {path: text for end in ends for path, text in end.get("files", {}).items()}
+        files = {path: text for end in self._ends() for path, text in end.get("files", {}).items()}
         return dict(sorted(files.items()))
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Returns the last line of each record of a process that was not killed."""
+        records = [one for ended in self.outcomes.values() for outcome in ended for one in outcome.records]
+        return [record.end for record in records if record is not None and record.end is not None]
 
     def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:
         """Announces how long the checks will take, from the seconds of the baseline."""
@@ -171,6 +176,8 @@ class _Verification:
         if len(outside) > SHOWN_FILES:
             notes = [note for note in notes if not note.startswith(OUTSIDE)]
             notes.append(OUTSIDE + shortened(outside, SHOWN_FILES))
+        if unsaved := [*(baselines[0].end or {}).get("cures", {}).get("unsaved", ())]:
+            notes.append(f"outside of verify an IncompleteStateError stops it: {shortened(unsaved)}")
         notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(

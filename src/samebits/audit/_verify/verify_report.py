@@ -415,7 +415,7 @@ def _cure_of_lost(difference: Difference, seen: Circumstances) -> str:
     """Returns what saves a value that a resume lost: by the adapter, by the run's check, by its name."""
     named = [path for path in difference.paths if path in seen.unsaved]
     named += seen.unsaved if difference.component in _CONSEQUENCES else []
-    own = f"Outside of verify it is an IncompleteStateError: {seen.unsaved[named[0]]}" if named else ""
+    own = f"Outside of verify it is an error: {seen.unsaved[named[0]]}" if named else ""
     if own or seen.adapter:
         return "\n".join(filter(None, (own, seen.adapter)))
     path = difference.paths[0] if difference.paths else ""

@@ -166,7 +166,7 @@ class CommitNotes:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
             saved = state.gather(objects) | {"run_state": run_state}
             now = changes.walk(frame, objects, saved, loader)
-            if note is not None and note.loop == position.loop and process.overrides.raise_incomplete:
+            if note is not None and note.loop == position.loop:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
                     note, now, checks, frame, objects, saved, loader, fresh=fresh, outside=by_epoch or over
@@ -177,7 +177,10 @@ class CommitNotes:
         if lost and note is not None:
             noted = {one.path: note.values[one.path].text for one in lost}
             seen = checks.seen_by_reader(frame, objects)
-            raise ResumeMismatchError(mismatch_message(lost, noted, frame, position, self._where, seen))
+            text = mismatch_message(lost, noted, frame, position, self._where, seen)
+            if process.overrides.raise_incomplete:
+                raise ResumeMismatchError(text)
+            checks.unraised |= dict.fromkeys([one.path for one in lost], text)
 
     def take(
         self,

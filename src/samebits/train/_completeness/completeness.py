@@ -154,7 +154,7 @@ class Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
-        check._around_steps, check._warned = True, self._warned
+        check._around_steps, check._warned, check.unraised = True, self._warned, self.unraised
         return check
 
     def begin_epoch(self) -> None:
