@@ -1,3 +1,4 @@
+import functools
 import json
 import multiprocessing
 import os
@@ -6,6 +7,8 @@ import re
 import signal
 import tempfile
 import time
+import warnings
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits.data import DataLoader, Pipeline
 from samebits.errors import (
+    ConflictWarning,
     EmptyDatasetError,
     InvalidArgumentError,
     PipelineError,
@@ -109,9 +113,99 @@ def test_persistent_workers_give_the_same_stream():
     assert stream(make("shuffled", num_workers=2, persistent_workers=True), 3) == stream(make("shuffled"), 3)
 
 
-def test_a_counting_dataset_differs_by_workers():
-    """Negative control: a dataset that counts its calls gives another stream with workers."""
-    assert stream(make("in order", Counting())) != stream(make("in order", Counting(), num_workers=2))
+class CountingBatches(Noisy):
+    """The same, of a dataset that reads a whole batch, holds a large array, and returns a plain count."""
+
+    def __init__(self):
+        super().__init__()
+        self.large, self.seen = np.zeros(1 << 18), []
+
+    def __getitems__(self, indices):
+        self.seen.append(len(indices))
+        return [(self.large[index], len(self.seen)) for index in indices]
+
+
+class Previous(Noisy):
+    """Adds the element before, which is 0 at first."""
+
+    last = torch.zeros(1)
+
+    def __getitem__(self, index):
+        before, self.last = self.last, torch.tensor([float(index)])
+        return before + index
+
+
+def counting_collate():
+    calls = 0
+
+    def collate(rows):
+        nonlocal calls
+        calls += 1
+        return torch.tensor([calls, len(rows)])
+
+    return collate
+
+
+@pytest.mark.parametrize("kind", ["element", "batch", "previous", "collate", "iterator"])
+def test_what_depends_on_the_calls_before_is_read_in_this_process(kind):
+    """A count, an element before, an iterator: 0 and 2 workers give the stream of torch's loader with 0, and a warning."""
+
+    def build(kind_of_loader, **more):
+        if kind == "collate":
+            return kind_of_loader(Noisy(), 5, collate_fn=counting_collate(), **more)
+        if kind == "iterator":
+            return kind_of_loader(Noisy(), 5, collate_fn=lambda rows, it=iter(range(99)): next(it), **more)
+        datasets = {"element": Counting, "batch": CountingBatches, "previous": Previous}
+        return kind_of_loader(datasets[kind](), 5, **more)
+
+    expected = stream(build(torch.utils.data.DataLoader))
+    assert stream(build(DataLoader)) == expected
+    with pytest.warns(ConflictWarning, match="DataLoader: .* has a side effect"):
+        assert stream(build(DataLoader, num_workers=2)) == expected
+
+
+class Caching(Noisy):
+    """Negative control: it keeps what it has computed, and counts for a printout."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache, self.calls, self.index = {}, 0, None
+
+    def __getitem__(self, index):
+        self.calls += 1
+        self.index = index
+        if index not in self.cache:
+            self.cache[index] = torch.tensor([self.index * 2.0])
+        return self.cache[index]
+
+
+def test_a_cache_and_a_count_that_no_element_has_leave_workers_at_work():
+    """What a call leaves without a trace in an element is no reason to read in this process: no warning."""
+    loader = make("in order", Caching(), num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConflictWarning)
+        assert stream(loader) == stream(make("in order", Caching()))
+    assert loader.dataset.calls == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_function_with_a_generator_that_cannot_be_set_is_refused(workers):
+    """The system's generator, in an object that the collate function holds, in tokens or arrays: a PipelineError."""
+
+    class Dropout:
+        def tokens(self, rows):
+            return [[random.SystemRandom().randrange(9) for _ in range(20)] for _ in rows]
+
+        def arrays(self, rows):
+            return UserDict(x=torch.stack(rows) + int.from_bytes(os.urandom(4), "little"))
+
+    for collate in (
+        Dropout().tokens,
+        functools.partial(Dropout().arrays),
+        lambda rows, held=Dropout(): held.tokens(rows),
+    ):
+        with pytest.raises(PipelineError, match=r"collate_fn .*two calls for batch 0"):
+            list(DataLoader(Noisy(), 5, num_workers=workers, collate_fn=collate))
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -158,7 +158,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
             read = getattr(self.dataset, "__getitems__", None) or self.dataset.__getitem__
             self._called = (
                 Function(read, LoaderBatches.kind, stateful=False, of=self.dataset),
-                Function(collate, LoaderBatches.kind, stateful=False),
+                Function(collate, LoaderBatches.kind, stateful=False, is_known=collate is default_collate),
             )
         return self._called
 

@@ -238,6 +238,9 @@ class LoaderBatches(Blocks):
         data = self._read(task)
         fill_if_needed(self.collate.own, task.key, "collate", task.number)
         try:
+            if self.collate.is_to_check():
+                words = int_keys.fold(task.key, "collate", task.number)
+                return [[self.collate.call_checked(data, task.number, words)]]
             with use_offered_memory(self):
                 return [[self.collate.call(data)]]
         except Exception as error:
@@ -274,8 +277,11 @@ class LoaderBatches(Blocks):
 
     def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
         if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
-            if not self.read.compared and self._is_filling():
-                self._each(iter([task.indices[:1]]), task, 1)
+            if self.read.is_to_check():  # all of it where a second call, of a part, would leave something
+                whole = bool(self.read.reading.findings)
+                checked = self._each(iter([task.indices if whole else task.indices[:1]]), task, 1)
+                if whole:
+                    return checked[0]
             fill_if_needed(self.read.own, task.key, "element", task.first)
             return self.dataset.__getitems__(task.indices)
         return self._each(indices, task, len(task.indices))
@@ -283,18 +289,18 @@ class LoaderBatches(Blocks):
     def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
         """Returns the elements; the first of a process that may draw are checked (`call_checked`)."""
         dataset = self.dataset
-        if not self._is_filling():
+        if not (self._is_filling() or self.read.is_to_check()):
             return [dataset[index] for index in indices]
         keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
         filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
         elements: list[Any] = []
         for index, _ in zip(indices, filled, strict=False):
-            if self.read.compared:
-                elements.append(dataset[index])
-            else:
+            if self.read.is_to_check():
                 seed, offset = keys[len(elements)].tolist()
                 place = task.first + len(elements)
                 elements.append(self.read.call_checked(index, place, (seed, offset)))
+            else:
+                elements.append(dataset[index])
         return elements
 
     def _is_filling(self) -> bool:

@@ -203,13 +203,15 @@ def _save_items(target: Any) -> Restore:
 
 
 def _save_variables(table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None) -> Restore:
-    """Returns a function that restores variables; a new one stays."""
+    """Returns a function that restores variables; a new one of a class or a module stays."""
     kept = {name: table[name] for name in (tuple(table) if names is None else names) if name in table}
 
     def restore() -> None:
         for name, value in kept.items():
             if table.get(name, _NOTHING) is not value:
                 put(name, value)
+        for name in set(table) - kept.keys() if names is None and type(table) is dict else ():
+            del table[name]
 
     return restore
 

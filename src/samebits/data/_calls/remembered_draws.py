@@ -7,7 +7,7 @@ of a computed value makes no difference; a memo of a draw is not drawn again, so
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits.data._calls import process_generators
-from samebits.data._calls.keepers import LARGE, Keeper, keepers
+from samebits.data._calls.keepers import LARGE, Keeper, Restore, keepers
 from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
@@ -41,6 +41,10 @@ class UnsetGeneratorError(Exception):
     """Two calls with equal generators gave different results."""
 
 
+class OrderDependentError(Exception):
+    """A result depends on what earlier calls have left: (the result)."""
+
+
 class Memos:
     """The memories of one function, in one process."""
 
@@ -52,18 +56,21 @@ class Memos:
         effects: list[Finding],
         repeatable: bool = True,
         is_read: bool = True,
+        compares_effects: bool = False,
     ) -> None:
         """`own`: generators of objects; `effects`: lasting changes; `repeatable`: False: call it once.
 
-        `is_read`: False: there may be other effects, too.
+        `is_read`: False: there may be other effects, too. `compares_effects`: results tell if these matter.
         """
         self._function, self._own = function, own
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
         self._repeatable = repeatable and all(map(_is_restored, effects))
         large = [one for one in self._keepers if one.array is not None and one.array.nbytes > LARGE]
-        if effects and large:
+        kept = {id(one.array) for one in large} & {effect.target for effect in effects}
+        if effects and large and (kept or not compares_effects):
             self._repeatable = False
+        self._compares = compares_effects or not effects
         self._saved = [one for one in self._keepers if one.array is None or effects or not is_read]
         self._saved = [one for one in self._saved if one not in large]
         self._calls = self._drew = self._kept = 0
@@ -82,7 +89,7 @@ class Memos:
         if not self._repeatable:
             return self._function(element)
         self._calls += 1
-        if self._calls == 1 and not self._effects:
+        if self._compares and (self._calls == 1 or self._effects):
             return self._compare(element, key)
         early = self._calls <= FIRST
         element_copy = _copy(element) if early or self._changes_elements else element
@@ -101,22 +108,28 @@ class Memos:
 
     def _compare(self, element: Any, key: Words) -> Any:
         """Returns the result for one element, called twice if it can be copied."""
-        element_copy = _copy(element)
-        before = self._mark()
+        element_copy, before = _copy(element), self._mark()
+        begin = [keeper.save() for keeper in self._saved] if self._effects else []
         result = self._function(element)
         if element_copy is _NO_COPY:
             return result
-        digest = _digest_of_arrays(result)
+        digest = self._digest(result)
         if self._own().has_new():  # the task is computed again, with them
             self._calls = 0
             return result
         where = self._changed_places(before, self._mark())
-        again, differs = self._call_again(element_copy, key)
+        again, differs = self._call_again(_copy(element_copy), key)
         if differs:
             raise DrawRememberedError(where)
-        if again is not _NO_RESULT and _digest_of_arrays(again) != digest:
-            raise UnsetGeneratorError
-        return result
+        if again is _NO_RESULT or self._digest(again) == digest:
+            return result
+        if begin and self._digest(self._call_again(element_copy, key, begin)[0]) == digest:
+            raise OrderDependentError(result)
+        raise UnsetGeneratorError
+
+    def _digest(self, result: Any) -> int:
+        """Returns the digest of a result; its numbers count, too, where something is left by a call."""
+        return update_digest(_digest_of_arrays(result), result if self._effects else None)
 
     def _mark(self) -> _Mark:
         """Returns a mark that differs once something was remembered."""
@@ -147,12 +160,17 @@ class Memos:
         if drew and self._call_again(element_copy, key)[1]:
             raise DrawRememberedError(where)
 
-    def _call_again(self, element_copy: Any, key: Words) -> tuple[Any, bool]:
-        """Returns the result of a call with the same generators; True if it left them in other states."""
+    def _call_again(self, element_copy: Any, key: Words, begin: Sequence[Restore] = ()) -> tuple[Any, bool]:
+        """Returns the result of a call with the same generators; True if it left them in other states.
+
+        `begin`: restores what was there before the first call.
+        """
         own = self._own()
         after, states = _states(own), own.save()
         process_generators.refill_all(own, key)
         restores = [keeper.save() for keeper in self._saved]
+        for restore in begin:
+            restore()
         result, again = _NO_RESULT, after
         try:
             result = self._function(element_copy)
@@ -180,8 +198,10 @@ def _digest_of_arrays(value: Any) -> int:
     """Returns the digest of a result's arrays, tensors and images: its numbers may be counters and times."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return update_digest(0, value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):  # those of Transformers are no dicts
         return update_digest(0, [_digest_of_arrays(part) for part in value.values()])
+    if type(value) is list and len(value) > 1 and all(type(part) in (int, float) for part in value):
+        return update_digest(0, value)  # tokens
     if isinstance(value, list | tuple):
         return update_digest(0, [_digest_of_arrays(part) for part in value])
     return update_digest(0, np.asarray(value)) if hasattr(value, "__array_interface__") else 0

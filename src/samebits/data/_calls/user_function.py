@@ -20,7 +20,12 @@ from samebits._native import kernel
 from samebits.data import _purity as purity
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
-from samebits.data._calls.remembered_draws import DrawRememberedError, Memos, UnsetGeneratorError
+from samebits.data._calls.remembered_draws import (
+    DrawRememberedError,
+    Memos,
+    OrderDependentError,
+    UnsetGeneratorError,
+)
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random._cpu.philox import fold
 
@@ -40,9 +45,18 @@ class Function:
     """
 
     def __init__(
-        self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None, of: Any = None
+        self,
+        function: Callable[..., Any],
+        stage: str,
+        *,
+        stateful: bool | None = None,
+        of: Any = None,
+        is_known: bool = False,
     ) -> None:
-        """`stateful`: True if a call leaves a change; None: reading and running it tell. `of`: a dataset."""
+        """`stateful`: True if a call leaves a change; None: reading and running it tell.
+
+        `of`: the dataset of a loader. `is_known`: it is ours, and need not be checked.
+        """
         if not callable(function):
             raise InvalidArgumentError(
                 f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
@@ -54,15 +68,18 @@ class Function:
         self._of = of
         self.budget = Budget()
         self._iterated = False
-        self._left = COMPARED
+        self._left = 0 if is_known else COMPARED
         """Elements of this process that are still to be called with a check, in the first epoch."""
         self.noticed: list[purity.Finding] = []
         """Side effects that were seen while it ran."""
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """What calls it, and its name."""
         if self._of is not None:
             return f"samebits.data.DataLoader: {type(self._of).__name__}"
+        if self.stage == "DataLoader":
+            return f"samebits.data.DataLoader: collate_fn ({self.name})"
         return f"Pipeline.{self.stage}({self.name})"
 
     @property
@@ -80,7 +97,7 @@ class Function:
         """The memories where it may keep its draws, in this process."""
         return Memos(
             self.call, lambda: self.own, effects=self._all_findings, repeatable=not self.stateful,
-            is_read=self.reading.complete
+            is_read=self.reading.complete, compares_effects=self.stage == "DataLoader"
         )  # fmt: skip
 
     @cached_property
@@ -95,7 +112,10 @@ class Function:
     def begin_iteration(self) -> None:
         """Forgets the generators that were found: other objects may have taken their places."""
         vars(self).pop("own", None)
-        self._left, self._iterated = 0 if self._iterated else COMPARED, True
+        self._left, self._iterated = 0 if self._iterated else self._left, True
+        if self.stage == "DataLoader" and not self.noticed:
+            found = self.reading.findings.values()
+            self.noticed += [one for one in found if one.kind == "iterator advanced"]
 
     def forget_findings(self) -> None:
         """Forgets what was read: the program has changed something that it reaches."""
@@ -148,13 +168,17 @@ class Function:
             raise self._error(places[done], error, elements[done]) from error
         return results
 
-    @property
-    def compared(self) -> bool:
-        """True once the first elements were called with a check."""
-        return self._left <= 0
+    def is_to_check(self) -> bool:
+        """Returns True for the first elements or batches, of a function that may draw or leaves something."""
+        if self._left <= 0:
+            return False
+        is_filled = process_generators.is_filling() and self.reading.may_draw is not None
+        return bool(is_filled or self.own.enter() or self.reading.findings)
 
     def call_checked(self, element: Any, place: Place, key: Words) -> Any:
         """Returns the result for one of the first elements; it may be called twice with the same generators.
+
+        One that counts its calls is noted as such.
 
         Raises:
             PipelineError: the results differ, or the second call drew differently.
@@ -162,6 +186,9 @@ class Function:
         self._left -= 1
         try:
             return self.memos.call(element, key)
+        except OrderDependentError as error:
+            self.noticed += self.reading.findings.values()
+            return error.args[0]
         except (DrawRememberedError, UnsetGeneratorError) as error:
             raise self.memo_error(error, place, element) from None
 
@@ -169,15 +196,17 @@ class Function:
         self, error: DrawRememberedError | UnsetGeneratorError, place: Place, element: Any
     ) -> PipelineError:
         """Returns the error for a function that remembers draws, or that draws from what cannot be set."""
+        called = "batch" if self.stage == "DataLoader" and self._of is None else "element"
+        which = place if called == "batch" else f"{element!r:.40}"
         if isinstance(error, DrawRememberedError):
             where = " and in ".join(error.args[0]) or "something that was not found"
             return PipelineError(
-                f"{self._where}: element {place} drew from the process's generators, and the draw is "
+                f"{self.where}: {called} {place} drew from the process's generators, and the draw is "
                 f"remembered in {where}: called for this element again, with the same generators, it drew "
                 f"differently. {process_generators.CURE}"
             )
         return PipelineError(
-            f"{self._where}: two calls for element {element!r:.40} with the same random generators gave "
+            f"{self.where}: two calls for {called} {which} with the same random generators gave "
             "different arrays, so other workers, or a resume, would give different batches. It draws from a "
             "generator that cannot be set (in C++ code, of the system, behind an object without attributes), "
             "or counts its calls. Draw from torch's, NumPy's or Python's generators, or seed its generator "

@@ -31,10 +31,10 @@ _QUIET_MODULES = names(
     "linecache logging lzma math mmap numbers operator os pathlib posix posixpath re stat string struct "
     "tarfile textwrap time typing types unicodedata urllib warnings wave zipfile zlib _bisect _collections "
     "_csv _functools _heapq _io _json _operator _struct _thread _weakref threading weakref abc sys "
-    "genericpath ntpath secrets uuid tempfile PIL cv2 samebits traceback inspect shutil fnmatch _datetime "
+    "genericpath ntpath uuid tempfile PIL cv2 samebits traceback inspect shutil fnmatch _datetime "
     "_decimal _hashlib _sha2 _md5 _blake2 _random xml sqlite3"
 )
-"""They draw from no generator of the process (uuid, secrets, tempfile: from the system, or their own)."""
+"""They draw from no generator of the process (uuid, tempfile: from the system, or their own)."""
 
 _LOUD_BUILTINS = frozenset({"exec", "eval", "compile", "__import__", "input", "breakpoint"})
 
@@ -92,6 +92,11 @@ _OF_PROCESS: tuple[Any, ...] = (
     np.random.mtrand._rand,  # type: ignore[attr-defined]
 )
 """Kept: what was imported by name before the switch came on is a method of these, not of the present ones."""
+
+
+def is_keyed(kind: type) -> bool:
+    """Returns True for generators that are set for each element: those of the system cannot be."""
+    return issubclass(kind, GENERATORS) and not issubclass(kind, random.SystemRandom)
 
 
 def is_of_process(generator: Any) -> bool:
@@ -171,7 +176,7 @@ def is_quiet(function: Any) -> bool:
         return isinstance(function, type)  # Random(), SystemRandom(): generators of one's own
     if root(module) == "builtins":
         return name not in _LOUD_BUILTINS
-    return root(module) in _QUIET_MODULES
+    return root(module) in _QUIET_MODULES and name not in ("urandom", "getrandom")
 
 
 @functools.cache

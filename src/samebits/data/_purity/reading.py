@@ -318,12 +318,12 @@ class Reading(Lookups):
         if self.may_draw is not None:
             return
         if isinstance(of, Captured) and not isinstance(of.object, ModuleType):
-            if isinstance(of.object, known.GENERATORS):
+            if known.is_keyed(type(of.object)):
                 own = not known.is_of_process(of.object)
             else:
                 own = known.has_quiet_methods(type(of.object)) and name not in known.RANDOM_METHODS
         elif isinstance(of, Made) and of.kind is not None:
-            own = issubclass(of.kind, known.GENERATORS) or (
+            own = known.is_keyed(of.kind) or (
                 known.has_quiet_methods(of.kind) and name not in known.RANDOM_METHODS
             )
         elif of is not None:

@@ -20,11 +20,18 @@ from samebits.data._options import Options
 from samebits.data._stages.stage import Addressed, Blocks, Stage, State, Streamed, Task, place
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.program_changes import ReachedValues
-from samebits.data._workers.serial import CaptureWatch, EffectNoticedError, Effects, Serial, WatchedDraws
+from samebits.data._workers.serial import (
+    CaptureWatch,
+    EffectNoticedError,
+    Effects,
+    Serial,
+    WatchedDraws,
+    warn_about,
+)
 from samebits.data._workers.worker_pool import Threads, Workers
 from samebits.data._workers.worker_process import OneThread, StageWork, WorkerJob
 from samebits.determinism._warn_once import warn_once
-from samebits.errors import ConflictWarning, PipelineMismatchError
+from samebits.errors import ConflictWarning, PipelineError, PipelineMismatchError
 
 TRIED = 6
 """Tasks that "auto" computes here before it chooses; the fastest counts, so that a cold start does not."""
@@ -47,6 +54,13 @@ def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = options.workers(cores)
     if not count or not may_start() or (count == "auto" and cores == 1):
+        return Inline(draws)
+    depending = [
+        function for function in stage.all_functions() if function.noticed and function.stateful is False
+    ]
+    for function in depending:  # of a loader, whose results depend on the calls before
+        warn_about(function)
+    if depending:
         return Inline(draws)
     if count == "auto":
         return Auto(draws, lambda: Parallel(stage, draws, options, cores, ordered=ordered))
@@ -246,6 +260,12 @@ class Parallel(_BlockReader):
                 yield from coming
         except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
+            if after != state and self._stage.all_functions()[found.args[0]].stateful is False:
+                raise PipelineError(
+                    f"{self._stage.kind}: its elements depend on `{found.args[1]}`, which each call changes, "
+                    "and workers have made some already. Compute it from the index, or read it with "
+                    "num_workers=0"
+                ) from None
         finally:
             workers.discard([number for _, number in under_way])
         yield from self._read_inline(stage, repetition, after)
@@ -272,7 +292,9 @@ class Parallel(_BlockReader):
 
     def _read_inline(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Reads in this process: running a task showed a side effect that reading the code had missed."""
-        Effects(stage).warn()
+        for function in stage.all_functions():
+            if function.noticed:
+                warn_about(function)
         self.close()
         self._workers = None
         return self._inline.blocks(stage, repetition, state)

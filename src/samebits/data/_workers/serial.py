@@ -66,19 +66,23 @@ class Effects:
 
 def warn_about(function: Function) -> None:
     """Warns once why a function is not called in parallel."""
-    found = function.effects[0]
+    found = (function.noticed or function.effects)[0]
     what = "it was declared so"
     if found.line:
         what = f"it changes `{found.variable}` ({found.kind}; {found.file}, line {found.line})"
     elif function.noticed:
         what = f"it changes `{found.variable}` ({found.kind}; seen as it ran)"
+    cure = (
+        "Elements depend on it: compute them from the index; num_workers=0 says nothing."
+        if function.stage == "DataLoader"
+        else "Return what it counts or keeps as a part of the element, draw from a parameter `rng` or `key`; "
+        "or say stateful=False where the effect does not matter (a memo of what was not drawn)."
+    )
     warn_once(
         f"effects of {function.stage} {function.name} {found}",
-        f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: "
+        f"{function.where} has a side effect that lasts longer than the call: "
         f"{what}, which a worker would change in its own copy only. So it is called in this process, one "
-        "element at a time, in order, and nothing after it is computed ahead. Return what it counts or keeps "
-        "as a part of the element, draw from a parameter `rng` or `key`; or say stateful=False where the "
-        "effect does not matter (a memo of what was not drawn).",
+        f"element at a time, in order, and nothing after it is computed ahead. {cure}",
         ConflictWarning,
     )
 
