@@ -29,7 +29,7 @@ BUDGET = {
     "callbacks": 1270,
     "checkpoint": 4480,
     "cli": 2190,
-    "data": 8860,
+    "data": 8940,
     "determinism": 10720,
     "integrations": 2160,
     "nn": 1630,

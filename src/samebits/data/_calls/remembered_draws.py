@@ -113,7 +113,7 @@ class Memos:
         result = self._function(element)
         if element_copy is _NO_COPY:
             return result
-        digest = self._digest(result)
+        first = self._digests(result)
         if self._own().has_new():  # the task is computed again, with them
             self._calls = 0
             return result
@@ -121,15 +121,18 @@ class Memos:
         again, differs = self._call_again(_copy(element_copy), key)
         if differs:
             raise DrawRememberedError(where)
-        if again is _NO_RESULT or self._digest(again) == digest:
-            return result
-        if begin and self._digest(self._call_again(element_copy, key, begin)[0]) == digest:
-            raise OrderDependentError(result)
-        raise UnsetGeneratorError
+        now = first if again is _NO_RESULT else self._digests(again)
+        if begin and now != first:
+            third = self._digests(self._call_again(element_copy, key, begin)[0])
+            if any(b != a == c for a, b, c in zip(first, now, third, strict=True)):
+                raise OrderDependentError(result)
+        if now[0] != first[0]:
+            raise UnsetGeneratorError
+        return result
 
-    def _digest(self, result: Any) -> int:
-        """Returns the digest of a result; its numbers count, too, where something is left by a call."""
-        return update_digest(_digest_of_arrays(result), result if self._effects else None)
+    def _digests(self, result: Any) -> tuple[int, int]:
+        """Returns the digest of a result's arrays, and where a call leaves something, of its numbers, too."""
+        return _digest_of_arrays(result), update_digest(0, result if self._effects else None)
 
     def _mark(self) -> _Mark:
         """Returns a mark that differs once something was remembered."""

@@ -69,8 +69,10 @@ class ReachedValues:
         """Returns True if these are other functions, or not all that they reach is known to be as it was."""
         if self._inside is None or functions != self._functions or self.changed() is not None:
             return True
-        now = self._contents()
-        return now is None or now[0] != self._inside[0] or not _are_same(now[1], self._inside[1])
+        now, before = self._contents(), self._inside
+        if now is None or now[0] != before[0] or len(now[1]) != len(before[1]):
+            return True
+        return not all(map(operator.is_, now[1], before[1]))
 
     def _now(self) -> list[Any]:
         return [get(argument) for _, get, argument in self._places]
@@ -212,7 +214,3 @@ def _slot(found: Any, name: str) -> Any:
 
 def _is_known(one: Any) -> bool:
     return type(one) in PLAIN or (type(one) is tuple and all(type(part) in PLAIN for part in one))
-
-
-def _are_same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(map(operator.is_, one, other))
