@@ -75,7 +75,7 @@ class Function:
 
     @property
     def where(self) -> str:
-        """What calls it, and its name."""
+        """The name of its caller, and its own."""
         if self._of is not None:
             return f"samebits.data.DataLoader: {type(self._of).__name__}"
         if self.stage == "DataLoader":
