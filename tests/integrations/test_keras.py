@@ -520,3 +520,34 @@ def test_the_example_differs_from_the_plain_one_in_one_line():
         "+ from samebits.integrations.keras import Resumable",
         '+     callbacks.append(Resumable("runs/keras"))',
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_pipeline_goes_on_in_the_epoch(tmp_path, endless):
+    """A samebits pipeline in torch's loader, finite, and endless with steps_per_epoch: cut in epoch 1, equal weights."""
+
+    def trained(folder, *, stops=False):
+        samebits.set_random_seed(4)
+        rows = np.random.rand(40, 5).astype("float32")
+        pipeline = samebits.data.Pipeline.from_source([(row[:4], row[4:]) for row in rows]).shuffle().batch(8)
+        read = (pipeline.repeat() if endless else pipeline).as_iterable_dataset()
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        loader = torch.utils.data.DataLoader(read, batch_size=None)
+        run = Resumable(folder, save=1)
+        try:
+            model.fit(
+                loader,
+                epochs=3,
+                steps_per_epoch=5 if endless else None,
+                verbose=0,
+                callbacks=[run, Stops(stops=stops)],
+            )
+        except KeyboardInterrupt as error:
+            run._open.leave(error)
+        return of_value([one.value.detach() for one in model.variables if "seed" not in one.path])
+
+    expected = trained(tmp_path / "whole")
+    assert trained(tmp_path / "cut", stops=True) != expected
+    assert trained(tmp_path / "cut") == expected

@@ -375,7 +375,8 @@ class Pipeline(Resumable):
 
         Its `state_dict` and `load_state_dict` are the pipeline's, which has the workers; the loader has none.
         """
-        return PipelineDataset(self)
+        is_finite = not self.endless and self._stage.length is not None
+        return (FinitePipelineDataset if is_finite else PipelineDataset)(self)
 
     def __len__(self) -> int:
         length = self._stage.length
@@ -438,7 +439,7 @@ class PipelineDataset(IterableDataset[Any]):
     """
 
     def __init__(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -447,23 +448,27 @@ class PipelineDataset(IterableDataset[Any]):
                 "and none would know its position. Give the DataLoader num_workers=0 and the pipeline its "
                 "own workers: pipeline.with_options(num_parallel_calls=4).as_iterable_dataset()"
             )
-        return iter(self._pipeline)
-
-    def __len__(self) -> int:
-        return len(self._pipeline)
+        return iter(self.pipeline)
 
     @property
     def endless(self) -> bool:
         """True if the pipeline is known to have no end."""
-        return self._pipeline.endless
+        return self.pipeline.endless
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the pipeline's position; see `Pipeline.state_dict`."""
-        return self._pipeline.state_dict()
+        return self.pipeline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes the next `iter()` from a position; see `Pipeline.load_state_dict`."""
-        self._pipeline.load_state_dict(state)
+        self.pipeline.load_state_dict(state)
+
+
+class FinitePipelineDataset(PipelineDataset):
+    """One with a length: Keras asks whatever has the method."""
+
+    def __len__(self) -> int:
+        return len(self.pipeline)
 
 
 def _refuse_elements(given: Any) -> NoReturn:

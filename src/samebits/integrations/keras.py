@@ -19,6 +19,7 @@ from samebits import _digest as digest
 from samebits._inspect.object_parts import own_names
 from samebits._inspect.user_code import is_library, is_user_type
 from samebits.data._keyed_loader import keyed_loader
+from samebits.data._pipeline import PipelineDataset
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, names_of_library
 from samebits.state._parts import is_plain
@@ -77,8 +78,14 @@ class Resumable(keras.callbacks.Callback):
         iterator, epochs, model = fit["epoch_iterator"], fit["epochs"], self.model
         _check(fit, model)
         loader = keyed_loader(_numbered(iterator))
-        if not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset):
-            raise _refused("fit got data that has no numbered elements", "Give arrays or a torch DataLoader.")
+        if isinstance(getattr(loader, "dataset", None), PipelineDataset):
+            loader = loader.dataset.pipeline  # which has a position of its own
+        elif not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset):
+            raise _refused(
+                "fit got data that has no numbered elements",
+                "Give arrays, a torch DataLoader, or "
+                "DataLoader(pipeline.as_iterable_dataset(), batch_size=None).",
+            )
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._open.leave(RuntimeError("an earlier fit ended by an error"))
