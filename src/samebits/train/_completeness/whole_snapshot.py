@@ -38,7 +38,11 @@ from samebits.train._completeness.reachable_state import NONE, PACKAGE, Leaf, St
 _LARGE = 1 << 24
 """Bytes from which on a tensor counts by a sample of 65,536 elements."""
 _COUNTERS = (int, float, itertools.count, *RESTORABLE)
-_TABLES = frozenset({"pandas.core.frame.DataFrame", "pandas.core.series.Series"})
+_TABLES = frozenset(
+    f"{module}.{name}"
+    for module in ("pandas", "pandas.core.frame", "pandas.core.series")
+    for name in ("DataFrame", "Series")
+)
 
 
 class WholeSnapshot(StateSnapshot):
