@@ -358,11 +358,12 @@ _KILLED = {
     "the value in `run.state`",
     "generators": "A generator of your own is state: `run.add` it, or draw from the global ones",
 }
-_WORKERS = {
-    "batch": "Keep no counters or caches on the dataset object: each loader worker has its own copy. "
-    "Transforms that draw from generators of their own (MONAI's, albumentations') are equal in "
-    "samebits.data.DataLoader, and not in torch's",
-}
+_WORKER_COPY = (
+    "Keep no counters or caches on the dataset object: each loader worker has its own copy. Transforms that "
+    "draw from generators of their own (MONAI's, albumentations') are equal in samebits.data.DataLoader, and "
+    "not in torch's"
+)
+_WORKERS = {"batch": _WORKER_COPY, "locals": _WORKER_COPY, "generators": _WORKER_COPY}
 _FROM_RANK_0 = (
     "Every rank must make the same update: no draw, number or buffer of its own may go into the parameters "
     "(draw from a key: `samebits.random.uniform(samebits.random.fold_in(key, step.number), ...)`), and every "
