@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import samebits
-from samebits.errors import SamebitsError
+from samebits.checkpoint import load_commit
+from samebits.errors import CorruptCommitError, SamebitsError
+from samebits.train._compatibility import check_content
 
 Pair = namedtuple("Pair", "left right")
 
@@ -253,3 +255,17 @@ def test_one_memory_seen_in_two_ways_is_refused(case: str, tmp_path: Path) -> No
         match=r"(share memory|is the memory of|a part of a file|a lazy conj)(.|\n)*\.(clone|copy|resolve_neg)\(\)",
     ):
         train(tmp_path / "r", REFUSED[case], lambda state, pool: [[0]], -1)
+
+
+@pytest.mark.parametrize(("part", "value"), [
+    ("grads", {"model.weight": (1,)}), ("grads", {}), ("training", {"model": [1]}), ("types", {}), ("requires_grad", {"model.weight": 1}),
+    ("optimizer_only", {"x": torch.ones(1)}), ("buffers", {"model": {"x": 1}}), ("run_state", {1: 2}), ("aliases", {}), ("objects", {"model": {1j: 2}}),
+    ("loops", {"step": -1, "done": {}, "current": None}), ("loops", {"step": 1, "done": {}, "current": {"name": "a"}}),
+])  # fmt: skip
+def test_a_state_that_no_run_writes_is_corrupt(part: str, value: Any, tmp_path: Path) -> None:
+    """A forged part of a run's state is a CorruptCommitError, for which an older commit is read; the whole state is taken."""
+    train(tmp_path / "r", *ONE["a list twice in a list"], -1)
+    saved = load_commit(tmp_path / "r")
+    check_content(saved)
+    with pytest.raises(CorruptCommitError, match="none that a Run writes"):
+        check_content({**saved, part: value})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -166,8 +166,12 @@ def sort_key(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, 
     return manifest.step, manifest.digest not in parents
 
 
-def newest_valid(folders: Iterable[F]) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:
+def newest_valid(
+    folders: Iterable[F], check: Callable[[Any], None] | None = None
+) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:
     """Returns the newest valid commit with its state, and the skipped ones with the reasons.
+
+    `check` raises CorruptCommitError for a state that is none of the caller's.
 
     Raises:
         NewerCommitError: a later samebits wrote one of them.
@@ -175,7 +179,10 @@ def newest_valid(folders: Iterable[F]) -> tuple[tuple[F, Manifest, Any] | None, 
     good, skipped = read_manifests(folders)
     for folder, manifest in good:
         try:
-            return (folder, manifest, read_state(folder, manifest)), skipped
+            state = read_state(folder, manifest)
+            if check is not None:
+                check(state)
+            return (folder, manifest, state), skipped
         except (OSError, CorruptCommitError) as error:
             skipped.append((folder, failure_reason(error)))
     return None, skipped

@@ -212,10 +212,11 @@ class CommitStore:
         for trouble in troubles:
             user_code.warn(trouble)
 
-    def newest(self) -> tuple[Manifest, Any] | None:
+    def newest(self, check: Callable[[Any], None] | None = None) -> tuple[Manifest, Any] | None:
         """Returns the newest commit whose every digest holds, and its state on the CPU; None without commits.
 
-        Nothing is executed and nothing deleted. Newer commits that are damaged are listed in `skipped`.
+        `check` raises CorruptCommitError for a state that is none of the caller's. Nothing is executed and
+        nothing deleted. Newer commits that are damaged are listed in `skipped`.
 
         Raises:
             CorruptCommitError: there are commits and none is valid; the message names the reason for each.
@@ -225,7 +226,7 @@ class CommitStore:
         self.folder.last, self.folder.corrupt, self._searched = None, set(), True
         remote: list[RemoteFolder] = [] if self._remote is None else remote_folders(self._remote.files)
         folders: list[Folder] = [*map(LocalFolder, local_commits(self.run_dir)), *remote]
-        found, self.skipped = newest_valid(folders)
+        found, self.skipped = newest_valid(folders, check)
         skipped = [folder for folder, _ in self.skipped]
         if found is None and skipped:
             raise no_valid_commit_error(self.where, self.skipped)

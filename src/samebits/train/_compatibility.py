@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import RunMismatchError, UnimplementedError
+from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError
 from samebits.state import _in_place
 from samebits.train._object_states import Stateful, parameter_paths, unsaved_buffers
 from samebits.train._parameter_groups import missing
@@ -37,13 +37,57 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
     ]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
-    if not missing and not _in_place.is_valid(saved["aliases"], saved["run_state"]):
-        missing = ["state['aliases']"]
     if missing:
         raise RunMismatchError(
             f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks "
             f"{', '.join(missing)}). Use another run directory."
         )
+
+
+def check_content(saved: Mapping[str, Any]) -> None:
+    """Raises `CorruptCommitError` for the state of a run with a part that no `Run` writes."""
+    if not all(isinstance(saved.get(part), dict) for part in IN_EACH_STATE):
+        return  # of another program: `check_kind`
+    names, paths, modules = saved["objects"].keys(), saved["grads"].keys(), saved["training"].keys()
+    current = saved["loops"].get("current", 0)
+    right = {
+        "objects": _holds(saved["objects"], object) and all(_holds(saved["objects"][one]) for one in modules),
+        "types": _holds(saved["types"], str) and saved["types"].keys() == names,
+        "grads": _holds(saved["grads"]) and all(map(_is_gradient, saved["grads"].values())),
+        "requires_grad": _holds(saved["requires_grad"], bool) and saved["requires_grad"].keys() == paths,
+        "optimizer_only": _holds(saved["optimizer_only"], torch.Tensor)
+        and saved["optimizer_only"].keys() <= paths,
+        "training": _holds(saved["training"], list)
+        and all({*map(type, modes)} <= {bool} for modes in saved["training"].values()),
+        "buffers": saved["buffers"].keys() == modules
+        and all(_holds(one, torch.Tensor) for one in saved["buffers"].values()),
+        "run_state": _holds(saved["run_state"]),
+        "aliases": _in_place.is_valid(saved["aliases"], saved["run_state"]),
+        "loops": _is_count(saved["loops"].get("step"))
+        and _holds(saved["loops"].get("done"), dict)
+        and (current is None or (_holds(current) and isinstance(current.get("name"), str)))
+        and all(_is_count(current.get(key)) for key in ("epoch", "batch_index") if current),
+    }  # fmt: skip
+    wrong = [f"state[{part!r}]" for part, is_right in right.items() if not is_right]
+    if wrong:
+        raise CorruptCommitError(f"{', '.join(wrong)} is none that a Run writes")
+
+
+def _holds(values: Any, kind: type = object) -> bool:
+    """Returns True for a dict of such values by names."""
+    return isinstance(values, dict) and all(
+        isinstance(key, str) and isinstance(value, kind) for key, value in values.items()
+    )
+
+
+def _is_gradient(saved: Any) -> bool:
+    if not isinstance(saved, dict):
+        return saved is None or isinstance(saved, torch.Tensor)
+    return saved.keys() == {"indices", "values", "size", "coalesced"}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def check_fits(

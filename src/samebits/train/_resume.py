@@ -10,7 +10,8 @@ them; the validation then starts again from its first batch, and the bits are eq
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from samebits._inspect import user_code
 from samebits._inspect._program import carried_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import RunMismatchError
+from samebits.errors import CorruptCommitError, RunMismatchError, SamebitsError
 from samebits.state._in_place import Restored
 from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
@@ -116,15 +117,31 @@ class ResumeState:
 
         Raises:
             RunMismatchError: of another program, environment or hyperparameters; nothing was changed.
+            CorruptCommitError: it holds what no run writes.
         """
-        environment.check(manifest, self._where, allowed)
-        compatibility.check_fits(self._objects, saved, self._where, complete=False)
-        environment.hyperparameters.check(manifest.environment.get("optimizers", {}), self._where, allowed)
-        environment.resume(manifest, self._where, allowed)
-        self._saved, self._inside = saved, saved.get("inside")
-        self._loops.load(saved["loops"])
-        if self._objects.keys() == saved["objects"].keys():
-            self._restore(saved)
+        with self._refusing():
+            environment.check(manifest, self._where, allowed)
+            compatibility.check_fits(self._objects, saved, self._where, complete=False)
+            before = manifest.environment.get("optimizers", {})
+            environment.hyperparameters.check(before, self._where, allowed)
+            environment.resume(manifest, self._where, allowed)
+            self._saved, self._inside = saved, saved.get("inside")
+            self._loops.load(saved["loops"])
+            if self._objects.keys() == saved["objects"].keys():
+                self._restore(saved)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Makes a `CorruptCommitError` of an error that only a forged commit can cause."""
+        try:
+            yield
+        except (SamebitsError, MemoryError):
+            raise
+        except Exception as error:
+            raise CorruptCommitError(
+                f"the newest commit in {self._where} holds what no run writes ({error!r:.200}). Remove its "
+                "folder to resume from the one before."
+            ) from error
 
     def print_position(self, manifest: Manifest) -> None:
         """Prints the position that the run resumes from to stderr."""
@@ -168,11 +185,12 @@ class ResumeState:
         `in_epoch`: the code at the beginning of an epoch has run again, so that changes are as they must be.
         """
         assert self._saved is not None
-        if self._restored:
-            self._put_back(self._saved, in_epoch=in_epoch)
-        else:
-            self._restore(self._saved)
-        self.groups.settle()
+        with self._refusing():
+            if self._restored:
+                self._put_back(self._saved, in_epoch=in_epoch)
+            else:
+                self._restore(self._saved)
+            self.groups.settle()
         # without its tensors, which may be as large as the model
         self._saved = {"objects": dict.fromkeys(self._saved["objects"])}
         self.made.clear()
