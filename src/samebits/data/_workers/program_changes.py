@@ -34,8 +34,6 @@ _FIXED = (
 _FIXED_MODULES = known_functions.names("builtins re datetime _thread _weakref pathlib decimal fractions")
 _SPECIAL = known_functions.names("__call__ __getitem__ __getitems__ __len__ __iter__ __next__ __getattr__")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-Place = tuple[str, Callable[[Any], Any], Any]
-"""Its name, a getter, and the getter's argument."""
 
 
 class ReachedValues:
@@ -86,7 +84,7 @@ class ReachedValues:
         return (update_digest(0, self._arrays), items) if all(map(_is_known, items)) else None
 
     def _walk(self) -> None:
-        self._places: list[Place] = []
+        self._places: list[tuple[str, Callable[[Any], Any], Any]] = []  # name, getter, its argument
         self._arrays: list[Any] = []
         self._large: list[Any] = []
         self._is_partial = False
@@ -186,7 +184,7 @@ class ReachedValues:
         get = (
             table.get
             if isinstance(table, dict) and own.keys() <= table.keys()
-            else functools.partial(_slot, found)
+            else lambda key: getattr(found, key, None)
         )
         self._follow(kind.__qualname__, get, names)
 
@@ -206,10 +204,6 @@ def _wrapped(found: Any) -> list[Any] | None:
 
 def _item(found: list[Any], at: int) -> Any:
     return found[at] if at < len(found) else None
-
-
-def _slot(found: Any, name: str) -> Any:
-    return getattr(found, name, None)
 
 
 def _is_known(one: Any) -> bool:
