@@ -26,6 +26,7 @@ from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import owner_of_module
+from samebits.checkpoint._classes import is_instance
 from samebits.errors import InvalidArgumentError
 
 _LEAVES = (np.generic, torch.Size, torch.dtype, torch.device)
@@ -94,7 +95,7 @@ class Parts:
                 self.unsavable[path] = reason
             else:
                 self.values[path] = value
-        elif kind in CONTAINERS:
+        elif kind in CONTAINERS or (isinstance(value, tuple) and is_instance(value)):
             self._add_container(path, value)
         elif path and _has_state_dict(value):
             self.with_state_dict[path] = value
@@ -127,8 +128,8 @@ def is_plain(value: Any) -> bool:
         return True
     if isinstance(value, torch.Tensor | np.ndarray):
         return not _of_array(value)
-    if kind not in CONTAINERS:
-        return False
+    if kind not in CONTAINERS:  # named tuples
+        return isinstance(value, tuple) and is_instance(value) and all(map(is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_key, value)) and is_plain([*value.values()])
     return set(map(type, value)) <= PLAIN or all(map(is_plain, value))
