@@ -23,7 +23,7 @@ def judge(name, outcome):
         assert len(pasted) <= 2 and 0 not in pasted, (str(outcome), outcome.messages)
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", sorted(FIRST))
 def test_pasted_lines_make_a_program_resume(name, tmp_path):
     """A trainer's method, meters of an epoch, eight variables, clients with loaders: pasted once or twice, equal weights."""
     judge(name, paste_robot.cured(PROGRAMS[name], tmp_path))
