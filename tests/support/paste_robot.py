@@ -201,33 +201,41 @@ class Outcome:
 
 
 def cure(script, scratch):
-    """Runs a script, pastes, and runs again, until it passes; then kills it twice, each time in a folder of its own."""
+    """Runs a script whole, then killed twice and started again; pastes what an error says, and runs it again."""
     outcome = Outcome()
     for number in range(ROUNDS + 1):
-        text = run(script, scratch / f"whole{number}")
-        whole = end(text)
-        if whole is not None:
-            break
+        outcome.verdict, text = attempt(script, scratch / f"round{number}")
         names = ERROR.findall(text)
-        found = cures(text) if names else {}
-        if not found or number == ROUNDS:
-            outcome.rounds.append((names[-1] if names else "no end", 0))
-            outcome.verdict, outcome.text = "no end" if number == ROUNDS or not names else "words", text
+        if outcome.verdict in {"equal", "OTHER WEIGHTS"} or not names:
+            return outcome
+        found = cures(text)
+        outcome.text = text
+        if not found:
+            outcome.rounds.append((names[-1], 0))
+            outcome.verdict = "words"
             return outcome
         outcome.rounds.append((names[-1], paste(script.parent, found)))
         outcome.messages.append(text[[found.start() for found in ERROR.finditer(text)][-1] :])
+    return outcome
+
+
+def attempt(script, scratch):
+    """The verdict on a script as it is, and the text of the run that did not come to its end."""
+    scratch.mkdir()
+    text = run(script, scratch / "whole")
+    whole = end(text)
+    if whole is None:
+        return "no end", text
     steps, bits = whole
-    ends = []
+    same = True
     for at in sorted({max(2, steps // 3), max(2, 2 * steps // 3)}):
         folder = scratch / f"killed{at}"
         run(script, folder, at)
         text = run(script, folder)
-        ends.append(end(text))
-        outcome.text = text if ends[-1] is None else outcome.text
-    same = all(one is not None and one[1] == bits for one in ends)
-    refused = any(one is None for one in ends)
-    outcome.verdict = "equal" if same else "refused at the resume" if refused else "OTHER WEIGHTS"
-    return outcome
+        if end(text) is None:
+            return "refused at the resume", text
+        same &= end(text)[1] == bits
+    return "equal" if same else "OTHER WEIGHTS", ""
 
 
 def cured(text, scratch):

@@ -70,11 +70,12 @@ class SavingLines:
             if _is_in_state_dict(thing, path):
                 continue
             way = _way(thing, path)
-            own = [at for at, one in enumerate(way[:-1]) if _saves_itself(thing, one.value)]
+            parts = [*_COMPONENT.finditer(path)]
+            own = [at for at, one in enumerate(way[: len(parts) - 1]) if _saves_itself(thing, one.value)]
             if own:
-                rest = path[[*_COMPONENT.finditer(path)][own[0]].end() :].removeprefix(".")
+                rest = path[parts[own[0]].end() :].removeprefix(".")
                 inside.setdefault(way[own[0]].path, (way[own[0]].value, []))[1].append(rest)
-            elif way and _can_be_set(way[-1]):
+            elif way and len(way) == len(parts) and _can_be_set(way[-1]):
                 direct.append(way)
             else:
                 self.cannot[path] = _NOT_SET
@@ -125,7 +126,7 @@ class SavingLines:
 
 
 def _way(thing: Any, path: str) -> list[WayStep]:
-    """Returns the steps to a value; none if there is no way.
+    """Returns the steps to a value, as far as they can be followed.
 
     A layer of a Sequential is "[0]", a variable of a closure the content of a cell.
     """
@@ -137,7 +138,7 @@ def _way(thing: Any, path: str) -> list[WayStep]:
         try:
             value = place(thing, text).get()
         except _MISSING:
-            return []
+            break
         way.append(WayStep(place(thing, text).owner, text, value))
         at = value
     return way
