@@ -53,11 +53,11 @@ def child(script, folder, at):
     os.chdir(folder)
     sys.argv, sys.path[0] = [str(script), "run"], str(script.parent)
     warnings.simplefilter("ignore")
-    watch = Watch(at)
-    process.observers.append(watch)
+    process.observers.append(Watch(at))  # no variable has it: a run looks at those of its callers, too
     if at is not None:
         process.overrides = replace(process.overrides, commit_steps=(at - 1,))
     names = runpy.run_path(str(script), run_name="__main__")
+    watch = process.observers[0]
     modules = {name: one for name, one in names.items() if isinstance(one, torch.nn.Module)}
     own = {name: one.state_dict() for name, one in modules.items()}
     state = [] if watch.run is None else [gather(watch.run.objects)["objects"], dict(watch.run.state)]
@@ -110,7 +110,9 @@ def cures(text):
             file, side, number = header.groups()
             place = file, int(number), side
         elif line.endswith("before the loop:"):  # that of the traceback
-            place = loop_of(text_before)
+            place = place_in(text_before, "before", "for ")
+        elif line.endswith(". Type"):
+            place = place_in(text_before, "instead of", "")
         elif not line.startswith("    "):
             place = None
         elif place is not None:
@@ -124,10 +126,24 @@ def cures(text):
     return found
 
 
-def loop_of(trace):
-    """The place before the last `for` in the lines of a traceback."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in \S+\n +for ', trace)
-    return (found[-1][0], int(found[-1][1]), "before") if found else None
+def place_in(trace, side, begin):
+    """The last line of the user's in a traceback whose text begins so, as a place."""
+    found = re.findall(rf'File "([^"]+)", line (\d+), in \S+\n +{begin}', trace)
+    found = [one for one in found if "/site-packages/" not in one[0] and "/src/samebits/" not in one[0]]
+    return (found[-1][0], int(found[-1][1]), side) if found else None
+
+
+def with_call(line, typed):
+    """A line whose call of the same function is the one that an error says to type."""
+    if typed.startswith(("for ", " ")):
+        return line if typed.startswith(" ") else line[: len(line) - len(line.lstrip())] + typed
+    function = typed.partition("(")[0]
+    begin = line.index(f"{function}(")
+    depth, at = 0, begin
+    while not (depth == 1 and line[at] == ")"):
+        depth += (line[at] == "(") - (line[at] == ")")
+        at += 1
+    return line[:begin] + typed + line[at + 1 :]
 
 
 def lines_in(numbers):
@@ -170,13 +186,18 @@ def paste(folder, found):
     """Follows the cure in the files of `folder`; returns the number of lines that it has touched."""
     touched = 0
     for name, cure in found.items():
-        file = folder / name
+        file = (folder / name).resolve()
+        if not file.is_relative_to(folder.resolve()):  # never into samebits or a package
+            raise AssertionError(f"pasted into {file}")
         text = file.read_text()
         for old, new, lines in cure.renames:
             text, touched = renamed(text, old, new, lines), touched + len(lines)
         rows = text.splitlines()
         for number, side, code in sorted(cure.inserts, key=lambda one: (one[0], one[1]), reverse=True):
             at = rows[number - 1]
+            if side == "instead of":
+                rows[number - 1] = with_call(at, code)
+                continue
             indent = at[: len(at) - len(at.lstrip())]
             rows.insert(number - 1 if side == "before" else number, indent + code)
         file.write_text("\n".join(rows) + "\n")

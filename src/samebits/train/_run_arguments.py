@@ -32,7 +32,8 @@ def explain_run(call: WrongCall) -> str:
     given = folders[0] if folders else "runs/name"
     folder = "None" if given is None else f'"{os.fspath(given)}"'
     objects = [arg for arg in call.args if not any(arg is folder for folder in folders)]
-    line = ", ".join([folder, *_keywords(objects), *(f"{name}=..." for name in call.named)])
+    named = [f"{name}={_typed(value)}" for name, value in call.named.items()]
+    line = ", ".join([folder, *_keywords(objects), *named])
     problem = "it takes one folder, first"
     if objects:
         problem = "each object needs the name under which it is saved"
@@ -95,6 +96,12 @@ def _given(call: WrongCall) -> str:
     return ", ".join(
         [f"<{type(arg).__name__}>" for arg in call.args] + [f"{name}=..." for name in call.named]
     )
+
+
+def _typed(value: Any) -> str:
+    """Returns the text of an argument: a plain value, or the user's variable."""
+    is_plain = value is None or isinstance(value, str | int | float)
+    return repr(value) if is_plain else name_of_variable(value) or "..."
 
 
 def _keywords(objects: Sequence[Any]) -> list[str]:

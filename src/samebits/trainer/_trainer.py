@@ -198,7 +198,6 @@ class Trainer:
         best = BestCommits(run_options.get("keep_best", 0), run_options.pop("best", None))
         with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
             epochs = plan.epochs - self._logbook.initial_epoch
-            trainer._run.add("callback_0_AverageWeights_rest", samebits.state.attributes(trainer._run.objects["callback_0_AverageWeights"], "count"))
             for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
                 self._step(run, forward, step, batch, callbacks)
                 # as in Keras, an epoch that is cut short has all of its end

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from samebits._inspect.user_code import is_library
+from samebits._inspect.object_parts import attributes_of
+from samebits._inspect.user_code import is_library, is_user_type
 
 
 class LineUse(NamedTuple):
@@ -104,8 +105,8 @@ def _expression_of_run(frame: FrameType) -> str | None:
     for name, value in frame.f_locals.items():
         if type(value).__module__ == "samebits.train._loop.epochs" and hasattr(value, "run"):
             return f"{name}.run"
-        for inner, held in getattr(value, "__dict__", {}).items():
-            if _is_run(held):
+        for inner, held in attributes_of(value).items() if is_user_type(type(value)) else ():
+            if _is_run(held) and not type(value).__module__.startswith("samebits."):
                 return f"{name}.{inner}"
     return None
 
