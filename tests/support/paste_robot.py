@@ -193,7 +193,7 @@ def paste(folder, found):
         for old, new, lines in cure.renames:
             text, touched = renamed(text, old, new, lines), touched + len(lines)
         rows = text.splitlines()
-        for number, side, code in sorted(cure.inserts, key=lambda one: (one[0], one[1]), reverse=True):
+        for number, side, code in reversed(sorted(cure.inserts, key=lambda one: one[:2])):
             at = rows[number - 1]
             if side == "instead of":
                 rows[number - 1] = with_call(at, code)
