@@ -36,7 +36,7 @@ def test_no_cure_fails(name, tmp_path):
     judge(name, paste_robot.cured(PROGRAMS[name], tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("script", BROKEN, ids=lambda script: script.stem)
 def test_no_cure_of_a_broken_script_fails(script, tmp_path):
     """What a script of tests/broken is told to paste makes it resume with equal weights."""
