@@ -11,7 +11,7 @@ import pytest
 
 from script_pairs import BROKEN, TESTS, patch_of, repaired
 
-COMPONENT = re.compile(r"component: (model|batch|loss|optimizer|locals:[\w.]+|state|steps)")
+COMPONENT = re.compile(r"component: (model|batch|loss|optimizer|locals:[\w.\[\]]+|state|steps)")
 CHECK = re.compile(r"check: (run-again|kill|workers)")
 
 
