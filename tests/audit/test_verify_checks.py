@@ -124,7 +124,29 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     assert row(report, "run again")["equal"] is True
     found = row(report, "killed mid-epoch")["difference"]
     assert found["component"] == "optimizer"
-    assert "samebits.Run" in report["verdict"]
+    assert "Outside of verify it is an error: " in report["verdict"]
+    assert 'run.add("optimizer", optimizer)' in report["verdict"]
+
+
+ENTROPY = SOUND.replace(
+    "model(a + 0.1 * torch.randn_like(a))", "model(a + a.new_tensor(list(os.urandom(6))))"
+)
+
+
+@pytest.mark.slow
+def test_the_models_inputs_are_named_before_the_loss(tmp_path):
+    """Equal batches to which the body adds another number each time: the inputs are named first, and a cure is given."""
+    status, _, _, report = verify(tmp_path, ENTROPY, "--checks", "run-again", "--steps", "4")
+    assert status == 1
+    found = row(report, "run again")["difference"]
+    assert (found["component"], found["paths"]) == ("inputs", ["0"])
+    assert "the model's inputs (0) differ, then loss" in found["sentence"]
+    assert "must not depend on the clock, entropy" in report["verdict"]
+    behind = SOUND.replace(
+        "randn_like(a)), b)", "randn_like(a)), b) * (1 + int.from_bytes(os.urandom(4), 'big'))"
+    )
+    _, _, _, report = verify(tmp_path, behind, "--checks", "run-again", "--steps", "4")
+    assert row(report, "run again")["difference"]["component"] == "loss"  # the control: the inputs are equal
 
 
 EVERY_MACHINE = SOUND.replace("enable_op_determinism()", "enable_op_determinism(across='machines')")

@@ -323,6 +323,7 @@ _ALWAYS = {
     "was not seeded, or on what another element left in its worker, such as a memo of a draw",
     "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random "
     "number that was not seeded",
+    "inputs": f"These must not depend on {_OUTSIDE}, or a random number that was not seeded",
     "loss": "The computation must not depend on the clock, the order of a set, or a random number that was "
     "not seeded",
 }
@@ -414,8 +415,10 @@ def _cure_by_name(difference: Difference) -> str:
 
 def _cure_of_lost(difference: Difference, seen: Circumstances) -> str:
     """Returns what saves a value that a resume lost: by the adapter, by the run's check, by its name."""
-    named = [path for path in difference.paths if path in seen.unsaved]
-    named += seen.unsaved if difference.component in _CONSEQUENCES else []
+    lasts = {path.rpartition(".")[2] for path in difference.paths}  # the run may know it by another way to it
+    named = [path for path in seen.unsaved if path.rpartition(".")[2] in lasts]
+    named = sorted(named, key=lambda path: path not in difference.paths)
+    named = named or [*(seen.unsaved if difference.component in _CONSEQUENCES else ())]
     own = f"Outside of verify it is an error: {seen.unsaved[named[0]]}" if named else ""
     if own or seen.adapter:
         return "\n".join(filter(None, (own, seen.adapter)))
