@@ -157,14 +157,6 @@ def test_a_number_in_the_range_of_a_clock_is_no_time_unless_the_program_reads_th
         assert ('run.state.setdefault("k", k)' in text) == named, text
 
 
-def test_a_closure_gets_no_line_that_would_save_nothing(tmp_path):
-    """State inside a function is named, and no adapter of the function is offered, which would hold none of it."""
-    lines = installed_state.script(*installed_state.STATE["in a closure"], tmp_path, installed=True)
-    _, text = carried_state.whole(*lines, tmp_path)
-    assert "IncompleteStateError" in text
-    assert "\n    run.add(" not in text
-
-
 def resumed_with_its_lines(before, inside, folder, number):
     """The verdict of a script with the lines of its error pasted before the loop."""
     _, text = carried_state.whole(before, inside, folder)
@@ -173,6 +165,58 @@ def resumed_with_its_lines(before, inside, folder, number):
     lines = "".join(f"    {line}\n" for line in pasted).replace("{", "{{").replace("}", "}}")
     script = carried_state.SCRIPT.replace("    for step,", lines + "    for step,")
     return carried_state.verdict(before, inside, folder, script=script)
+
+
+def test_the_line_for_a_closure_saves_what_is_in_its_cell(tmp_path):
+    """State in a variable of a function is named, and the pasted line saves it: equal weights after a kill."""
+    lines = installed_state.script(*installed_state.STATE["in a closure"], tmp_path, installed=True)
+    assert resumed_with_its_lines(*lines, tmp_path, 1) == "equal"
+
+
+BAR = "import tqdm\nbar = tqdm.tqdm(total=64, file=open(os.devnull, 'w'))"
+RICH = "from rich.progress import Progress\np = Progress()\ntask = p.add_task('x', total=64)"
+FRAME = "import pandas as pd\nframe = pd.DataFrame({'x': [0.0]})"
+BY_OUTPUT = {
+    "a bar's count": (BAR, "bar.update(); n = 5 if bar.n > 4 else 0"),
+    "in a function": (f"{BAR}\ndef f(p): return 5 if p.n > 4 else 0", "bar.update(); n = f(bar)"),
+    "a task's count": (RICH, "p.advance(task); n = p.tasks[0].completed"),
+    "a table's length": (FRAME, "frame.loc[len(frame)] = [1.0]; n = len(frame)"),
+    "a table's mean": (FRAME, "n = frame.x.mean(); frame.loc[step.number] = [a.sum().item()]"),
+    "a new table": (FRAME, "n = frame.x.iloc[-1]; frame = pd.concat([frame, pd.DataFrame({'x': [n + 1]})])"),
+}
+ONLY_OUTPUT = {
+    "a bar": (BAR, "bar.update(); bar.set_postfix(n=bar.n)"),
+    "a printed count": (BAR, "bar.update()\n        if bar.n % 5 == 0: print(bar.n, bar.total)"),
+    "a printed task": (RICH, "p.advance(task); print(p.tasks[0].completed)"),
+    "a table to a file": (FRAME, "frame.loc[len(frame)] = [a.sum().item()]; frame.to_csv(os.devnull)"),
+    "a table of constants": (FRAME, "n = frame.x.mean()"),
+    "another object's n": (
+        f"{BAR}\nclass Own:\n    n = 3\nown = Own()",
+        "bar.update(); n = own.n",
+    ),
+}
+QUICK = {"a bar's count", "a table's mean", "a printed count", "a table to a file", "another object's n"}
+
+
+def _names(scripts):
+    return [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in scripts]
+
+
+@pytest.mark.parametrize("name", _names(BY_OUTPUT))
+def test_what_a_decision_reads_of_a_bar_or_a_table_is_named(name, tmp_path):
+    """A progress bar's count and a table of pandas that reach the loss end the loop with an error."""
+    pytest.importorskip("pandas" if "pandas" in BY_OUTPUT[name][0] else "tqdm")
+    _, text = carried_state.whole(*BY_OUTPUT[name], tmp_path)
+    assert carried_state.end(text) is None
+    assert "IncompleteStateError" in text, text
+
+
+@pytest.mark.parametrize("name", _names(ONLY_OUTPUT))
+def test_bars_and_tables_that_only_show_stop_no_run(name, tmp_path):
+    """Bars that are moved and printed, a table that is only written or read: no error."""
+    pytest.importorskip("pandas" if "pandas" in ONLY_OUTPUT[name][0] else "tqdm")
+    _, text = carried_state.whole(*ONLY_OUTPUT[name], tmp_path)
+    assert carried_state.end(text) is not None, text
 
 
 def test_what_is_ignored_covers_what_is_reached_by_another_path(tmp_path):

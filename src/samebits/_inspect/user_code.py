@@ -216,7 +216,7 @@ _OUTPUT = frozenset(
     filelock psutil GPUtil pynvml prometheus_client google IPython ipykernel pytest _pytest hypothesis sympy
     numba llvmlite triton cv2""".split()  # noqa: SIM905
 )
-"""Packages that write others' results, read files, or compile: what they count reaches no weight."""
+"""Packages that write others' results, read files, or compile: only what a program reads of them counts."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,5 +229,11 @@ def may_hold_state(kind: type) -> bool:
 
 
 def is_output_package(module: str) -> bool:
-    """Returns True for a module of a package whose state reaches no weight."""
+    """Returns True for a module of a package whose state reaches no weight unless the program reads it."""
     return module.partition(".")[0] in _OUTPUT
+
+
+def is_table(kind: type) -> bool:
+    """Returns True for the tables and columns of pandas and polars."""
+    root = kind.__module__.partition(".")[0]
+    return root in {"pandas", "polars"} and kind.__name__ in {"DataFrame", "Series"}

@@ -38,6 +38,7 @@ from samebits._inspect._program.syntax import (
     made_from,
     names_in,
     parameters_of,
+    parts_of,
     root_of,
     self_of,
     values_of,
@@ -68,6 +69,7 @@ class OutputFlow:
         """Names of functions of libraries that only calculate."""
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
         self._known: dict[tuple[int, str, bool], bool] = {}
+        self._steering: dict[str, frozenset[str]] = {}
         self._root: tuple[Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
 
@@ -99,6 +101,35 @@ class OutputFlow:
             for one in self._sources.nodes
         )
         return bool(self._sources.trees) and not reflects and self._attribute(name, 0)
+
+    def steering(self, name: str) -> frozenset[str]:
+        """Returns the attributes of the objects of this name that flow into more than output."""
+        if name not in self._steering:
+            names = self._aliases(name)
+            loads = [one for one in self._sources.nodes if isinstance(one, ast.Attribute)]
+            loads = [one for one in loads if isinstance(one.ctx, ast.Load) and names & parts_of(one.value)]
+            self._ask(None, "")
+            self._steering[name] = frozenset(
+                one.attr for one in loads if not self._is_output(one, self._sources.scope_around(one), 0)
+            )
+        return self._steering[name]
+
+    def _aliases(self, name: str) -> set[str]:
+        """Returns the names under which an object, or a part of it, is assigned or passed to functions."""
+        names, before = {name}, 0
+        while before < len(names):
+            before = len(names)
+            for node in self._sources.nodes:
+                if isinstance(node, ast.Assign) and names & parts_of(node.value):
+                    names |= {last_name(one) for one in node.targets} - {""}
+                elif isinstance(node, ast.Call):
+                    for function in self._sources.functions_of(node) or self._sources.makers_of(node):
+                        given = [one.arg for one in function.args.args]
+                        given = given[given[:1] == [self_of(function, self._sources.parents[function])] :]
+                        passed = [(str(one.arg), one.value) for one in node.keywords]
+                        passed += zip(given, node.args, strict=False)
+                        names |= {parameter for parameter, value in passed if names & parts_of(value)}
+        return names
 
     def _ask(self, scope: Scope | None, name: str) -> None:
         """Begins a question. Answers inside a cycle, and what the root excuses, hold for it alone."""

@@ -87,6 +87,11 @@ class Sources:
         kinds = self._classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 
+    def makers_of(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """Returns what a call of a user's class runs."""
+        made = self.functions.get("__init__", [])
+        return [one for one in made if getattr(self.parents[one], "name", "") == called(call)]
+
     def _classes_of(self, holder: ast.expr, scope: Scope) -> set[str] | None:
         """Returns the names of the classes that an object may have, with their bases; None if not known."""
         if isinstance(holder, ast.Name) and self.is_self(holder.id, scope):
@@ -187,6 +192,15 @@ def root_of(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def parts_of(node: ast.expr) -> set[str]:
+    """Returns the names on the way to a value: `self`, `bar` and `n` of `self.bar[0].n`."""
+    names = set()
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        names.add(last_name(node))
+        node = node.value
+    return {*names, last_name(node)} - {"", "self"}
 
 
 def is_declared_outside(scope: ast.AST, name: str) -> bool:

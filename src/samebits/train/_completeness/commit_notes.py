@@ -77,6 +77,7 @@ class LoopChanges:
             reachable_state.take(
                 frame, objects, saved, loader, checks.program(frame),
                 ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
+                steering=checks.steering(frame, objects, loader),
                 further=further_roots,
             )  # fmt: skip
             now.states = own_states(objects, saved)[1]

@@ -146,6 +146,16 @@ class Completeness:
             self._program = UserFunctions(frame, "samebits.train")
         return self._program
 
+    def steering(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> reachable_state.Steering:
+        """Returns what tells the attributes of an object that flow into more than output."""
+        program, names = self.program(frame), frozenset(committed_names(frame, objects, loader))
+
+        def steering(name: str, fields: set[str]) -> set[str]:
+            read = fields & {one for code in program.codes for one in code.co_names}
+            return read & self._judge.flow_of(program, names).steering(name) if read else read
+
+        return steering
+
     def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> Program:
         """Returns the program as one sees it who pastes the lines of a message."""
         return Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
@@ -299,6 +309,7 @@ class Completeness:
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
             frame, objects, saved, loader, program, ignored=self._ignored, trusted=self._trusted,
+            steering=self.steering(frame, objects, loader),
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
         states, now.states = own_states(objects, saved)

@@ -319,7 +319,7 @@ def _saved_object(
     new = any(program.lacked(root, f"{root}.{path}") for path in paths)
     lines.save(name, found.text, found.value, paths, new=new)
     if lines.cannot:
-        reasons = [f"{found.text}.{path} is {reason}" for path, reason in lines.cannot.items()]
+        reasons = [f"{found.text}{'.' * bool(path)}{path} is {why}" for path, why in lines.cannot.items()]
         text += f". No line can save it: {'; '.join(reasons[:_SHORT])}. Compute it from step.number, or keep "
         text += "plain values of it in run.state"
     return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import types
 from collections import deque
@@ -14,11 +15,11 @@ import torch
 
 from samebits import _digest as digest
 from samebits._inspect import reachable
-from samebits._inspect.object_parts import is_unreadable_iterator
+from samebits._inspect.object_parts import attributes_of, is_unreadable_iterator
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
-from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import is_user_type, may_hold_state
+from samebits._inspect.tree import PLAIN, plain
+from samebits._inspect.user_code import is_output_package, is_table, is_user_type, may_hold_state
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators, is_known
 
@@ -34,11 +35,14 @@ def action_of(kind: type) -> str | None:
         and not hasattr(kind, "__names_of_library__")
     ):
         return "holder"
+    if is_table(kind):
+        return "table"
     action = reachable.thorough_action_of(kind)
     if (action in {None, "library"} and is_unreadable_iterator(kind)) or issubclass(kind, io.TextIOWrapper):
         return "cursor"
     if action is None:
-        return "installed" if may_hold_state(kind) else None
+        output = is_output_package(kind.__module__)
+        return "read_attributes" if output else "installed" if may_hold_state(kind) else None
     return _OF_A_SNAPSHOT.get(action, action)
 
 
@@ -141,6 +145,26 @@ def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, list | tuple) and len(value) <= 1024:
         return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
     return None
+
+
+def fields_of(value: Any) -> set[str]:
+    """Returns the names of an object's attributes and properties."""
+    return {*attributes_of(value), *_properties(type(value))}
+
+
+@functools.lru_cache(maxsize=256)
+def _properties(kind: type) -> list[str]:
+    return [name for name in dir(kind) if isinstance(inspect.getattr_static(kind, name, None), property)]
+
+
+def of_column(column: Any) -> bytes:
+    """Returns the hash of a table's column; of texts and objects that of both ends."""
+    if getattr(getattr(column, "dtype", None), "kind", "O") in "biufcmM":
+        array = column.to_numpy()
+        if array.dtype.kind != "O":
+            return reachable.of_array(array)
+    ends = [*column.head(reachable.ENDS).to_numpy(), *column.tail(reachable.ENDS).to_numpy()]
+    return plain([len(column), *(one if type(one) in PLAIN else str(one) for one in ends)])
 
 
 def of_tensor(tensor: torch.Tensor) -> int:

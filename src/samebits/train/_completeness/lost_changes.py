@@ -139,7 +139,7 @@ class LostChanges:
         left = [c for c in left if c not in recomputed]
         if not left:
             return Judged(recomputed=recomputed)
-        flow = self._flow_of(program, frozenset(committed))
+        flow = self.flow_of(program, frozenset(committed))
         left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         names = carried_locals.carried_if_an_inner_loop_is_empty(frame)
@@ -175,7 +175,8 @@ class LostChanges:
         self._changes.update(changes)
         self._made |= {path for path, times in changes.items() if times}
 
-    def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
+    def flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
+        """Returns the search for values that flow only into output; made anew when there is more code."""
         if self._flow is None or self._flow[0] != (program.size, committed):
             self._flow = (program.size, committed), OutputFlow(program.codes, committed)
         return self._flow[1]

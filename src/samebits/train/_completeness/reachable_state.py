@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect.generators_in import generators_in
 from samebits._inspect.object_parts import attributes_of, is_read_by_next, own_names
-from samebits._inspect.reachable import DEPTH, Walk
+from samebits._inspect.reachable import DEPTH, ITEMS, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
@@ -40,6 +41,10 @@ _WRITTEN = (torch.device, torch.dtype)
 
 
 _LOOKS = itertools.count()
+
+
+Steering = Callable[[str, set[str]], Iterable[str]]
+"""Tells by which of the attributes of an object of this name a program decides, for packages of output."""
 
 
 class Leaf(NamedTuple):
@@ -144,6 +149,7 @@ class StateSnapshot(Walk):
         self._ignored_paths: frozenset[str] = frozenset()
         self._deferred: deque[NotedObject] = deque()
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
+        self.steering: Steering = lambda _name, _fields: ()
 
     def know(self, saved: Any) -> None:
         """Notes the tensors and containers that the commit holds: all in their memory is saved."""
@@ -285,6 +291,23 @@ class StateSnapshot(Walk):
             self._deferred.append(one)
         else:
             self._deferred.insert(sum(d.root != "given" for d in self._deferred), one)
+
+    def read_attributes(self, path: str, value: Any, depth: int) -> None:
+        """Walks what the program reads of an object of a package of output to decide something: `bar.n`."""
+        for name in sorted(self.steering(self._places[-1].name, kinds_of_state.fields_of(value))):
+            with suppress(Exception):  # a property: the program reads it, too
+                item = getattr(value, name)
+                several = isinstance(item, list | tuple)
+                for index, part in enumerate(item[:ITEMS] if several else [item]):
+                    if type(part) in PLAIN or self.action(type(part)) == "read_attributes":
+                        self._owner = type(value)
+                        self.part("attr", name, f"{path}.{name}" + f"[{index}]" * several, part, depth + 1)
+        self._owner = None
+
+    def table(self, path: str, value: Any, depth: int) -> None:
+        """Adds one leaf for a table of pandas or polars: its shape, and the values of its columns."""
+        columns = [value[name] for name in value.columns[:ITEMS]] if len(value.shape) == 2 else [value]
+        self.add(path, plain([*value.shape, *map(kinds_of_state.of_column, columns)]))
 
     def noted_objects(self) -> None:
         """Walks the attributes of the noted objects, the nearest first, and of those inside them."""
@@ -431,6 +454,7 @@ def take(
     trusted: Iterable[str] = (),
     known: list[RootedGenerator] | None = None,
     walk: StateSnapshot | None = None,
+    steering: Steering | None = None,
     further: Callable[[list[types.FrameType], UserFunctions], Iterable[tuple[str, str, Any]]] | None = None,
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
@@ -442,6 +466,7 @@ def take(
     frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot() if walk is None else walk
     walk._ignored_paths = frozenset(ignored)
+    walk.steering = steering or walk.steering
     walk.give(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]

@@ -2,8 +2,8 @@
 
 A check compares two moments of one process, so a large tensor may count by its writes and its address. A note
 is compared with another process: tensors count by their bits. Besides what a check reads, it has the locals
-of all the user's functions that are under way, those that only the code after the loop reads, counters and
-generators of installed packages' modules and closures, and tables of pandas.
+of all the user's functions that are under way, those that only the code after the loop reads, and counters
+and generators of installed packages' modules and closures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from samebits import _digest as digest
 from samebits._inspect._program import carried_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits._inspect.reachable import ITEMS, both_ends, of_array, of_ends, of_tensor
+from samebits._inspect.reachable import ITEMS, of_tensor
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import (
@@ -38,11 +38,6 @@ from samebits.train._completeness.reachable_state import NONE, PACKAGE, Leaf, St
 _LARGE = 1 << 24
 """Bytes from which on a tensor counts by a sample of 65,536 elements."""
 _COUNTERS = (int, float, itertools.count, *RESTORABLE)
-_TABLES = frozenset(
-    f"{module}.{name}"
-    for module in ("pandas", "pandas.core.frame", "pandas.core.series")
-    for name in ("DataFrame", "Series")
-)
 
 
 class WholeSnapshot(StateSnapshot):
@@ -95,18 +90,6 @@ class WholeSnapshot(StateSnapshot):
             self.add(f"{path}[...]", plain([_of_any(item) for item in items]))
             self._places.pop()
 
-    def table(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf for a table of pandas: its shape, and the values of its columns."""
-        columns = [value[name] for name in value.columns[:ITEMS]] if value.ndim == 2 else [value]
-        arrays = [one.to_numpy() for one in columns]
-        hashes = [
-            of_ends([one if type(one) in PLAIN else str(one) for one in both_ends(array)])
-            if array.dtype.kind == "O"
-            else of_array(array)
-            for array in arrays
-        ]
-        self.add(path, plain([*value.shape, *hashes]))
-
     def function_and_cells(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks a function; of one that an installed package made, the counters in its cells."""
         self.function_and_attributes(path, value, depth)
@@ -144,8 +127,6 @@ def _is_counter(value: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _action_of(kind: type) -> str | None:
     """Returns the name of the method for values of a type; None if they are not read."""
-    if f"{kind.__module__}.{kind.__qualname__}" in _TABLES:
-        return "table"
     action = kinds_of_state.action_of(kind)
     return None if action is None else _OF_A_NOTE.get(action, action)
 
