@@ -1,15 +1,20 @@
 """Reading a program has a bound: what many functions share is read once, whatever calls it."""
 
+import dis
 import sys
 import types
 
 import pytest
+import torch
 
+import samebits
 from samebits._inspect._program.bytecode import globals_read, globals_written, instructions
+from samebits._inspect._program.carried_locals import Liveness
 from samebits._inspect._program.data_dependence import DataDependence
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import NameUse, UserFunctions
 from samebits._inspect.generators_in import generators_in
+from samebits.train._completeness import assigned_attributes
 
 MOST = 3_000_000
 """Python calls of one question, at most."""
@@ -125,3 +130,94 @@ def test_a_search_for_generators_in_lists_of_lists_ends():
     """A million small lists: the search ends at its number of objects."""
     inside = [[[0.5] for _ in range(100)] for _ in range(100)]
     assert counted(lambda: generators_in([("data", [list(inside) for _ in range(100)])])) == []
+
+
+def opcodes(function):
+    """The number of Python's instructions that a call runs: no clock, so no chance."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+LINES = {
+    "conditions": "        x = x + {n} if x else y",
+    "variables": "        v{n} = x if x else y",
+    "whiles": "        while x > {n}: x = x - 1",
+    "fors": "        for i in range(x): x = x + {n}",
+    "comprehensions": "        x = [i for i in x]",
+    "handlers": "        try: x = x + {n}\n        except ValueError: x = y",
+    "attributes": "        x.a{n} = x.b{n}",
+}
+
+
+def long_loop(line, count):
+    """The code of a function with a loop whose body has so many such lines."""
+    body = "\n".join(line.format(n=n) for n in range(count))
+    space = {}
+    exec(f"def f(x, y, rows):\n    for row in rows:\n{body}\n    return x", space)
+    return space["f"].__code__
+
+
+def read_loop(code):
+    found = Liveness(code, next(item.offset for item in instructions(code) if item.opname == "FOR_ITER"))
+    found.carried(found.inner_loops)
+    assigned_attributes._targets(code)
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_the_work_of_reading_a_loop_grows_with_its_lines_alone(kind):
+    """Twice the lines take twice the instructions of the reader, not four times."""
+    small, large = (opcodes(lambda n=n: read_loop(long_loop(LINES[kind], n))) for n in (60, 120))
+    assert large < 2.3 * small
+
+
+def test_instructions_are_those_of_dis_without_its_search_for_jumps():
+    """`dis.findlabels` takes minutes for a function of 20,000 conditions; its answers are the same."""
+    for name in ("dis", "inspect", "argparse", "tarfile"):
+        for one in vars(__import__(name)).values():
+            for function in vars(one).values() if isinstance(one, type) else [one]:
+                if isinstance(function, types.FunctionType):
+                    items = [
+                        i for i in dis.get_instructions(function) if i.opname not in ("CACHE", "KW_NAMES")
+                    ]
+                    ours = [i for i in instructions(function.__code__) if i.opname != "KW_NAMES"]
+                    assert [(*i[:4], i.offset, i.positions, i.is_jump_target) for i in items] == [
+                        (*i[:4], i.offset, i.positions, bool(i.is_jump_target)) for i in ours
+                    ]
+    called = set()
+    sys.setprofile(lambda frame, event, argument: called.add(frame.f_code))
+    try:
+        instructions(long_loop(LINES["conditions"], 7))
+    finally:
+        sys.setprofile(None)
+    assert dis.get_instructions.__code__.co_name in {code.co_name for code in called}
+    assert dis.findlabels.__code__ not in called
+
+
+@pytest.mark.slow
+def test_a_run_whose_loop_has_20000_conditional_lines_comes_back(tmp_path):
+    """The whole run, its checks included, makes a fixed number of calls; it never ended before."""
+    body = "\n".join(f"        x = x + {n} if x else n" for n in range(20_000))
+    text = f"""
+def train(run, model, loader):
+    for step, batch in run.steps(loader, epochs=2):
+        x = n = step.number
+{body}
+        model(batch).mean().backward()
+"""
+    space, _, _ = program(tmp_path, text)
+    model = torch.nn.Linear(4, 1)
+    loader = samebits.data.DataLoader(torch.ones(8, 4), batch_size=4, seed=1)
+    with samebits.Run(tmp_path / "run", model=model, check_loss=False) as run:
+        counted(lambda: space["train"](run, model, loader), most=20 * MOST)

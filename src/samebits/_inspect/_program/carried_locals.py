@@ -42,9 +42,21 @@ class Liveness:
         self.flow = ControlFlow(code, offset)
         self.inner_loops = frozenset(inner_loops(self.flow))
         self._actions = _actions(self.flow.instructions, code)
+        self._bits: dict[str, int] = {}
+        """A bit of its own for each variable."""
+        self._effects = [self._effect(actions) for actions in self._actions]
         self.assigned = _assigned_in_loop(self.flow, self._actions)
         """The variables that the loop's body assigns."""
         self._carried: dict[frozenset[InnerLoop], _Names] = {}
+
+    def _effect(self, actions: list[_Action]) -> tuple[int, int]:
+        """Returns the variables that an instruction reads before it writes them, and those it writes."""
+        loads = stores = 0
+        for action, name in reversed(actions):
+            bit = self._bits.setdefault(name, 1 << len(self._bits))
+            loads = loads | bit if action == "LOAD" else loads & ~bit
+            stores |= 0 if action == "LOAD" else bit
+        return loads, stores
 
     def carried(self, running: Collection[InnerLoop] = ()) -> _Names:
         """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, begins a body.
@@ -65,7 +77,7 @@ class Liveness:
 
     def after(self) -> tuple[str, ...]:
         """Returns the names that are live after the call at the offset, in a loop or not."""
-        return _sorted_names(self._live(self.flow.following, frozenset())[self.flow.head + 1])
+        return _sorted_names(self._live(self.flow.following, frozenset(), self.flow.head + 1))
 
     def _names(self, running: frozenset[InnerLoop]) -> _Names:
         flow, ring = self.flow, self.flow.ring
@@ -74,26 +86,30 @@ class Liveness:
         if ring is not None:
             following = _following(flow, running)
             again = _fetched_before(flow.instructions, flow.head, ring.top)
-            inside |= self._live(following, ring.exits)[ring.begins] - again
+            inside |= self._live(following, ring.exits, ring.begins) - again
             following = [in_last_body(flow.instructions, at, after) for at, after in enumerate(following)]
-            everything = self._live(following, frozenset())[ring.begins] - again
+            everything = self._live(following, frozenset(), ring.begins) - again
         return _sorted_names(inside), _sorted_names(everything - inside)
 
-    def _live(self, following: list[list[int]], closed: frozenset[Edge]) -> list[frozenset[str]]:
-        """Returns the names live before each instruction; the `closed` edges are not taken."""
-        live: list[frozenset[str]] = [frozenset()] * (len(following) + 1)
-        changed = True
+    def _live(self, following: list[list[int]], closed: frozenset[Edge], at: int) -> frozenset[str]:
+        """Returns the names live before the instruction `at`; the `closed` edges are not taken."""
+        live, changed = [0] * (len(following) + 1), True  # sets of names would take gigabytes
         while changed:
             changed = False
             for position in range(len(following) - 1, -1, -1):
-                after = [live[one] for one in following[position] if (position, one) not in closed]
-                before = _live_before(self._actions[position], frozenset().union(*after))
+                before = 0
+                for one in following[position]:
+                    if (position, one) not in closed:
+                        before |= live[one]
+                loads, stores = self._effects[position]
+                if loads or stores:
+                    before = before & ~stores | loads
                 handler = self.flow.handlers.get(position)
                 if handler is not None and (position, handler) not in closed:
                     before |= live[handler]
                 if before != live[position]:
                     live[position], changed = before, True
-        return live
+        return frozenset(name for name, bit in self._bits.items() if live[at] & bit)
 
 
 _FOUND: dict[tuple[int, int], Liveness] = {}
@@ -174,13 +190,6 @@ def _actions_of(item: dis.Instruction) -> list[_Action]:
     kinds = [kind for kind, _ in _VARIABLE.findall(item.opname)]
     names = item.argval if isinstance(item.argval, tuple) else (item.argval,) * len(kinds)
     return list(zip(kinds, names, strict=False)) if len(names) == len(kinds) else []
-
-
-def _live_before(actions: list[_Action], after: frozenset[str]) -> frozenset[str]:
-    """Returns the names live before an instruction, given those live after it."""
-    for action, name in reversed(actions):
-        after = after | {name} if action == "LOAD" else after - {name}
-    return after
 
 
 _READ: dict[int, tuple[CodeType, frozenset[str]]] = {}

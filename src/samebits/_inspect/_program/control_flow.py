@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dis
+import functools
 import inspect
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -150,6 +151,9 @@ class ControlFlow:
             _possible(self.instructions, position, successors(item, position, number))
             for position, item in enumerate(self.instructions)
         ]
+        self._copies: dict[Any, list[int]] = {}
+        for position, item in enumerate(self.instructions):
+            self._copies.setdefault((item.opname[:8], item.positions), []).append(position)
         self.ring = self._find_ring()
 
     def _find_ring(self) -> Ring | None:
@@ -173,11 +177,7 @@ class ControlFlow:
     def twins(self, position: int) -> list[int]:
         """Returns an instruction's copies: a `while`'s condition stands before the loop and at its end."""
         one = self.instructions[position]
-        return [
-            other
-            for other, item in enumerate(self.instructions)
-            if other != position and (item.opname[:8], item.positions) == (one.opname[:8], one.positions)
-        ]
+        return [other for other in self._copies[one.opname[:8], one.positions] if other != position]
 
     def cycle(self, position: int, without: Collection[int] = ()) -> set[int]:
         """Returns the instructions of the loops around one, if nothing passes those in `without`."""
@@ -249,9 +249,9 @@ def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
 
 
 def _handlers(code: CodeType, starts: list[int], offset: int) -> dict[int, int]:
+    place = functools.partial(bisect.bisect_left, starts)
     return {
-        position: starts.index(target)
+        position: place(target)
         for protected, target in handlers(code, offset)
-        for position, start in enumerate(starts)
-        if start in protected
+        for position in range(place(protected.start), place(protected.stop))
     }

@@ -41,7 +41,10 @@ class InnerLoop(NamedTuple):
 
 def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
     """Returns the loops that the flow's head is not in; no comprehensions inside the code (3.12)."""
-    found = []
+    found, before = [], dict[int, list[int]]()
+    for position, after in enumerate(flow.following):
+        for one in after:
+            before.setdefault(one, []).append(position)
     for at, item in enumerate(flow.instructions):
         if item.opname == "FOR_ITER" and at != flow.head and not saved_names(flow.instructions, at):
             end = flow.following[at][0]
@@ -49,9 +52,7 @@ def inner_loops(flow: ControlFlow) -> list[InnerLoop]:
                 begins = at
                 while flow.instructions[begins - 1].opname == "EXTENDED_ARG":
                     begins -= 1
-                repeats = [
-                    one for one, after in enumerate(flow.following) if begins in after and one != begins - 1
-                ]
+                repeats = [one for one in before.get(begins, ()) if one != begins - 1]
                 found.append(InnerLoop(at, frozenset({(at, end)}), frozenset(repeats)))
     return found + _while_loops(flow)
 

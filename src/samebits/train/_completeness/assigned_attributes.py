@@ -62,16 +62,22 @@ def _targets(code: types.CodeType) -> tuple[AssignmentTarget, ...]:
     if "STORE_ATTR" not in {dis.opname[number] for number in code.co_code[::2]}:
         return ()
     items = instructions(code)
-    found = [_target(item, items) for item in items if item.opname == "STORE_ATTR"]
+    together: dict[Any, list[dis.Instruction]] = {}
+    for item in items:
+        together.setdefault(_span(item)[0], []).append(item)
+    found = [_target(item, together[_span(item)[0]]) for item in items if item.opname == "STORE_ATTR"]
     return tuple(target for target in found if target is not None)
 
 
 def _target(store: dis.Instruction, items: Sequence[dis.Instruction]) -> AssignmentTarget | None:
-    """Returns the names before the attribute: those loaded within the source text of the store."""
+    """Returns the names before the attribute: those loaded within the source text of the store.
+
+    `items`: those whose text begins where that of the store does.
+    """
     start, end = _span(store)
     if start is None:
         return None
-    within = [item for item in items if _is_within(item, start, end)]
+    within = [item for item in items if _span(item)[1] <= end]
     names = {str(item.argval) for item in within if item.opname.startswith(_NAMES)}
     inner = {_span(item)[1]: str(item.argval) for item in within if item.opname.startswith(_ATTRIBUTES)}
     others = {item.opname for item in within if not item.opname.startswith((*_NAMES, *_ATTRIBUTES))}
@@ -86,11 +92,6 @@ def _span(item: dis.Instruction) -> tuple[Any, Any]:
     if at is None or at.lineno is None or at.col_offset is None:
         return None, None
     return (at.lineno, at.col_offset), (at.end_lineno, at.end_col_offset)
-
-
-def _is_within(item: dis.Instruction, start: Any, end: Any) -> bool:
-    first, last = _span(item)
-    return first is not None and first == start and last <= end
 
 
 def _holder(target: AssignmentTarget, variables: Mapping[str, Any]) -> Any:
