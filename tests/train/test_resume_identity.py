@@ -266,6 +266,6 @@ def test_a_state_that_no_run_writes_is_corrupt(part: str, value: Any, tmp_path: 
     """A forged part of a run's state is a CorruptCommitError, for which an older commit is read; the whole state is taken."""
     train(tmp_path / "r", *ONE["a list twice in a list"], -1)
     saved = load_commit(tmp_path / "r")
-    check_content(saved)
+    check_content(saved, {})
     with pytest.raises(CorruptCommitError, match="none that a Run writes"):
-        check_content({**saved, part: value})
+        check_content({**saved, part: value}, {})

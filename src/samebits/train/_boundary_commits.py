@@ -160,7 +160,7 @@ class CommitPolicy:
             return None
         store = self.commits.store
         store.open()
-        found = store.newest(compatibility.check_content)
+        found = store.newest(partial(compatibility.check_content, objects=self._objects))
         for folder, reason in store.skipped:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:

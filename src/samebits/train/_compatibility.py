@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from samebits.checkpoint._manifest import Manifest
@@ -44,13 +46,23 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
         )
 
 
-def check_content(saved: Mapping[str, Any]) -> None:
-    """Raises `CorruptCommitError` for the state of a run with a part that no `Run` writes."""
+def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> None:
+    """Raises `CorruptCommitError` for the state of a run with a part that no `Run` of `objects` writes."""
     if not all(isinstance(saved.get(part), dict) for part in IN_EACH_STATE):
         return  # of another program: `check_kind`
+    try:
+        wrong = [part for part, is_right in _parts_right(saved).items() if not is_right]
+        wrong = wrong or [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
+    except Exception as error:
+        raise CorruptCommitError(f"a state that no Run writes: {error!r:.200}") from error
+    if wrong:
+        raise CorruptCommitError(f"{', '.join(wrong)} of the state: none that a Run writes")
+
+
+def _parts_right(saved: Mapping[str, Any]) -> dict[str, bool]:
     names, paths, modules = saved["objects"].keys(), saved["grads"].keys(), saved["training"].keys()
     current = saved["loops"].get("current", 0)
-    right = {
+    return {
         "objects": _holds(saved["objects"], object) and all(_holds(saved["objects"][one]) for one in modules),
         "types": _holds(saved["types"], str) and saved["types"].keys() == names,
         "grads": _holds(saved["grads"]) and all(map(_is_gradient, saved["grads"].values())),
@@ -68,9 +80,96 @@ def check_content(saved: Mapping[str, Any]) -> None:
         and (current is None or (_holds(current) and isinstance(current.get("name"), str)))
         and all(_is_count(current.get(key)) for key in ("epoch", "batch_index") if current),
     }  # fmt: skip
-    wrong = [f"state[{part!r}]" for part, is_right in right.items() if not is_right]
-    if wrong:
-        raise CorruptCommitError(f"{', '.join(wrong)} is none that a Run writes")
+
+
+def _is_taken(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:
+    """Returns False for a state with which the next step of torch's optimizer or scheduler would fail."""
+    thing, state = objects[name], saved["objects"].get(name)
+    kind = type(thing)
+    if not kind.__module__.startswith("torch.optim.") or saved["types"].get(name) != kind.__qualname__:
+        return True
+    if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+        return _has_types(state, thing.state_dict())
+    return not isinstance(thing, torch.optim.Optimizer) or _steps(thing, state)
+
+
+def _has_types(state: Any, mine: Any) -> bool:
+    """Returns True if values have the types of `mine`: an int for a float, too, and anything for None."""
+    if isinstance(mine, dict):
+        return isinstance(state, dict) and all(_has_types(state.get(key), mine[key]) for key in mine)
+    if isinstance(mine, list):
+        return isinstance(state, list) and all(_has_types(one, mine[0]) for one in state if mine)
+    if isinstance(mine, int | float | torch.Tensor | np.number) and not isinstance(mine, bool):
+        return isinstance(state, int | float | torch.Tensor | np.number)
+    return mine is None or state is None or isinstance(state, type(mine))
+
+
+def _steps(optimizer: torch.optim.Optimizer, state: Any) -> bool:
+    """Returns True if a step goes on from a state: tried with small tensors in the place of large ones."""
+    count = 0
+    for number, group in enumerate(state["param_groups"]):
+        first, count = count, count + len(group["params"])
+        if group["params"] != list(range(first, count)):
+            return False
+        tried: dict[Any, dict[str, Any] | None] = {}
+        for index, like in zip(group["params"], _parameters_of(optimizer, number), strict=False):
+            kind = like.dim(), like.dtype
+            if kind not in tried:
+                tried[kind] = _next_state(optimizer, group, like)
+                mine = optimizer.param_groups[number]
+                if tried[kind] is None and _next_state(optimizer, mine, like) is not None:
+                    return False
+            if not _continues(optimizer, group, like, tried[kind] or {}, state["state"].get(index) or {}):
+                return False
+    return all(type(key) is not int or 0 <= key < count for key in state["state"])
+
+
+def _continues(
+    optimizer: torch.optim.Optimizer, group: Any, like: torch.Tensor, made: Any, then: dict[str, Any]
+) -> bool:
+    """Returns True if a step goes on from `then`, where the first one has `made` its own state."""
+    other = [key for key in made if not _is_alike(then.get(key), made[key], like)] if then else []
+    if any(isinstance(then.get(key), torch.Tensor) for key in other):
+        return False  # native code would not look at its size
+    small = {key: then[key] if key in other else made[key] for key in made if key in then}
+    return not other or _next_state(optimizer, group, like, small) is not None
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer, number: int) -> list[torch.Tensor]:
+    """Returns the parameters of a group; none of one that a resume adds."""
+    return optimizer.param_groups[number]["params"] if number < len(optimizer.param_groups) else []
+
+
+def _is_alike(then: Any, made: Any, like: torch.Tensor) -> bool:
+    """Returns True for a value of the kind that a step `made` for a small parameter instead of `like`."""
+    if not (isinstance(then, torch.Tensor) and isinstance(made, torch.Tensor)):
+        return type(then) is type(made)
+    shape = like.shape if made.shape == _small(like) else None
+    same = then.dim() == made.dim() if shape is None else then.shape == shape
+    return same and then.is_floating_point() == made.is_floating_point()
+
+
+def _small(like: torch.Tensor) -> tuple[int, ...]:
+    return tuple(range(3, 3 + like.dim()))
+
+
+def _next_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor, state: Any = None
+) -> dict[str, Any] | None:
+    """Returns the state that a step makes for a small parameter, without hooks; None where it fails."""
+    parameter = torch.nn.Parameter(torch.ones(_small(like), dtype=like.dtype))
+    parameter.grad = torch.ones_like(parameter)
+    kind: Any = type(optimizer)
+    try:
+        values = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+        trial = kind([parameter])
+        if state is not None:
+            trial.state[parameter] = copy.deepcopy(state)
+        trial.__setstate__({"state": trial.state, "param_groups": [{"params": [parameter], **values}]})
+        kind.step.__wrapped__(trial)
+    except Exception:
+        return None
+    return dict(trial.state[parameter])
 
 
 def _holds(values: Any, kind: type = object) -> bool:
