@@ -96,7 +96,8 @@ def _is_taken(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, An
 def _has_types(state: Any, mine: Any) -> bool:
     """Returns True if values have the types of `mine`: an int for a float, too, and anything for None."""
     if isinstance(mine, dict):
-        return isinstance(state, dict) and all(_has_types(state.get(key), mine[key]) for key in mine)
+        both = mine.keys() & state.keys()
+        return isinstance(state, dict) and all(_has_types(state[key], mine[key]) for key in both)
     if isinstance(mine, list):
         return isinstance(state, list) and all(_has_types(one, mine[0]) for one in state if mine)
     if isinstance(mine, int | float | torch.Tensor | np.number) and not isinstance(mine, bool):
