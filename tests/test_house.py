@@ -22,28 +22,28 @@ OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1140,
-    "_inspect": 4770,
+    "_inspect": 4910,
     "_native": 3130,
     "arithmetic": 11580,
-    "audit": 5325,
+    "audit": 5390,
     "callbacks": 1270,
-    "checkpoint": 4480,
+    "checkpoint": 4640,
     "cli": 2190,
     "data": 8940,
     "determinism": 10720,
-    "integrations": 2160,
+    "integrations": 2130,
     "nn": 1630,
     "random": 5330,
     "replica": 4680,
     "rounding": 2580,
     "state": 1020,
     "testing": 870,
-    "train": 7330,
+    "train": 8680,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
-ROOM = 0.11
-"""The part of a budget that may be unused: 0.01, but while what the last raise was granted for is still to come."""
+ROOM = 0.01
+"""The part of a budget that may be unused."""
 INVENTED = {
     *(
         "told",
