@@ -1,4 +1,8 @@
 import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +111,17 @@ def test_elements_differ_where_their_bits_do(dtype):
         other[0, 0] = -0.0
         expected[0][0] = True
     assert digest.differing_elements(one, other).tolist() == expected
+
+
+@dataclass
+class Held:
+    value: Any
+
+
+@pytest.mark.parametrize("around", [Held, lambda one: deque([one]), lambda one: [Held(deque([one], 2))]])
+def test_the_middle_of_a_large_tensor_counts_in_a_deque_and_a_dataclass(around: Callable[[Any], Any]) -> None:
+    """A change that the repr of the tensor leaves out is a change; equal content has one digest."""
+    before, after = torch.zeros(5000), torch.zeros(5000).index_fill(0, torch.tensor([2500]), 1)
+    assert digest.leaf(around(before)) != digest.leaf(around(after))
+    assert digest.differing({"a": around(before)}, {"a": around(after)}) != []
+    assert digest.of_value(around(before)) == digest.of_value(around(before.clone()))

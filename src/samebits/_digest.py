@@ -5,9 +5,11 @@ xxh3-128 (about 17 GB/s on one core) finds differences and flipped bytes; it doe
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -46,7 +48,7 @@ def leaf(value: Any) -> int:
         array = np.ascontiguousarray(value)
         plain = array.view(np.uint8) if array.dtype.kind in "Mm" else array
         return xxhash.xxh3_64_intdigest(plain, _text(f"{value.dtype}{value.shape}"))  # type: ignore[arg-type]
-    if isinstance(value, list | tuple | set | frozenset | Mapping):
+    if isinstance(value, set | frozenset) or parts_of(value) is not None:
         return _text("".join(f"{path}={hashed:016x};" for path, hashed in leaves(value)))
     if isinstance(value, bytes | bytearray):
         return xxhash.xxh3_64_intdigest(bytes(value))
@@ -61,9 +63,17 @@ SAME_PATH = object()
 
 
 def parts_of(value: Any) -> Parts | None:
-    """Returns keys and values of a mapping, indices and items of a list or a tuple; None for a leaf."""
+    """Returns keys and values of a mapping, indices and items of a sequence, fields; None for a leaf.
+
+    What a `repr` would give of a deque or a dataclass instance leaves out the middle of a large tensor.
+    """
     if isinstance(value, Mapping):
         return value.items()
+    if isinstance(value, deque):
+        return [*enumerate(value), ("maxlen", value.maxlen)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return [(name, getattr(value, name)) for name in names]
     return enumerate(value) if isinstance(value, list | tuple) else None
 
 
