@@ -220,6 +220,14 @@ class View:
         setattr(self._pool, name, value)
 
 
+def quarter(cases: dict[str, Any]) -> list[Any]:
+    """Each fourth case runs with the quick tests."""
+    return [
+        pytest.param(case, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, case in enumerate(cases)
+    ]
+
+
 def in_child(function: Callable[[], Any]) -> int:
     """The exit status of a forked process that calls `function`."""
     child = os.fork()
@@ -231,7 +239,7 @@ def in_child(function: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("case", ONE)
+@pytest.mark.parametrize("case", quarter(ONE))
 def test_one_object_stays_one(case: str, tmp_path: Path) -> None:
     """Killed in the fourth step and resumed, values that share an object end as without the kill."""
     prepare, use = ONE[case]
@@ -247,7 +255,7 @@ def test_the_comparison_sees_copies(tmp_path: Path) -> None:
     assert train(tmp_path / "a", prepare, use, -1) != copies
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", quarter(REFUSED))
 def test_one_memory_seen_in_two_ways_is_refused(case: str, tmp_path: Path) -> None:
     """Where a resume would make two memories of one, the first commit is an error with both names and the line to type."""
     with pytest.raises(
