@@ -78,6 +78,30 @@ MASTERS = """class Masters:
     def state_dict(self): return {"given": self.given}
     def load_state_dict(self, state): self.given, self.kept = state["given"], [torch.zeros(3) for _ in range(2)]
 masters = Masters()"""
+SAVED = """import collections
+class Meter:
+    def __init__(self): self.x, self.m, self.q = 0.1, torch.zeros(4), collections.deque(maxlen=5)
+    def __call__(self, number):
+        if number >= 9: self.x, self.m = self.x * 1.01 + 0.001234, self.m * 0.9 + 1 / 3; self.q.append(self.x)
+        return self.x + float(self.m.sum()) + sum(self.q)
+    def state_dict(self): return dict({state})
+    def load_state_dict(self, s): {load}
+meter = Meter()"""
+EXACT = (
+    "x=self.x, m=self.m, q=list(self.q)",
+    "self.x, self.m, self.q = s['x'], s['m'], collections.deque(s['q'], maxlen=5)",
+)
+"""What the state_dict of the meter returns, and what its load_state_dict does."""
+INEXACT = {
+    "rounds in load_state_dict": ("x", "s['x']", "round(s['x'], 3)"),
+    "rounds in state_dict": ("x", "x=self.x", "x=round(self.x, 3)"),
+    "makes from another value": ("x", "s['x'],", "0.01 * len(s['q']),"),
+    "casts in load_state_dict": ("m", "s['m']", "s['m'].bfloat16().float()"),
+    "casts in state_dict": ("m", "m=self.m", "m=self.m.bfloat16().float()"),
+    "drops items in load_state_dict": ("q", "s['q']", "s['q'][-2:]"),
+    "drops items in state_dict": ("q", "list(self.q)", "list(self.q)[-2:]"),
+    "drops an entry": ("m", "s['m']", "self.m"),
+}  # fmt: skip
 LOST = {
     "an attribute that was set once": (SWITCHED, "", "data.noisy = data.noisy and step.number != 9", "", "loader.dataset.noisy"),
     "weights that only the code after the loop reads": (
@@ -87,6 +111,14 @@ LOST = {
     "a late statistic of a package": ("scaler = lib.Scaler()", "", "n = scaler(step.number)", "", "scaler.mean"),
     "a counter in a package's module": ("", "", "n = lib.count()", "", "counterlib.calls"),
     "a generator in a package's module": ("", "", "n = lib.draw()", "", "counterlib.rng"),
+    "None in a class that became a value in an object": (
+        "class Held: scale = None\nheld = Held()", "",
+        "held.scale = float(a.sum()) if step.number == 9 else held.scale; n = held.scale or 0", "", "held.scale",
+    ),
+    "a table": (
+        "import pandas\ntable = pandas.DataFrame({'a': [1.0, 2.0]})", "",
+        "table.loc[0, 'a'] = 3.0 if step.number == 9 else table.loc[0, 'a']; n = float(table.a.sum())", "", "table",
+    ),
     "a cell of a package's closure": ("called = lib.make()\ndef use(): return called()", "", "n = use()", "", "called.n"),
 }  # fmt: skip
 KEPT = {
@@ -193,6 +225,38 @@ def test_a_load_state_dict_that_builds_anew_is_seen_inside_an_object_of_the_run(
     program = Program(tmp_path, MASTERS, "run.add('masters', masters)", body, "")
     program.start(kill=15)
     assert "masters.kept[0]" in program.start().stderr
+
+
+def with_meter(folder, state, load):
+    """The script with the meter as an object of its run, killed after the meter has changed."""
+    program = Program(
+        folder, SAVED.format(state=state, load=load), "run.add('meter', meter)", "n = meter(step.number)", ""
+    )
+    assert program.start(kill=15).returncode == -9
+    return program
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "rounds in state_dict" else (pytest.mark.slow,)) for name in INEXACT
+])  # fmt: skip
+def test_an_object_whose_state_comes_back_as_another_is_named(name, tmp_path):
+    """A state_dict that has a value and a load_state_dict that sets another one end the resume with its path alone."""
+    attribute, exact, inexact = INEXACT[name]
+    program = with_meter(tmp_path, *(one.replace(exact, inexact) for one in EXACT))
+    resumed = program.start()
+    assert "ResumeMismatchError" in resumed.stderr, resumed.stderr
+    assert re.findall(r"^  - meter\.(\w)", resumed.stderr, re.MULTILINE)[0] == attribute
+    assert len(set(re.findall(r"^  - meter\.(\w)", resumed.stderr, re.MULTILINE))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [
+    EXACT[1], EXACT[1].replace("s['x']", "torch.tensor(s['x'], dtype=torch.float64).item()"), "self.x, self.m = s['x'], s['m'].clone(); self.q.extend(s['q'])",
+])  # fmt: skip
+def test_an_object_whose_state_comes_back_as_it_was_ends_no_resume(load, tmp_path):
+    """Negative control: the same object, restored by assignment, by conversion, or in place."""
+    resumed = with_meter(tmp_path, EXACT[0], load).start()
+    assert resumed.returncode == 0, resumed.stderr
 
 
 @pytest.mark.slow

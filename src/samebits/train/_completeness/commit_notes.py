@@ -26,7 +26,7 @@ from samebits.errors import ResumeMismatchError
 from samebits.train import _object_states as state
 from samebits.train._completeness import reachable_state
 from samebits.train._completeness.completeness import Completeness, clocks_now, own_states
-from samebits.train._completeness.lost_changes import Change, LostChanges, appeared
+from samebits.train._completeness.lost_changes import Change, LostChanges, appeared, is_saved_by_owner
 from samebits.train._completeness.resume_mismatch import (
     KINDS,
     Note,
@@ -75,7 +75,7 @@ class LoopChanges:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             now = WholeSnapshot()
             reachable_state.take(
-                frame, objects, saved, loader, checks.program(frame),
+                frame, objects, _restored_exactly(objects, saved), loader, checks.program(frame),
                 ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
                 steering=checks.steering(frame, objects, loader),
                 further=further_roots,
@@ -101,6 +101,7 @@ class LoopChanges:
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
         states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
         left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
+        left += filter(is_saved_by_owner, changed)  # its load_state_dict may restore another value
         for one in left:
             if self._last.get(one.path) != one.now.hashed:
                 self._changes[one.path] = self._changes.get(one.path, 0) + 1
@@ -110,6 +111,12 @@ class LoopChanges:
     def _noted(self, one: Change) -> NotedValue:
         text = noted_text(one.now.value, one.now.hashed)
         return NotedValue(one.now.hashed, one.before.hashed, text, self._changes[one.path])
+
+
+def _restored_exactly(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a commit has, without the states that a `load_state_dict` of the program's restores."""
+    own = {name for name, thing in objects.items() if state.is_programs_own(thing)}
+    return {**saved, "objects": {name: one for name, one in saved["objects"].items() if name not in own}}
 
 
 class CommitNotes:

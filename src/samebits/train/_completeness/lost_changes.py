@@ -106,7 +106,9 @@ class Judged:
 class LostChanges:
     """Separates lost changes from values saved elsewhere, recomputed, made once, memoized, or of a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusts_owners: bool = True) -> None:
+        self._trusts_owners = trusts_owners
+        """True: what an object's state_dict names is saved. Whether it is restored, a resume sees."""
         self.is_late = False
         """True for changes after the steps in which caches are filled."""
         self._equals: dict[str, set[str]] = {}
@@ -166,7 +168,8 @@ class LostChanges:
         states: Mapping[str, Any],
     ) -> list[Change]:
         """Returns those that are not of a clock, and that no state has: by its owner, or as a copy."""
-        left = [c for c in changes if not _is_clock(c, clocks, program) and not _is_saved_by_owner(c)]
+        left = [c for c in changes if not _is_clock(c, clocks, program)]
+        left = [c for c in left if not (self._trusts_owners and is_saved_by_owner(c))]
         saved = _paths_by_saved_hash(states) if left else {}
         return [c for c in left if not self._is_copy(c, saved)]
 
@@ -365,7 +368,7 @@ def _fetch_methods(kinds: set[type]) -> list[CodeType]:
     ]
 
 
-def _is_saved_by_owner(change: Change) -> bool:
+def is_saved_by_owner(change: Change) -> bool:
     """Returns True if an object of the run saves it: its state changed and names each attribute here."""
     root = change.now.places[0].name if change.now.places else ""
     if change.now.root != "given" or not change.now.owners or not change.taken.state_changed(root):

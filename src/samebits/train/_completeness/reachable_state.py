@@ -269,6 +269,7 @@ class StateSnapshot(Walk):
 
     def owned_attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the attributes of a user's object."""
+        self.holders[path] = self._root, tuple(self._places), tuple(self._owners), type(value)
         self._owner = type(value)
         self.attributes(path, value, depth)
         self._owner = None

@@ -117,13 +117,15 @@ def lost_values(
         leaf = now.leaves_by_path.get(path) or now.absent(path)
         if leaf is None or leaf.hashed == noted.hashed or (outside and leaf.root not in OUTSIDE):
             continue
+        if leaf.value is not None and leaf.value == _value(noted.text):  # 1.0 for 1
+            continue
         if leaf.hashed == noted.first or fresh:
             was = leaf._replace(hashed=noted.hashed, value=_value(noted.text))
             changed[path] = Change(path, leaf, was, now)
     changed = {path: one for path, one in changed.items() if not checks.is_ignored(one)}
     if not changed:
         return []
-    judge = LostChanges()
+    judge = LostChanges(trusts_owners=False)
     judge.expect({path: note.values[path].changes - 1 + _was_set(changed[path]) for path in changed})
     states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
     names = committed_names(frame, objects, loader)

@@ -70,7 +70,8 @@ class WholeSnapshot(StateSnapshot):
             item for state in value.state.values() if isinstance(state, Mapping) for item in state.values()
         ]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
-        self.add(f"{path}.state", plain([*map(_of_any, items), *rates]))
+        # sorted: a load_state_dict puts them in the order of the parameters
+        self.add(f"{path}.state", plain([*sorted(map(_of_any, items)), *rates]))
 
     def whole_mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
         """Walks a dict; a long one of tensors (a state_dict) is one more leaf."""
