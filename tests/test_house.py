@@ -21,13 +21,13 @@ KEPT = {
 OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
-    ".": 1140,
+    ".": 1150,
     "_inspect": 4910,
     "_native": 3130,
     "arithmetic": 11580,
     "audit": 5390,
     "callbacks": 1270,
-    "checkpoint": 4640,
+    "checkpoint": 4650,
     "cli": 2190,
     "data": 8940,
     "determinism": 10720,
@@ -38,7 +38,7 @@ BUDGET = {
     "rounding": 2580,
     "state": 1020,
     "testing": 870,
-    "train": 8680,
+    "train": 8700,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -84,9 +84,9 @@ def commit(both, step, state, **more):
     """Commits in both ways; the files of the two commits."""
     beside, here = both
     full = {"run_state": {}, "objects": {}, **state}
-    assert beside.snapshot(full, *facts(step, **more))
+    assert beside.snapshot(full, *facts(step, **more), lambda: None)
     assert [position.step for position in beside.wait()] == [step]
-    here.commit(full, *facts(step, **more), lambda: None)
+    here.commit(full, *facts(step, **more), lambda: None, lambda: None)
     assert beside.store.last == here.store.last
     return [
         {file.name: file.read_bytes() for file in (c.store.folder.commits / c.store.last.name).iterdir()}
@@ -161,14 +161,14 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(both):
     """Tensors, lists and arrays that change as soon as `snapshot` has returned are committed as they were."""
     beside, _ = both
     state = {"w": torch.zeros(1_000_000), "n": [1, 2], "a": np.zeros(1000), "run_state": {}, "objects": {}}
-    assert beside.snapshot(state, *facts(1))
+    assert beside.snapshot(state, *facts(1), lambda: None)
     state["w"].fill_(1)
     state["n"][0] = 9
     state["a"][:] = 1
     beside.wait()
     _, saved = CommitStore(beside.store.run_dir).newest()
     assert not saved["w"].any() and saved["n"] == [1, 2] and not saved["a"].any()
-    assert beside.snapshot(state, *facts(2))  # negative control: the next one has it
+    assert beside.snapshot(state, *facts(2), lambda: None)  # negative control: the next one has it
     beside.wait()
     assert CommitStore(beside.store.run_dir).newest()[1]["w"].all()
 
@@ -181,7 +181,9 @@ def test_newest_wins_and_what_was_begun_is_finished(both):
         last += 1
         beside.poll()
         assert beside.snapshot(
-            {"w": torch.full((200_000,), float(last)), "run_state": {}, "objects": {}}, *facts(last)
+            {"w": torch.full((200_000,), float(last)), "run_state": {}, "objects": {}},
+            *facts(last),
+            lambda: None,
         )
     beside.wait()
     store = CommitStore(beside.store.run_dir)
@@ -240,7 +242,7 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
     for number in range(6):
         commits = Commits(tmp_path / str(number), Cadence("explicit"), 2, 0)
         commits.store.open()
-        commits.snapshot({"w": torch.ones(1000), "run_state": {}, "objects": {}}, *facts(1))
+        commits.snapshot({"w": torch.ones(1000), "run_state": {}, "objects": {}}, *facts(1), lambda: None)
         assert there() != before and snapshots()  # negative control: one is seen
         assert [position.step for position in commits.close()] == [1]
     del commits
@@ -251,11 +253,11 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
 def test_the_writer_leaves_out_what_the_lag_allows(both):
     """Of 100 snapshots (a slow disk: more), 2 ms apart, at most one in half the lag is written; who waits gets the last."""
     beside, _ = both
-    assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, *facts(0))
+    assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, *facts(0), lambda: None)
     beside.wait()
     began = time.monotonic()
     for step in itertools.takewhile(lambda step: step < 100 or beside.written < 2, itertools.count(1)):
-        assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, *facts(step))
+        assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, *facts(step), lambda: None)
         beside.poll()
         time.sleep(0.002)
     passed = time.monotonic() - began

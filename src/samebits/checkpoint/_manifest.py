@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ from samebits._context import VERSION
 from samebits._inspect.memory import are_near
 from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
-from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate
+from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate, note_entry, signed
 from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
 
 SCHEMA = 1
@@ -62,9 +62,9 @@ def check_fields(values: Mapping[str, Any]) -> None:
         "rolling": str | None,
         "value": float | int | None,
     }
-    for field, kind in kinds.items():
-        if not isinstance(values[field], kind):
-            raise TypeError(f"{field} is a {type(values[field]).__name__}")
+    for name, kind in kinds.items():
+        if not isinstance(values[name], kind):
+            raise TypeError(f"{name} is a {type(values[name]).__name__}")
     if values["rolling"] is not None and not ROLLING.fullmatch(values["rolling"]):
         raise ValueError(f"rolling {values['rolling']!r:.100}")
     if isinstance(values["value"], int) and abs(values["value"]) >= LIMIT:
@@ -127,10 +127,14 @@ class Manifest:
     """Rolling digest of the batches and losses of the run up to here."""
     value: float | None = None
     """The value that `keep_best` compares, smaller is better; None where this state was not measured."""
+    note: str | None = field(default=None, compare=False)
+    """The text that a resume compares besides the state; it has a digest of its own."""
 
     @cached_property
     def _body(self) -> bytes:
-        return canonical_json({field.name: getattr(self, field.name) for field in fields(self)}).encode()
+        return canonical_json(
+            {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        ).encode()
 
     @cached_property
     def digest(self) -> str:
@@ -139,7 +143,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file: canonical JSON of all fields and `digest`, which sorts first."""
-        return _file(self.digest, self._body)
+        return signed(self.digest, note_entry(self.note), self._body)
 
     @property
     def commit(self) -> Commit:
@@ -156,22 +160,21 @@ class Manifest:
         """
         values = _parse(data, file)
         values.pop("digest", None)
+        note = values.pop("note", None)
+        text = note[1] if isinstance(note, list) and len(note) == 2 and isinstance(note[1], str) else None
         try:
             body = canonical_json(values).encode()
+            whole = signed(of_bytes(body), note_entry(text), body)
         except (ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
-        if _file(of_bytes(body), body) != data:  # with a key twice, too
+        if whole != data:  # with a key twice, too
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
         check_schema(values, file)
         try:
             check_fields(values)
-            return cls(**values)
+            return cls(**values, note=text)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
-
-
-def _file(digest: str, body: bytes) -> bytes:
-    return b'{"digest":"' + digest.encode() + b'",' + body[1:]
 
 
 def manifest_template(
@@ -185,6 +188,7 @@ def manifest_template(
     environment: str,
     rolling: str | None,
     value: float | None,
+    note: str | None = None,
 ) -> ManifestTemplate:
     """Returns the manifest of tensors with this layout, without digests; texts are canonical JSON.
 
@@ -200,6 +204,7 @@ def manifest_template(
         f',"tree":{tree},"value":{canonical_json(value)}}}',
         layout.pieces,
         layout.order,
+        note_entry(note),
     )
     if template.size > MAX_MANIFEST_BYTES:
         raise UnsavableStateError(

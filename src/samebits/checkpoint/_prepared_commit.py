@@ -297,6 +297,7 @@ class CommitPreparer:
         environment: Mapping[str, Any],
         rolling: str | None = None,
         value: float | None = None,
+        note: str | None = None,
     ) -> PreparedCommit:
         """Returns the commit of `state`, with these fields of its manifest. Raises UnsavableStateError."""
         check_plain(position, ("position",))
@@ -305,7 +306,7 @@ class CommitPreparer:
             layout, step=operator.index(step), finished=bool(finished), tree=tree,
             position=canonical_json(position),
             program=self._text("program", program), environment=self._text("environment", environment),
-            rolling=rolling, value=value,
+            rolling=rolling, value=value, note=note,
         )  # fmt: skip
         return PreparedCommit(template, layout, sources)
 

@@ -317,13 +317,13 @@ class CommitPolicy:
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
         if self.ranks.rank == 0:
             note(position, saved)
-            saved["note"] = self._notes.text
         facts = {
             "finished": self._loops.current is None,
             "program": self._program,
             "environment": self._environment.to_dict(),
             "rolling": self._rolling.digest,
             "value": self._best.pop(),
+            "note": self._notes.text,
         }
         if not wait and self.ranks.rank:
             self.commits.cadence.record_commit(time.perf_counter() - started)
@@ -364,6 +364,7 @@ class CommitPolicy:
             "environment": self._environment.to_dict(),
             "rolling": base.rolling,
             "value": base.value,
+            "note": base.note,
         }
         saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
         check = partial(

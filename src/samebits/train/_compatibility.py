@@ -52,11 +52,21 @@ def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> 
         return  # of another program: `check_kind`
     try:
         wrong = [part for part, is_right in _parts_right(saved).items() if not is_right]
-        wrong = wrong or [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
+        if not wrong and _fits(objects, saved):
+            wrong = [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
     except Exception as error:
         raise CorruptCommitError(f"a state that no Run writes: {error!r:.200}") from error
     if wrong:
         raise CorruptCommitError(f"{', '.join(wrong)} of the state: none that a Run writes")
+
+
+def _fits(objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:
+    """Returns False for the state of another model, which `load` refuses with its differences."""
+    try:
+        check_fits(objects, saved, "", complete=False)
+    except RunMismatchError:
+        return False
+    return True
 
 
 def _parts_right(saved: Mapping[str, Any]) -> dict[str, bool]:

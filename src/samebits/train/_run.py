@@ -513,7 +513,7 @@ class Run:
             return
         self._resuming.load(*found, environment, self._allowed)
         if self.rank == 0:  # the ranks run the same program
-            self._notes.load(found[1].get("note"), found[0])
+            self._notes.load(found[0].note, found[0])
         self.resumed = True
         if self.rank == 0:
             self._resuming.print_position(found[0])

@@ -47,11 +47,13 @@ class ManifestTemplate(NamedTuple):
     """The value of "tensors"; between each two of them a digest belongs."""
     order: Sequence[int]
     """The tensor of each digest, by its place in the file."""
+    note: str = ""
+    """The text of `note_entry`: no digest of the commit covers it, as time decides if a note is taken."""
 
     @property
     def size(self) -> int:
         """An upper bound of the manifest's bytes."""
-        texts = (self.before, self.middle, self.after, *self.pieces)
+        texts = (self.before, self.middle, self.after, self.note, *self.pieces)
         return sum(map(len, texts)) + 41 * (len(self.order) + 3)
 
     def body(self, parent: str | None, digests: Sequence[str]) -> bytes:
@@ -67,7 +69,17 @@ class ManifestTemplate(NamedTuple):
         body = self.body(parent, digests)
         content = of_bytes(body if parent is None else self.body(None, digests))
         own = of_bytes(body)
-        return Commit(self.step, own, content), b'{"digest":"' + own.encode() + b'",' + body[1:]
+        return Commit(self.step, own, content), signed(own, self.note, body)
+
+
+def note_entry(text: str | None) -> str:
+    """Returns the entry of a note in the file of a manifest, with a digest of its own."""
+    return "" if text is None else f'"note":{json.dumps([of_bytes(text.encode()), text])},'
+
+
+def signed(digest: str, note: str, body: bytes) -> bytes:
+    """Returns the content of a manifest's file: the digest of the body, a note's entry, the body."""
+    return f'{{"digest":"{digest}",{note}'.encode() + body[1:]
 
 
 TENSORS = "tensors.safetensors"

@@ -121,9 +121,8 @@ class WriterClient:
         slot.copy(commit)
         layout, template = commit.layout, commit.template
         static = self._write_static(slot, layout)
-        texts = [
-            part.encode() for part in (template.before, template.middle, template.after, json.dumps(facts))
-        ]
+        parts = template.before, template.middle, template.after, template.note, json.dumps(facts)
+        texts = [part.encode() for part in parts]
         slot.write(layout.size + static, texts)
         self._number += 1
         record = SnapshotMessage(

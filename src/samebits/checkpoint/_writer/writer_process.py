@@ -41,6 +41,7 @@ class SnapshotMessage(NamedTuple):
     before: int
     middle: int
     after: int
+    note: int
     facts: int
 
     @property
@@ -148,11 +149,10 @@ class _Writer:
             place += size
         if self.static["layout"] != record.layout:
             self.static = {"layout": record.layout, **json.loads(parts[0])}
-        self.follow_run(json.loads(parts[4]))
-        before, middle, after = (part.decode() for part in parts[1:4])
-        template = ManifestTemplate(
-            record.step, before, middle, after, self.static["pieces"], self.static["order"]
-        )
+        self.follow_run(json.loads(parts[5]))
+        before, middle, after, note = (part.decode() for part in parts[1:5])
+        pieces, order = self.static["pieces"], self.static["order"]
+        template = ManifestTemplate(record.step, before, middle, after, pieces, order, note)
         tensors = [memory[begin:end] for begin, end in self.static["spans"]]
         head, image = memory[: self.static["head"]], memory[: record.image]
         try:
