@@ -52,12 +52,15 @@ def check_memory(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: 
             _check_kind(one)
     placed = sorted((one for one in found if one.begin < one.end), key=lambda one: one[:2])
     widest = before = None
+    lost: list[tuple[_CommittedValue, _CommittedValue]] = []
     for one in placed:
-        for other in {id(other): other for other in (widest, before) if other is not None}.values():
-            if one.begin < other.end and _is_lost(one, other):
-                raise _refusal(one, other)
+        near = {id(other): other for other in (widest, before) if other is not None}.values()
+        lost += [(one, other) for other in near if one.begin < other.end and _is_lost(one, other)]
         widest = one if widest is None or one.end > widest.end else widest
         before = one
+    if lost:  # the first in the state, wherever its memory is
+        order = {id(one): number for number, one in enumerate(found)}
+        raise _refusal(*min(lost, key=lambda pair: min(order[id(one)] for one in pair)))
 
 
 def _values(

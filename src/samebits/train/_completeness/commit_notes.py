@@ -43,8 +43,6 @@ _SHARE = 0.005
 _FIRST_SHARE, _FIRST_SECONDS = 0.05, 0.2
 _MOST = 400
 """Values in a note."""
-_TEXT = 80
-"""Characters of a plain value in a note; a longer one has only its digest."""
 
 
 def affordable(spent: float, cost: float, passed: float) -> bool:
