@@ -20,7 +20,7 @@ NAMES = sorted(path.stem for path in BROKEN.glob("*.py"))
 QUICK = {
     "best_local": "kill-mid-epoch",
     "callback_patience": "kill-epoch-end",
-    "served_counter": "workers",
+    "worker_number_seed": "workers",
     "listdir_shards": "run-again",
     "time_budget": "run-again",
 }

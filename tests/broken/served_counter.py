@@ -1,6 +1,6 @@
-"""The dataset counts the samples that it has served and mirrors every third one; each worker has a counter of its own.
-component: batch
-check: workers
+"""The dataset counts the samples that it has served and mirrors every third one; a resumed run counts anew.
+component: locals:loader.dataset.served
+check: kill
 """
 
 import torch
