@@ -228,6 +228,23 @@ def may_hold_state(kind: type) -> bool:
     return owner_of_module(kind.__module__) == "installed" and not is_output_package(kind.__module__)
 
 
+_OWN_READERS = frozenset(
+    """autograd compiler cuda export fx hub jit library monitor multiprocessing onnx package profiler
+    serialization testing utils""".split()  # noqa: SIM905
+)
+"""Modules of torch whose objects measure, compile or run programs, or are read in another way."""
+
+
+@functools.lru_cache(maxsize=4096)
+def keeps_attributes(kind: type) -> bool:
+    """Returns True also for classes of torch and NumPy that keep state in attributes: `SobolEngine`."""
+    root, _, rest = kind.__module__.partition(".")
+    if root not in _FRAMEWORK or not kind.__dictoffset__:
+        return may_hold_state(kind)
+    parts = rest.split(".")
+    return parts[0] not in _OWN_READERS or parts[:2] == ["utils", "data"]
+
+
 def is_output_package(module: str) -> bool:
     """Returns True for a module of a package whose state reaches no weight unless the program reads it."""
     return module.partition(".")[0] in _OUTPUT

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dis
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from samebits._inspect._program import bytecode, user_functions
-from samebits._inspect.user_code import is_user_type, owner_of_module
+from samebits._inspect.user_code import is_user_type
 from samebits.errors import IncompleteStateError
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
@@ -115,26 +111,3 @@ def program_callbacks(
         name = f"callback_{kind.__name__}"
         named[name if name not in named else f"{name}_{len(named)}"] = given
     return named
-
-
-@functools.cache
-def names_of_library(kind: type) -> frozenset[str]:
-    """Returns the attributes that the methods of a class set, without those that only the program's set."""
-    theirs = (base for base in kind.__mro__ if owner_of_module(base.__module__) != "user")
-    return frozenset().union(*map(names_set_by, theirs))
-
-
-def names_set_by(kind: type) -> set[str]:
-    """Returns the attributes that the methods of one class set: of `self`, and in `__new__` of any object."""
-    return {
-        str(item.argval)
-        for method in user_functions.methods(kind)
-        for code in bytecode.whole(method)
-        for before, item in itertools.pairwise(bytecode.instructions(code))
-        if item.opname == "STORE_ATTR" and (code.co_name == "__new__" or _loads_self(before))
-    }
-
-
-def _loads_self(item: dis.Instruction) -> bool:
-    names = item.argval if isinstance(item.argval, tuple) else (item.argval,)
-    return names[-1:] == ("self",)

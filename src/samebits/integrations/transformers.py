@@ -14,17 +14,12 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits import _digest as digest
+from samebits._inspect._program.user_functions import names_of_library, names_set_by
 from samebits._inspect.user_code import owner_of_module
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import (
-    Batches,
-    OpenRun,
-    names_of_library,
-    names_set_by,
-    program_callbacks,
-)
+from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
 from samebits.state import attributes
 from samebits.state._parts import is_plain
 from samebits.train._ddp_buckets import fix_buckets

@@ -19,6 +19,7 @@ _READS = frozenset(
     dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in dis.opmap
 )
 _WRITES = frozenset({dis.opmap["STORE_GLOBAL"]})
+_ASSIGNS = frozenset({dis.opmap["STORE_ATTR"]})
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 """Its lowest bit is a flag."""
 _NO_TARGET: dict[str, Any] = {"label" if "label" in dis.Instruction._fields else "is_jump_target": None}
@@ -107,6 +108,12 @@ def globals_read(code: CodeType) -> frozenset[str]:
 def globals_written(code: CodeType) -> frozenset[str]:
     """Returns the names that a code object assigns as global variables."""
     return frozenset(_names_of(code, _WRITES))
+
+
+@functools.lru_cache(maxsize=16384)
+def attributes_assigned(code: CodeType) -> frozenset[str]:
+    """Returns the names of the attributes that a code object assigns."""
+    return frozenset(_names_of(code, _ASSIGNS))
 
 
 def _names_of(code: CodeType, opcodes: frozenset[int]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import copy
 import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Collection, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
 from samebits._inspect._program.random_functions import AMBIGUOUS, is_draw
-from samebits._inspect.user_code import is_library, is_user_type, may_hold_state, owner_of_module
+from samebits._inspect.user_code import is_library, is_user_type, keeps_attributes, owner_of_module
 
 _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 _MAKES = ("__init__", "__new__", "__post_init__")
@@ -38,6 +39,7 @@ class UserFunctions:
         """The functions that a call of a class runs, by the name of the class."""
         self._codes: set[types.CodeType] = set()
         self._kinds: set[type] = set()
+        self._assigned: tuple[int, frozenset[str]] = (0, frozenset())
         self.modules: list[types.ModuleType] = []
         self.has_packages = False
         """True with methods of installed packages: not all of theirs are known."""
@@ -71,10 +73,19 @@ class UserFunctions:
         other.constructors = {name: list(codes) for name, codes in self.constructors.items()}
         other._codes, other.has_packages = set(self._codes), bool(kinds)
         for kind in kinds:
-            for base in filter(may_hold_state, kind.__mro__):
+            for base in filter(keeps_attributes, kind.__mro__):
                 for code in methods(base):
                     other.add(code)
         return other
+
+    @property
+    def attributes_assigned(self) -> frozenset[str]:
+        """The names of attributes that the functions assign, by a text (`setattr`), too."""
+        if self._assigned[0] != self.size:
+            texts = {one for code in self._codes for one in code.co_consts if isinstance(one, str)}
+            named = map(bytecode.attributes_assigned, self._codes)
+            self._assigned = self.size, frozenset(texts).union(*named)
+        return self._assigned[1]
 
     @property
     def size(self) -> int:
@@ -140,6 +151,29 @@ class UserFunctions:
 def methods(kind: type) -> list[types.CodeType]:
     """Returns the functions of one class, properties included."""
     return [code for item in vars(kind).values() for code in codes_of(item)]
+
+
+@functools.cache
+def names_of_library(kind: type) -> frozenset[str]:
+    """Returns the attributes that the methods of a class set, without those that only the program's set."""
+    theirs = (base for base in kind.__mro__ if owner_of_module(base.__module__) != "user")
+    return frozenset().union(*map(names_set_by, theirs))
+
+
+def names_set_by(kind: type) -> set[str]:
+    """Returns the attributes that the methods of one class set: of `self`, and in `__new__` of any object."""
+    return {
+        str(item.argval)
+        for method in methods(kind)
+        for code in bytecode.whole(method)
+        for before, item in itertools.pairwise(instructions(code))
+        if item.opname == "STORE_ATTR" and (code.co_name == "__new__" or _loads_self(before))
+    }
+
+
+def _loads_self(item: dis.Instruction) -> bool:
+    names = item.argval if isinstance(item.argval, tuple) else (item.argval,)
+    return names[-1:] == ("self",)
 
 
 def codes_of(item: Any) -> list[types.CodeType]:

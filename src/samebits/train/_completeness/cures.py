@@ -13,7 +13,7 @@ import torch
 
 from samebits._inspect.object_parts import attributes_of, defaults_of
 from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import may_hold_state
+from samebits._inspect.user_code import keeps_attributes
 from samebits.errors import InvalidArgumentError
 from samebits.state._attributes import place
 from samebits.state._known_classes import is_known, name_of_known
@@ -163,7 +163,7 @@ def _candidates(way: Sequence[WayStep]) -> list[str]:
     """Returns the paths that may be named for a change: nothing behind a private name of a package."""
     for step in way[:-1]:
         private = step.path.rpartition(".")[2].startswith("_") and not isinstance(step.owner, torch.nn.Module)
-        if private and may_hold_state(type(step.owner)):
+        if private and keeps_attributes(type(step.owner)):
             return [step.path]
     containers = [outer.path for outer, step in pairwise(way) if isinstance(step.owner, list | dict | deque)]
     return list(dict.fromkeys([*containers[:1], way[-1].path]))

@@ -10,7 +10,7 @@ import torch
 
 from samebits._context import Position
 from samebits._inspect._program.carried_locals import release_locals
-from samebits._inspect.user_code import may_hold_state
+from samebits._inspect.user_code import is_user_type, keeps_attributes
 from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
@@ -231,7 +231,7 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     if change.now.root == PACKAGE:
         return _of_package(subject, known=role.known, program=program)
     if change.now.root == "loader":
-        return MessageLine(_of_loader(subject, change))
+        return _of_loader(root, subject, group, program)
     if role.group == "iterator":
         cure = "let the run read its loader, in run.steps(loader) or epoch.steps(loader)"
         if role.saves:
@@ -278,14 +278,21 @@ def _of_package(subject: str, *, known: bool, program: Program) -> MessageLine:
     return MessageLine(text, [(source.before, f"import {module}"), (source.before, line)])
 
 
-def _of_loader(subject: str, change: Change) -> str:
+def _of_loader(root: str, subject: str, group: list[Change], program: Program) -> MessageLine:
+    change, found = group[0], program.variable(root)
+    owner = change.now.owners[-1][0] if change.now.owners else object
+    if found is not None and not is_user_type(owner) and not change.now.installed:
+        lines = program.lines(found.source)
+        lines.attributes(root, found.text, _paths(root, group))
+        text = f"{subject}: no commit holds what is set on a loader, or on a dataset of torch's"
+        return MessageLine(text, _with_imports(found.source, found.source.places(root), lines.code))
     if ".collate_fn" in change.path:
-        return (
+        return MessageLine(
             f"{subject}: a commit holds the loader's position, nothing of what its collate function keeps "
             "from batch to batch. Make it anew in each call; a buffer that each batch fills before it is "
             "read does no harm."
         )
-    return (
+    return MessageLine(
         f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or "
         "draws. Compute it from the index, or from the epoch in set_epoch(epoch); the global generators are "
         "set for each element."
@@ -302,7 +309,7 @@ def _shown_path(change: Change) -> str:
     """Returns the path; in an object of an installed package nothing behind a private name."""
     path = _readable_path(change.path)
     for kind, name in change.now.owners:
-        if name.startswith("_") and may_hold_state(kind) and f".{name}" in path:
+        if name.startswith("_") and keeps_attributes(kind) and f".{name}" in path:
             return f"private attributes of {path.partition(f'.{name}')[0]}"
     return path
 

@@ -19,7 +19,13 @@ from samebits._inspect.object_parts import attributes_of, is_unreadable_iterator
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN, plain
-from samebits._inspect.user_code import is_output_package, is_table, is_user_type, may_hold_state
+from samebits._inspect.user_code import (
+    is_output_package,
+    is_table,
+    is_user_type,
+    keeps_attributes,
+    may_hold_state,
+)
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators, is_known
 
@@ -42,7 +48,7 @@ def action_of(kind: type) -> str | None:
         return "cursor"
     if action is None:
         output = is_output_package(kind.__module__)
-        return "read_attributes" if output else "installed" if may_hold_state(kind) else None
+        return "read_attributes" if output else "installed" if keeps_attributes(kind) else None
     return _OF_A_SNAPSHOT.get(action, action)
 
 
@@ -51,6 +57,7 @@ _OF_A_SNAPSHOT = {
     "function": "function_and_attributes",
     "generator": "marked_generator",
     "iterator": "iterator_of_the_user",
+    "loader": "loader_and_attributes",
     "module": "hooked_module",
     "tensor": "uncommitted_tensor",
 }

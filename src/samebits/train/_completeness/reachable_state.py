@@ -18,14 +18,14 @@ import torch
 from samebits._inspect import rng_states, structure
 from samebits._inspect._program import carried_locals
 from samebits._inspect._program.read_before_write import StoredPlace
-from samebits._inspect._program.user_functions import UserFunctions
+from samebits._inspect._program.user_functions import UserFunctions, names_of_library
 from samebits._inspect.generators_in import generators_in
 from samebits._inspect.object_parts import attributes_of, is_read_by_next, own_names
 from samebits._inspect.reachable import DEPTH, ITEMS, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import PLAIN, leaf, plain
-from samebits._inspect.user_code import is_user_type, may_hold_state
+from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
@@ -150,6 +150,8 @@ class StateSnapshot(Walk):
         self._deferred: deque[NotedObject] = deque()
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
         self.steering: Steering = lambda _name, _fields: ()
+        self.assigned: frozenset[str] = frozenset()
+        """The names of the attributes that the user's functions assign."""
 
     def know(self, saved: Any) -> None:
         """Notes the tensors and containers that the commit holds: all in their memory is saved."""
@@ -244,8 +246,22 @@ class StateSnapshot(Walk):
     def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
         held = tuple(self._places), tuple(self._owners), tuple(self._way)
-        installed = self.in_package or (bool(self._owners) and may_hold_state(self._owners[-1][0]))
+        installed = self.in_package or (bool(self._owners) and self._is_of_package(*self._owners[-1]))
         self.leaves_by_path[path] = Leaf(hashed, self._value, self._root, *held, installed)
+
+    def _is_hung(self, kind: type, name: str) -> bool:
+        """Returns True for an attribute that the program hung on an object of a library's class."""
+        return name in self.assigned and name not in names_of_library(kind)
+
+    def _is_of_package(self, kind: type, name: str) -> bool:
+        return keeps_attributes(kind) and not self._is_hung(kind, name)
+
+    def _hung_attributes(self, path: str, value: Any, depth: int) -> None:
+        for name, item in attributes_of(value).items():
+            if self._is_hung(type(value), name):
+                self._owner = type(value)
+                self.part("attr", name, f"{path}.{name}", item, depth + 1)
+        self._owner = None
 
     def met(self, identity: int) -> bool:
         """Returns True if the object of this identity was walked."""
@@ -317,7 +333,7 @@ class StateSnapshot(Walk):
             path, value, self._root, places, owners, way = self._deferred.popleft()
             self._places, self._owners, self._way = list(places), list(owners), list(way)
             kind = type(value)
-            if may_hold_state(kind):
+            if keeps_attributes(kind):
                 self.installed_kinds.add(kind)
             own = own_names(kind)
             draws = keeps_only_generators(kind)  # a transform of MONAI, albumentations, kornia
@@ -385,8 +401,14 @@ class StateSnapshot(Walk):
         for name, item in vars(value).items():
             self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
+    def loader_and_attributes(self, path: str, value: Any, depth: int) -> None:
+        """Walks the user's objects in a loader, and what was hung on it."""
+        self.loader(path, value, depth)
+        self._hung_attributes(path, value, depth)
+
     def holder(self, path: str, value: Any, depth: int) -> None:
         """Walks the user's objects and functions in one of samebits (`Trainer`), without its counters."""
+        self._hung_attributes(path, value, depth)
         own = own_names(type(value))
         for name, item in attributes_of(value).items():
             if name in own:
@@ -431,7 +453,8 @@ class StateSnapshot(Walk):
         self._places.pop()
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
-        """Adds one leaf, which changes with the optimizer's state or its learning rates."""
+        """Adds one leaf, which changes with its state or its learning rates; walks what was hung on it."""
+        self._hung_attributes(path, value, depth)
         if id(value) in self._given:
             return
         counts = [
@@ -468,6 +491,7 @@ def take(
     walk = StateSnapshot() if walk is None else walk
     walk._ignored_paths = frozenset(ignored)
     walk.steering = steering or walk.steering
+    walk.assigned = program.attributes_assigned
     walk.give(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]

@@ -28,7 +28,7 @@ from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import (
     is_output_package,
-    may_hold_state,
+    keeps_attributes,
     owner_of_file,
     owner_of_module,
 )
@@ -55,7 +55,7 @@ class WholeSnapshot(StateSnapshot):
             return None
         root, places, owners, kind = held
         inner = (*places, StoredPlace("attr", name)), (*owners, (kind, name))
-        return Leaf(NONE, None, root, *inner, installed=may_hold_state(kind))
+        return Leaf(NONE, None, root, *inner, installed=keeps_attributes(kind))
 
     def tensor_of_content(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds a leaf by content, unless the commit holds its memory."""
@@ -63,7 +63,8 @@ class WholeSnapshot(StateSnapshot):
             self.add(path, _of_content(value))
 
     def whole_optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
-        """Adds one leaf of an optimizer's state and learning rates."""
+        """Adds one leaf of an optimizer's state and learning rates, and walks what was hung on it."""
+        self._hung_attributes(path, value, depth)
         if id(value) in self._given:
             return
         items = [
