@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import samebits
 import schema_samples
 from composite_calls import calls_of
 from in_a_process import in_a_process
@@ -24,6 +26,7 @@ from samebits.determinism.table._overload_facts import (
     read,
     read_others,
 )
+from swept_kernels import FOLDERS, PYTHON, changed_since, kernel_digests, swept_kernels
 from table_files import write, write_others
 from update import update_snapshot
 
@@ -184,3 +187,29 @@ def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numb
         cwd=root, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == failures and f"cases, {failures} ops failed" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(swept_kernels()["python"] != PYTHON, reason="the sweep ran with another Python's syntax trees")
+def test_the_sweep_has_measured_the_kernels_that_run_now():
+    """No kernel's code changed since the last sweep; else repeat it: CONTRIBUTING.md, "The op table", has the commands."""
+    assert not changed_since(swept_kernels(), kernel_digests())
+
+
+def test_another_kernel_is_named_and_another_comment_is_not(tmp_path):
+    """Negative control: one constant more in a kernel's file, or a new file, is named; other words in comments are not."""
+    package = Path(samebits.__file__).parent
+    for folder in FOLDERS:
+        shutil.copytree(package / folder, tmp_path / folder)
+    before = kernel_digests(tmp_path)
+    file = tmp_path / "arithmetic/softmax/rows.py"
+    text = file.read_text()
+    file.write_text(text.replace('"""', '"""Other words. ', 1) + "\n# A comment.\n")
+    assert not changed_since(before, kernel_digests(tmp_path))
+    file.write_text(text + "\nONE = 1\n")
+    (tmp_path / "arithmetic/new.py").write_text("TWO = 2\n")
+    assert changed_since(before, kernel_digests(tmp_path)) == ["arithmetic/new.py", "arithmetic/softmax/rows.py"]
+
+
+def test_few_overloads_are_without_evidence():
+    """At most 150 overloads on the CPU have the evidence "none"."""
+    assert sum(one.evidence == "none" for one in table.entries() if one.device == "cpu") <= 150

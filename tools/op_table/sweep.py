@@ -33,6 +33,7 @@ from composite_calls import calls_of
 from overload_replay import Outcome, Replay
 from samebits.determinism import table
 from samebits.determinism._switch import enable_op_determinism
+from swept_kernels import kernel_digests
 
 _OPINFO = "torch.testing._internal.common_methods_invocations"
 _FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
@@ -169,7 +170,8 @@ def main(file: str, part: str = "") -> None:
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
     enable_op_determinism(across="threads")
-    found = sweep(part)
+    kernels = {} if part else {"kernels": kernel_digests()}
+    found = {**sweep(part), **kernels}
     Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
     print(
         f"{len(found['overloads'])} overloads, {len(found['calls'])} composites, {time.monotonic() - began:.0f} s"

@@ -35,6 +35,7 @@ from samebits.determinism.table._overload_facts import (
     reviewed,
 )
 from samebits.determinism.table._verdicts import op_table
+from swept_kernels import write_swept_kernels
 from table_files import write, write_cases, write_others
 
 NOTHING = ("nothing",)
@@ -127,6 +128,9 @@ def main(arguments: list[str]) -> None:
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
     seen = cases(evidence.read_seen_cases(evidence.SEEN_FILE), every.values(), files)
     write_cases(seen, evidence.SEEN_FILE)
+    for file in files:
+        if "kernels" in file:
+            write_swept_kernels(file["kernels"])
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 
