@@ -189,7 +189,9 @@ def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numb
     assert done.returncode == failures and f"cases, {failures} ops failed" in done.stdout, done.stdout
 
 
-@pytest.mark.skipif(swept_kernels()["python"] != PYTHON, reason="the sweep ran with another Python's syntax trees")
+@pytest.mark.skipif(
+    swept_kernels()["python"] != PYTHON, reason="the sweep ran with another Python's syntax trees"
+)
 def test_the_sweep_has_measured_the_kernels_that_run_now():
     """No kernel's code changed since the last sweep; else repeat it: CONTRIBUTING.md, "The op table", has the commands."""
     assert not changed_since(swept_kernels(), kernel_digests())
@@ -207,7 +209,10 @@ def test_another_kernel_is_named_and_another_comment_is_not(tmp_path):
     assert not changed_since(before, kernel_digests(tmp_path))
     file.write_text(text + "\nONE = 1\n")
     (tmp_path / "arithmetic/new.py").write_text("TWO = 2\n")
-    assert changed_since(before, kernel_digests(tmp_path)) == ["arithmetic/new.py", "arithmetic/softmax/rows.py"]
+    assert changed_since(before, kernel_digests(tmp_path)) == [
+        "arithmetic/new.py",
+        "arithmetic/softmax/rows.py",
+    ]
 
 
 def test_few_overloads_are_without_evidence():

@@ -90,6 +90,11 @@ def sweep(part: str = "") -> dict[str, Any]:
             calls[name] |= called
     for name, called in _module_calls().items() if not part else ():
         calls[name] |= called
+    for run in _whole_calls() if not part else ():
+        with replay:
+            run()
+        for name, called in calls_of(run).items():
+            calls[name] |= called
     print(f"{raised} samples raised", file=sys.stderr)
     if not part:
         drawn = schema_samples.evidence(_unknown({*replay.found, *(f"aten::{name}" for name in calls)}))
@@ -137,6 +142,26 @@ def _module_calls() -> dict[str, set[str]]:
         for name, called in calls_of(partial(kind(4, 3, **options), x[0])).items():
             calls[name] |= called
     return calls
+
+
+def _whole_calls() -> Iterator[Callable[[], Any]]:
+    """Yields calls that no OpInfo makes, and whose arguments are too many or too alike to be drawn."""
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        yield partial(_fused_step, kind)
+    weight, kernel = torch.randn(6, 3), torch.randn(2, 2, 2, 2, 2)
+    yield lambda: torch.embedding_bag(weight, torch.tensor([1, 2, 4, 4]), torch.tensor([0, 2]))
+    yield lambda: torch.quantize_per_channel(weight, torch.ones(6), torch.zeros(6), 0, torch.qint8)
+    yield lambda: torch._C._nn.slow_conv3d(torch.randn(1, 2, 4, 4, 4), kernel, 2)
+    yield lambda: torch._C._nn.slow_conv_transpose3d(torch.randn(1, 2, 4, 4, 4), kernel, 2)
+    yield lambda: torch._C._nn.slow_conv_dilated3d(torch.randn(1, 2, 4, 4, 4), kernel, 2, dilation=2)
+    yield lambda: torch.sspaddmm(weight.to_sparse(), weight.to_sparse(), torch.randn(3, 3))
+    yield lambda: torch.smm(weight.to_sparse(), torch.randn(3, 3))
+
+
+def _fused_step(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    one = nn.Parameter(torch.randn(300))
+    one.grad = torch.randn(300)
+    kind([one], fused=True).step()
 
 
 def _whole(module: nn.Module, x: torch.Tensor) -> None:

@@ -52,4 +52,8 @@ def _digest(file: Path) -> str:
 
 def _is_text(node: ast.AST) -> bool:
     """Whether a statement is a docstring, of a module, function, class or constant."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

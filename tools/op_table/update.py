@@ -48,13 +48,14 @@ def update_snapshot(
 ) -> ReviewedOverloads:
     """Returns the snapshot of the live overloads. A file's measurement replaces the known one of that overload.
 
-    A measurement of an overload whose schema changed since is dropped.
+    A measurement of an overload whose schema changed since is dropped. What the battery has shown of a kernel
+    stays where torch's small samples show nothing else.
     """
     kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
     rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
     files = list(evidence)
     for name, measured in _merge_measurements(files).items():
-        if name in rows:
+        if name in rows and not _is_known_better(rows[name], measured):
             rows[name] = replace(rows[name], **measured)
     for full, called in ((full, called) for file in files for full, called in file.get("calls", {}).items()):
         name = full.removeprefix("aten::")
@@ -62,6 +63,12 @@ def update_snapshot(
             names = {one.removeprefix("aten::") for one in called} | set(rows[name].calls)
             rows[name] = replace(rows[name], calls=tuple(sorted(names - {name, *NOTHING})) or NOTHING)
     return ReviewedOverloads(torch.__version__.split("+")[0], rows)
+
+
+def _is_known_better(known: OverloadRow, measured: Mapping[str, Any]) -> bool:
+    same = (known.kernel, known.tested) == (measured["kernel"], measured["tested"])
+    words = {known.runs, known.threads, measured["runs"], measured["threads"]}
+    return same and known.source < measured["source"] and "varies" not in words
 
 
 def _row(live: LiveOverload, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
@@ -104,10 +111,13 @@ def cases(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the cases by which each overload was equal over threads: those of the files, else those of before."""
     known = dict(before)
+    rows = [item for one in reviews for item in one.rows.items()]
+    battery = {name for name, row in rows if row.source == "battery"}
     for file in files:
         for full, found in file["overloads"].items():
-            known[full.removeprefix("aten::")] = tuple(found.get("cases", ()))
-    equal = {name for one in reviews for name, row in one.rows.items() if row.threads == "equal"}
+            if found["source"] == "battery" or full.removeprefix("aten::") not in battery:
+                known[full.removeprefix("aten::")] = tuple(found.get("cases", ()))
+    equal = {name for name, row in rows if row.threads == "equal"}
     return {name: known[name] for name in equal if known.get(name)}
 
 
