@@ -3,11 +3,13 @@
 import pickle
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+import call_counts
 from samebits._inspect.budget import Budget, BudgetSpentError
 from samebits.data import DataLoader, Pipeline
 from samebits.data import _purity as purity
@@ -15,27 +17,7 @@ from samebits.errors import ConflictWarning
 
 MOST = 600_000
 """Python calls of one reading, at most: about 0.3 s under the count. Without a bound there are billions."""
-
-
-class TooManyCallsError(BaseException):
-    pass
-
-
-def counted(function, most=MOST):
-    """The result of a call that makes at most so many Python calls: no clock, so no chance."""
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-        if calls > most:
-            raise TooManyCallsError
-
-    sys.setprofile(count)
-    try:
-        return function()
-    finally:
-        sys.setprofile(None)
+counted = partial(call_counts.counted, most=MOST)
 
 
 def function_of(source, name="f"):

@@ -1,44 +1,32 @@
 """Reading a program has a bound: what many functions share is read once, whatever calls it."""
 
 import dis
+import linecache
 import sys
 import types
+from functools import partial
 
 import pytest
 import torch
 
+import call_counts
 import samebits
+from samebits._inspect import budget
 from samebits._inspect._program.bytecode import globals_read, globals_written, instructions
 from samebits._inspect._program.carried_locals import Liveness
 from samebits._inspect._program.data_dependence import DataDependence
 from samebits._inspect._program.output_flow import OutputFlow
+from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
+from samebits._inspect._program.syntax import syntax_tree
 from samebits._inspect._program.user_functions import NameUse, UserFunctions
+from samebits._inspect.budget import BudgetSpentError
 from samebits._inspect.generators_in import generators_in
+from samebits.errors import IncompleteStateError
 from samebits.train._completeness import assigned_attributes
 
 MOST = 3_000_000
 """Python calls of one question, at most."""
-
-
-class TooManyCallsError(BaseException):
-    pass
-
-
-def counted(function, most=MOST):
-    """The result of a call that makes at most so many Python calls: no clock, so no chance."""
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-        if calls > most:
-            raise TooManyCallsError
-
-    sys.setprofile(count)
-    try:
-        return function()
-    finally:
-        sys.setprofile(None)
+counted = partial(call_counts.counted, most=MOST)
 
 
 def program(tmp_path, text):
@@ -221,3 +209,141 @@ def train(run, model, loader):
     loader = samebits.data.DataLoader(torch.ones(8, 4), batch_size=4, seed=1)
     with samebits.Run(tmp_path / "run", model=model, check_loss=False) as run:
         counted(lambda: space["train"](run, model, loader), most=20 * MOST)
+
+
+def containers(count):
+    """Containers of callables, each with the next inside."""
+    lines = [
+        f"    v{n} = [v{n - 1}, lambda: v{n - 1}, m.total] if m else {{1: v{n - 1}}}" for n in range(1, count)
+    ]
+    return "\n".join(["def helper(m):", "    v0 = m.total", *lines, f"    return v{count - 1}"])
+
+
+def methods(count):
+    """A class of many methods that all call each other by an unknown name."""
+    lines = [
+        f"    def m{n}(self, x):\n"
+        f"        self.total = self.m{(n * 7 + 1) % count}(x); return self.m{(n * 3 + 2) % count}([x])"
+        for n in range(count)
+    ]
+    return "\n".join(["class C:", *lines, "def helper(m):\n    return m.m0(m.total)"])
+
+
+def recursion(count):
+    """Functions that call each other with an argument that grows."""
+    lines = [
+        f"def h{n}(m, *x):\n    return [h{(n + 1) % count}(m, x, m.total), h{n * 5 % count}(m, lambda: x)]"
+        for n in range(count)
+    ]
+    return "\n".join([*lines, "def helper(m):\n    return h0(m)"])
+
+
+def generated(count):
+    """A function of very many lines, each with attributes of its own."""
+    lines = [f"    x = m.total + {n} if x else m.a{n}" for n in range(count)]
+    return "\n".join(["def helper(m):\n    x = 0", *lines, "    return x"])
+
+
+EXPLODING = containers, methods, recursion, generated
+LOOP = """
+def work(m, rows):
+    for row in rows:
+        m.total = helper(m)
+        print(m.total)
+"""
+
+
+def place_reads(known, code, head):
+    order = ReadBeforeWrite(known, [(code, head)], [], {"m"}, [], ())
+    for kind in ("attr", "item", "whole"):
+        order.recomputed(StoredPlace(kind, "total"))
+        order.reads(StoredPlace(kind, "total"))
+    order.settled(StoredPlace("set", "total"))
+
+
+def name_uses(known, code, head):
+    uses = NameUse(known, code)
+    uses.draws("helper"), uses.timed("total"), uses.memo("total", [])
+
+
+READERS = {
+    "output": lambda known, code, head: OutputFlow(known.codes, {"model"}).attribute("total"),
+    "steering": lambda known, code, head: OutputFlow(known.codes, {"model"}).steering("m"),
+    "data": lambda known, code, head: DataDependence(known.codes).attribute("total"),
+    "places": place_reads,
+    "names": name_uses,
+}
+
+
+def asked(tmp_path, explode, reader, count):
+    """The call that asks a reader about a program of so many lines."""
+    space, known, _ = program(tmp_path, explode(count) + LOOP)
+    code = space["work"].__code__
+    head = next(item.offset for item in instructions(code) if item.opname == "FOR_ITER")
+    return partial(READERS[reader], known, code, head)
+
+
+@pytest.mark.parametrize("explode", EXPLODING)
+@pytest.mark.parametrize("reader", READERS)
+def test_the_work_of_each_reader_grows_with_the_lines_alone(reader, explode, tmp_path):
+    """Twice the lines take about twice the instructions, in code made to explode it."""
+    small, large = (opcodes(asked(tmp_path, explode, reader, count)) for count in (40, 80))
+    assert large < 2.5 * small
+
+
+@pytest.mark.parametrize("explode", EXPLODING)
+@pytest.mark.parametrize("reader", READERS)
+def test_each_reader_ends_with_the_budget_of_its_check(reader, explode, tmp_path):
+    """Few steps end it within few calls. The control: the same program is read whole within those of a check."""
+    ask = asked(tmp_path, explode, reader, 100)
+    with budget.one_check():
+        ask()
+    linecache.clearcache(), syntax_tree.cache_clear()
+    with budget.one_check(steps=5), pytest.raises(BudgetSpentError):
+        counted(asked(tmp_path, explode, reader, 100), most=10_000)
+
+
+TRAINING = """
+def train(run, model, loader):
+    count = 0
+    for step, batch in run.steps(loader, epochs=2):
+        count += 1
+        (model(batch).mean() * count).backward()
+"""
+
+
+@pytest.mark.parametrize("steps", [50, budget.CHECK_STEPS])
+def test_a_check_whose_budget_is_spent_ends_with_a_warning(steps, tmp_path, monkeypatch):
+    """The run goes on, unchecked. The control: with all of the steps its counter is an error."""
+    space, _, _ = program(tmp_path, generated(100) + TRAINING)
+    model = torch.nn.Linear(4, 1)
+    loader = samebits.data.DataLoader(torch.ones(16, 4), batch_size=4, seed=1)
+    if steps == 50:
+        ends = pytest.warns(UserWarning, match="check for forgotten state is off .* more code than is read")
+    else:
+        ends = pytest.raises(IncompleteStateError, match="count")
+    with ends, samebits.Run(tmp_path / "run", model=model) as run:
+        monkeypatch.setattr(budget, "one_check", partial(budget.one_check, steps=steps))
+        space["train"](run, model, loader)
+
+
+class Counting(torch.utils.data.Dataset):
+    served = 0
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        self.served += 1
+        return torch.full((4,), float(self.served)), torch.ones(1)
+
+
+def test_a_check_of_the_trainer_reads_the_code_that_calls_the_users_alone(tmp_path):
+    """Not the 40 files of the check itself, which took a second and four times the calls."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = samebits.Trainer(model, torch.nn.functional.mse_loss, optimizer)
+    with pytest.raises(IncompleteStateError, match="served"):
+        loader = samebits.data.DataLoader(Counting(), batch_size=4, seed=1)
+        fit = partial(trainer.fit, loader, epochs=3, run_dir=tmp_path / "run", verbose=False)
+        counted(fit, most=900_000)

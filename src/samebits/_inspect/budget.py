@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import thread_time
 from typing import Self
 
@@ -9,6 +12,8 @@ from samebits._garbage_collection import without_garbage_collection
 
 STEPS, SECONDS = 50_000, 0.2
 """Steps of one loader, pipeline or question: about 0.1 s. Seconds of the processor, where steps cost more."""
+CHECK_STEPS, CHECK_SECONDS = 2_000_000, 20.0
+"""The same of one check of a run, of which the largest programs that we know take a twentieth."""
 _EACH = 256
 """Steps between two looks at the clock."""
 
@@ -63,3 +68,35 @@ class Budget:
                 self._left = -1
         if self._left < 0:
             raise BudgetSpentError("more code than is read")
+
+
+_CHECK: ContextVar[Budget | None] = ContextVar("check", default=None)
+
+
+@contextmanager
+def one_check(steps: int = CHECK_STEPS) -> Iterator[None]:
+    """Lets all that reads the program within this block, or in blocks inside it, share one budget.
+
+    When it is spent the check ends with a warning: a verdict on half of a program would be a false alarm or a
+    silent loss.
+    """
+    if _CHECK.get() is not None:
+        yield
+        return
+    with Budget(steps, CHECK_SECONDS) as budget:
+        token = _CHECK.set(budget)
+        try:
+            yield
+        finally:
+            _CHECK.reset(token)
+
+
+def spend(steps: int = 1) -> None:
+    """Counts steps of the check that goes on, if one does.
+
+    Raises:
+        BudgetSpentError: no more are left.
+    """
+    budget = _CHECK.get()
+    if budget is not None:
+        budget.spend(steps)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from samebits._inspect.budget import spend
+
 _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
@@ -39,9 +41,15 @@ def _linear_dis() -> Any:
 _DIS = _linear_dis()
 
 
-@functools.lru_cache(maxsize=16384)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
-    """Returns the instructions of a code object, without inline caches."""
+    """Returns the instructions of a code object, without inline caches. Whoever asks goes through all."""
+    items = _instructions(code)
+    spend(1 + len(items) // 8)
+    return items
+
+
+@functools.lru_cache(maxsize=16384)
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     items = [item for item in _DIS.get_instructions(code) if item.opname != "CACHE"]
     targets = {item.argval for item in items if item.opcode in _JUMPS}
     exact = (item if item.offset in targets else item._replace(**_NO_TARGET) for item in items)

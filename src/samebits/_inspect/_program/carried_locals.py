@@ -24,6 +24,7 @@ from typing import Any
 from samebits._inspect._program import bytecode
 from samebits._inspect._program.control_flow import ControlFlow, Edge, in_last_body
 from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
+from samebits._inspect.budget import spend
 from samebits._inspect.reachable import LeafWalk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
@@ -96,6 +97,7 @@ class Liveness:
         live, changed = [0] * (len(following) + 1), True  # sets of names would take gigabytes
         while changed:
             changed = False
+            spend(1 + len(following) // 8)
             for position in range(len(following) - 1, -1, -1):
                 before = 0
                 for one in following[position]:

@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from samebits._inspect._program.bytecode import end_of_for, handlers, instructions, stored_names, successors
+from samebits._inspect.budget import spend
 
 UNKNOWN: Any = object()
 """Marks a value that the bytecode does not give away."""
@@ -213,6 +214,7 @@ class ControlFlow:
             if one not in reached and one not in without:
                 reached.add(one)
                 waiting += self._next(one)
+        spend(1 + len(reached) // 4)
         return reached
 
 

@@ -12,7 +12,8 @@ import types
 from collections.abc import Iterable, Iterator
 
 from samebits._inspect._program.call_kinds import COPIES, FED_METHODS, LIKE, OF_SHAPE, PLAIN_TYPES, draws
-from samebits._inspect._program.syntax import Scope, Sources, last_name, made_from, parameters_of, self_of
+from samebits._inspect._program.syntax import Scope, Sources, last_name, made_in, parameters_of, self_of, walk
+from samebits._inspect.budget import spend
 
 _DEPTH = 6
 
@@ -65,6 +66,7 @@ class DataDependence:
 
     def _depends(self, node: ast.AST, scope: Scope, depth: int) -> bool:
         """Returns True if the value of an expression depends on data or random numbers."""
+        spend()
         if isinstance(node, ast.Attribute):
             return node.attr not in OF_SHAPE and self._depends(node.value, scope, depth)
         if isinstance(node, ast.Call):
@@ -88,7 +90,7 @@ class DataDependence:
         return depth < _DEPTH and any(
             isinstance(inner, ast.Call) and (draws(inner) or last_name(inner.func) in COPIES)
             for function in self._sources.functions.get(name, ())
-            for inner in ast.walk(function)
+            for inner in walk(function)
         )
 
     def _name_depends(self, name: str, scope: Scope, depth: int) -> bool:
@@ -104,11 +106,7 @@ class DataDependence:
     def _is_fed(self, name: str, scope: Scope, depth: int) -> bool:
         if not isinstance(scope, ast.Module) and name in parameters_of(scope):
             return self._parameter_is_fed(name, scope, depth)
-        made = [
-            (value, isinstance(node, ast.For | ast.comprehension))
-            for node in ast.walk(scope)
-            if (value := made_from(node, name)) is not None
-        ]
+        made = made_in(scope).get(name)
         if not made:
             return not isinstance(scope, ast.Module) and self._is_fed(name, self._scope(scope), depth)
         return any(self._depends(value, scope, depth) or (loop and _is_loader(value)) for value, loop in made)

@@ -9,6 +9,7 @@ condition around anything but output, a call that is no output and no arithmetic
 from __future__ import annotations
 
 import ast
+import functools
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -33,16 +34,18 @@ from samebits._inspect._program.syntax import (
     Scope,
     Sources,
     called,
-    is_declared_outside,
+    declared_outside,
     last_name,
-    made_from,
+    made_in,
     names_in,
     parameters_of,
     parts_of,
     root_of,
     self_of,
     values_of,
+    walk,
 )
+from samebits._inspect.budget import spend
 
 _DEPTH = 40
 
@@ -116,20 +119,35 @@ class OutputFlow:
 
     def _aliases(self, name: str) -> set[str]:
         """Returns the names under which an object, or a part of it, is assigned or passed to functions."""
-        names, before = {name}, 0
-        while before < len(names):
-            before = len(names)
-            for node in self._sources.nodes:
-                if isinstance(node, ast.Assign) and names & parts_of(node.value):
-                    names |= {last_name(one) for one in node.targets} - {""}
-                elif isinstance(node, ast.Call):
-                    for function in self._sources.functions_of(node) or self._sources.makers_of(node):
-                        given = [one.arg for one in function.args.args]
-                        given = given[given[:1] == [self_of(function, self._sources.parents[function])] :]
-                        passed = [(str(one.arg), one.value) for one in node.keywords]
-                        passed += zip(given, node.args, strict=False)
-                        names |= {parameter for parameter, value in passed if names & parts_of(value)}
+        names, waiting = set[str](), [name]
+        while waiting:
+            one = waiting.pop()
+            if one not in names:
+                names.add(one)
+                waiting += self._given_to.get(one, ())
         return names
+
+    @functools.cached_property
+    def _given_to(self) -> dict[str, set[str]]:
+        """The names that get a value when it is assigned or passed to functions, by the names in its text."""
+        found: dict[str, set[str]] = {}
+        for node in self._sources.nodes:
+            if isinstance(node, ast.Assign):
+                given = [(last_name(one), node.value) for one in node.targets]
+            else:
+                given = self._passed(node) if isinstance(node, ast.Call) else []
+            for name, value in given:
+                for part in parts_of(value) if name else ():
+                    found.setdefault(part, set()).add(name)
+        return found
+
+    def _passed(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """Yields the parameters of the user's functions that a call may call, each with its argument."""
+        for function in self._sources.functions_of(call) or self._sources.makers_of(call):
+            names = [one.arg for one in function.args.args]
+            names = names[names[:1] == [self_of(function, self._sources.parents[function])] :]
+            yield from ((str(one.arg), one.value) for one in call.keywords)
+            yield from zip(names, call.args, strict=False)
 
     def _ask(self, scope: Scope | None, name: str) -> None:
         """Begins a question. Answers inside a cycle, and what the root excuses, hold for it alone."""
@@ -168,6 +186,7 @@ class OutputFlow:
 
     def _is_output(self, node: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if the value of an expression flows only into output."""
+        spend()
         above = self._sources.parents[node]
         if isinstance(above, ast.Expr):
             return True
@@ -236,7 +255,7 @@ class OutputFlow:
         holder = call.func.value if isinstance(call.func, ast.Attribute) else None
         if not isinstance(holder, ast.Name):
             return False
-        made = [*values_of(scope, holder.id)] or [
+        made = values_of(scope, holder.id) or [
             one for tree in self._sources.trees for one in values_of(tree, holder.id)
         ]
         return bool(made) and all(
@@ -256,7 +275,7 @@ class OutputFlow:
         if scope is None:
             return False
         stored = {
-            one.id for one in ast.walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            one.id for one in walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
         }
         filled = False
         for node, _ in self._sources.reads(scope, name):
@@ -275,7 +294,7 @@ class OutputFlow:
                 return False
             asks = ast.unparse(around.test) == f"{ast.unparse(above.slice)} not in {name}"
             varying = names_in(assigned.value) & stored - names_in(above.slice)
-            calls = (one for one in ast.walk(assigned.value) if isinstance(one, ast.Call))
+            calls = (one for one in walk(assigned.value) if isinstance(one, ast.Call))
             if (
                 not asks
                 or varying
@@ -327,7 +346,7 @@ class OutputFlow:
         if isinstance(target, ast.Name):
             if target.id in self._committed:
                 return False
-            scopes = self._sources.trees if is_declared_outside(scope, target.id) else [scope]
+            scopes = self._sources.trees if target.id in declared_outside(scope) else [scope]
             return all(self._variable(where, target.id, depth + 1) for where in scopes)
         if isinstance(target, ast.Tuple | ast.List):
             return all(self._store(one, scope, depth) for one in target.elts)
@@ -337,7 +356,7 @@ class OutputFlow:
 
     def _fill(self, holder: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if an object that gets the value (`x.n = v`, `x[k] = v`) flows only into output."""
-        attributes = [one.attr for one in ast.walk(holder) if isinstance(one, ast.Attribute)]
+        attributes = [one.attr for one in walk(holder) if isinstance(one, ast.Attribute)]
         root = root_of(holder)
         if (
             not root
@@ -358,16 +377,11 @@ class OutputFlow:
             return False
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in parameters_of(scope):
             return not self._sources.is_self(name, scope)
-        for node in ast.walk(scope):
-            made = made_from(node, name)
-            if made is not None and any(
-                isinstance(one, ast.Name)
-                and one.id != name
-                and self._may_be_committed(scope, one.id, depth + 1)
-                for one in ast.walk(made)
-            ):
-                return True
-        return False
+        return any(
+            self._may_be_committed(scope, one, depth + 1)
+            for made, _ in made_in(scope).get(name, ())
+            for one in names_in(made) - {name}
+        )
 
     def _only_outputs(self, body: Sequence[ast.stmt], scope: Scope, depth: int) -> bool:
         """Returns True if statements under a condition do nothing but output and arithmetic for it."""
@@ -408,7 +422,7 @@ class OutputFlow:
             if key not in self._known:
                 self._known[key] = True
                 self._known[key] = depth < _DEPTH and all(
-                    self._is_quiet(node, function, depth + 1) for node in ast.walk(function)
+                    self._is_quiet(node, function, depth + 1) for node in walk(function)
                 )
             if not self._known[key]:
                 return False
@@ -438,7 +452,7 @@ class OutputFlow:
         return any(
             (isinstance(one, ast.Name) and one.id in self._committed)
             or (isinstance(one, ast.Attribute) and one.attr in self._committed)
-            for one in ast.walk(node)
+            for one in walk(node)
         )
 
 

@@ -32,6 +32,7 @@ from samebits._inspect._program.control_flow import (
     stored_at_head,
 )
 from samebits._inspect._program.user_functions import UserFunctions
+from samebits._inspect.budget import spend
 
 _CALLED = ("forward", "__call__")
 _STORES = {
@@ -207,6 +208,7 @@ class ReadBeforeWrite:
             if at in seen or at >= len(items):
                 continue
             seen.add(at)
+            spend()
             found = self._access_at(items, at, place)
             reads |= found.reads
             writes |= found.writes

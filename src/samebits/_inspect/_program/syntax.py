@@ -8,6 +8,8 @@ import linecache
 import types
 from collections.abc import Iterable, Iterator
 
+from samebits._inspect.budget import spend
+
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -23,13 +25,21 @@ def syntax_tree(file: str) -> ast.Module | None:
     return tree if tree.body else None
 
 
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields a node and all below it; four are a step of the check that goes on."""
+    for number, one in enumerate(ast.walk(node)):
+        if number % 4 == 0:
+            spend()
+        yield one
+
+
 class Sources:
     """The syntax trees of the files of some functions, with the parent of every node."""
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
         files = sorted({code.co_filename for code in codes})
         self.trees = [tree for tree in map(syntax_tree, files) if tree is not None]
-        self.nodes = [node for tree in self.trees for node in ast.walk(tree)]
+        self._nodes = [node for tree in self.trees for node in walk(tree)]
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.functions: dict[str, list[ast.FunctionDef]] = {}
         self._reads: dict[str, list[ast.Name]] = {}
@@ -45,6 +55,12 @@ class Sources:
         }
         """The names of the bases of the user's classes, by name."""
 
+    @property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes. Whoever asks goes through them."""
+        spend(1 + len(self._nodes) // 8)
+        return self._nodes
+
     def scope_around(self, node: ast.AST) -> Scope:
         """Returns the function or module that a node is in; of a function, itself."""
         while not isinstance(node, Scope):
@@ -54,6 +70,7 @@ class Sources:
     def reads(self, scope: Scope, name: str) -> Iterator[tuple[ast.Name, Scope]]:
         """Yields the reads of a variable, also in functions inside the scope that do not have their own."""
         for node in self._reads.get(name, ()):
+            spend()
             above, functions = self.parents[node], list[Function]()
             while above is not scope and above in self.parents:
                 functions += [above] if isinstance(above, Function) else []
@@ -68,7 +85,7 @@ class Sources:
                 continue
             if code.co_name == "<module>":
                 return tree
-            for node in ast.walk(tree):
+            for node in walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
                     first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                     if first <= code.co_firstlineno <= node.lineno:
@@ -129,12 +146,9 @@ def names_of(function: Function) -> set[str]:
     if isinstance(function, ast.Lambda):
         return names
     stored = {
-        one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        one.id for one in walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
     }
-    outer = {
-        name for one in ast.walk(function) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
-    }
-    return names | (stored - outer)
+    return names | (stored - declared_outside(function))
 
 
 def parameters_of(function: Function) -> set[str]:
@@ -155,18 +169,25 @@ def self_of(function: ast.AST, around: ast.AST) -> str:
     return given[0].arg if given and not static else ""
 
 
-def made_from(node: ast.AST, name: str) -> ast.expr | None:
-    """Returns the expression that a statement makes the variable from."""
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
-        targets, value = (node.targets if isinstance(node, ast.Assign) else [node.target]), node.value
-    elif isinstance(node, ast.For | ast.comprehension):
-        targets, value = [node.target], node.iter
-    elif isinstance(node, ast.withitem):
-        targets, value = [node.optional_vars] if node.optional_vars else [], node.context_expr
-    else:
-        return None
-    stored = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-    return value if name in stored else None
+@functools.lru_cache(maxsize=4096)
+def made_in(scope: ast.AST) -> dict[str, list[tuple[ast.expr, bool]]]:
+    """Returns the expressions that variables are made from, by name; True: it is an element of that."""
+    found: dict[str, list[tuple[ast.expr, bool]]] = {}
+    for node in walk(scope):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            targets, value = (node.targets if isinstance(node, ast.Assign) else [node.target]), node.value
+        elif isinstance(node, ast.For | ast.comprehension):
+            targets, value = [node.target], node.iter
+        elif isinstance(node, ast.withitem):
+            targets, value = [node.optional_vars] if node.optional_vars else [], node.context_expr
+        else:
+            continue
+        stored = {one.id for target in targets for one in walk(target) if isinstance(one, ast.Name)}
+        if value is not None:  # `n: int`
+            made = value, isinstance(node, ast.For | ast.comprehension)
+            for name in stored:
+                found.setdefault(name, []).append(made)
+    return found
 
 
 def called(call: ast.Call) -> str:
@@ -174,18 +195,24 @@ def called(call: ast.Call) -> str:
     return last_name(call.func)
 
 
-def values_of(scope: ast.AST, name: str) -> Iterator[ast.expr]:
-    """Yields what is assigned to the variable, or to attributes, of this name."""
-    for node in ast.walk(scope):
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(last_name(target) == name for target in targets):
-            yield node.value
+def values_of(scope: ast.AST, name: str) -> list[ast.expr]:
+    """Returns what is assigned to the variable, or to attributes, of this name."""
+    return _values_in(scope).get(name, [])
+
+
+@functools.lru_cache(maxsize=4096)
+def _values_in(scope: ast.AST) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in walk(scope):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in {last_name(target) for target in targets}:
+                found.setdefault(name, []).append(node.value)
+    return found
 
 
 def names_in(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
 
 
 def root_of(node: ast.expr) -> str:
@@ -203,5 +230,8 @@ def parts_of(node: ast.expr) -> set[str]:
     return {*names, last_name(node)} - {"", "self"}
 
 
-def is_declared_outside(scope: ast.AST, name: str) -> bool:
-    return any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in ast.walk(scope))
+@functools.lru_cache(maxsize=4096)
+def declared_outside(scope: ast.AST) -> frozenset[str]:
+    """Returns the names that a function declares `global` or `nonlocal`."""
+    declared = [one.names for one in walk(scope) if isinstance(one, ast.Global | ast.Nonlocal)]
+    return frozenset().union(*declared)

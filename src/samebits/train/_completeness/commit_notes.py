@@ -22,6 +22,7 @@ import torch
 
 from samebits._context import Position, process
 from samebits._inspect import user_code
+from samebits._inspect.budget import one_check
 from samebits.errors import ResumeMismatchError
 from samebits.train import _object_states as state
 from samebits.train._completeness import reachable_state
@@ -65,6 +66,7 @@ class LoopChanges:
         self._last: dict[str, bytes] = {}
         self._changes: dict[str, int] = {}
 
+    @one_check()
     def walk(
         self, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
     ) -> WholeSnapshot:
@@ -83,6 +85,7 @@ class LoopChanges:
             self._first = now
         return now
 
+    @one_check()
     def note(
         self, at: int, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
     ) -> Note:

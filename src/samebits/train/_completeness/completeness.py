@@ -25,9 +25,8 @@ import torch
 
 from samebits import _digest as digest
 from samebits._context import Position, process
-from samebits._inspect import structure, user_code
+from samebits._inspect import budget, structure, user_code
 from samebits._inspect._program import carried_locals
-from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
 from samebits.train import _object_states as state
@@ -143,7 +142,7 @@ class Completeness:
     def program(self, frame: FrameType) -> UserFunctions:
         """Returns the user's functions, read once."""
         if self._program is None:
-            self._program = UserFunctions(frame, "samebits.train")
+            self._program = UserFunctions(frame, "samebits.train._loop")
         return self._program
 
     def steering(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> reachable_state.Steering:
@@ -198,7 +197,7 @@ class Completeness:
         judged = Judged()
         try:
             settings = structure.of_process()  # before no_grad changes one
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), budget.one_check():
                 if whole:
                     judged = self._judge_changes(frame, objects, run_state, loader)
                 late = self._late_changes(frame, objects, settings, whole=whole)
@@ -224,7 +223,7 @@ class Completeness:
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
-            more = self._assigned_later(frame, changes, objects) if first else []
+            more = self._assigned_later(frame, changes, objects, loader) if first else []
             seen = self.seen_by_reader(frame, objects)
             text = message(changes, late, position, more, seen)
             if raises:
@@ -239,14 +238,14 @@ class Completeness:
             user_code.warn(text(sorted(found)), IncompleteStateWarning)
 
     def _assigned_later(
-        self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any]
+        self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any], loader: Any
     ) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
         known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
         held = {id(thing) for thing in objects.values()}
         assert self._program is not None
-        flow = OutputFlow(self._program.codes, committed_names(frame, objects, None))
+        flow = self._judge.flow_of(self._program, frozenset(committed_names(frame, objects, loader)))
         return [
             name
             for group in carried_locals.assigned_in_loop(frame)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from samebits._context import Position
 from samebits._inspect._program import carried_locals
+from samebits._inspect.budget import one_check
 from samebits._inspect.tree import PLAIN
 from samebits.train._completeness.completeness import Completeness, own_states
 from samebits.train._completeness.incomplete_state_message import Program, blocks, entries_of
@@ -95,6 +96,7 @@ def parsed(text: Any) -> dict[bool, Note]:
         return {}
 
 
+@one_check()
 def lost_values(
     note: Note,
     now: WholeSnapshot,
