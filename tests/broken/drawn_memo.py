@@ -1,5 +1,5 @@
 """The weight of each class is drawn once and kept by a cache, which no commit has: a resumed run draws others.
-component: locals:scale
+component: loss
 check: kill
 """
 
