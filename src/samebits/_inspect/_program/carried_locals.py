@@ -16,13 +16,14 @@ import inspect
 import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from types import CodeType
 from typing import Any
 
 from samebits._inspect._program import bytecode
-from samebits._inspect._program.control_flow import ControlFlow, Edge, in_last_body
+from samebits._inspect._program.control_flow import ControlFlow, Edge, holds_from_a_step_on, in_last_body
 from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
 from samebits._inspect.budget import spend
 from samebits._inspect.reachable import LeafWalk
@@ -46,7 +47,8 @@ class Liveness:
         self._bits: dict[str, int] = {}
         """A bit of its own for each variable."""
         self._effects = [self._effect(actions) for actions in self._actions]
-        self.assigned = _assigned_in_loop(self.flow, self._actions)
+        self._stores = _stores_in_loop(self.flow, self._actions)
+        self.assigned = frozenset(self._stores)
         """The variables that the loop's body assigns."""
         self._carried: dict[frozenset[InnerLoop], _Names] = {}
 
@@ -79,6 +81,21 @@ class Liveness:
     def after(self) -> tuple[str, ...]:
         """Returns the names that are live after the call at the offset, in a loop or not."""
         return _sorted_names(self._live(self.flow.following, frozenset(), self.flow.head + 1))
+
+    def is_set_from_a_step_on(self, name: str, steps: Collection[str]) -> bool:
+        """Returns True if a body reads the variable only after `if step.number >= n:` has set it, if at all.
+
+        Nothing else sets it; `steps`: the names of steps.
+        """
+        flow, ring = self.flow, self.flow.ring
+        if ring is None or self._stores[name] != 1 or name in flow.cells:
+            return False
+        following = [
+            [at + 1] if holds_from_a_step_on(flow.instructions, at, steps) else after
+            for at, after in enumerate(flow.following)
+        ]
+        captured = _captured_cells(flow.instructions[: ring.top])
+        return name not in captured | self._live(following, frozenset(), ring.begins)
 
     def _names(self, running: frozenset[InnerLoop]) -> _Names:
         flow, ring = self.flow, self.flow.ring
@@ -141,12 +158,12 @@ def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
-def _assigned_in_loop(flow: ControlFlow, actions: Sequence[list[_Action]]) -> frozenset[str]:
+def _stores_in_loop(flow: ControlFlow, actions: Sequence[list[_Action]]) -> Counter[str]:
     if flow.instructions[flow.head].opname == "FOR_ITER":
         inside: Iterable[int] = range(flow.head + 1, flow.following[flow.head][0])
     else:
         inside = flow.cycle(flow.head)
-    return frozenset(name for at in inside for kind, name in actions[at] if kind == "STORE")
+    return Counter(name for at in inside for kind, name in actions[at] if kind == "STORE")
 
 
 def _following(flow: ControlFlow, running: Iterable[InnerLoop]) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """Values made once, from data or random numbers: `if self.mean is None: self.mean = x.mean(0)`.
 
 A resumed program makes such a value anew, from another batch. One that is made of shapes and constants alone
-(a mask, a table of positions) is the same each time. The search reads the syntax trees of the user's files,
+(a mask, a table of positions) is the same each time, unless it is made only at some step, or at some loss:
+`if step.number == 30: self.phase = "fine"`. The search reads the syntax trees of the user's files,
 so it needs their source.
 """
 
@@ -16,6 +17,7 @@ from samebits._inspect._program.syntax import Scope, Sources, last_name, made_in
 from samebits._inspect.budget import spend
 
 _DEPTH = 6
+_TESTED = ast.If | ast.IfExp | ast.While
 
 
 class DataDependence:
@@ -33,13 +35,16 @@ class DataDependence:
         self._sources = Sources(codes)
         self._known: dict[tuple[int, str], bool] = {}
 
-    def attribute(self, name: str) -> bool:
-        """Returns True if such an attribute is set from data or random numbers, outside of `__init__`."""
+    def attribute(self, name: str, *, values: bool = True) -> bool:
+        """Returns True if such an attribute is set from data or random numbers, outside of `__init__`.
+
+        Or when they, or the step, say so; `values`: False: only that counts.
+        """
         return any(
             isinstance(target, ast.Attribute)
             and target.attr == name
             and getattr(self._scope(target), "name", "") != "__init__"
-            and self._depends(value, self._scope(target), 0)
+            and ((values and self._depends(value, self._scope(target), 0)) or self._is_chosen(target, name))
             for target, value in self._assignments()
         )
 
@@ -48,9 +53,32 @@ class DataDependence:
         return any(
             isinstance(target, ast.Name)
             and target.id == name
-            and self._depends(value, self._scope(target), 0)
+            and (self._depends(value, self._scope(target), 0) or self._is_chosen(target, name))
             for target, value in self._assignments()
         )
+
+    def _is_chosen(self, node: ast.AST, name: str, depth: int = 0) -> bool:
+        """Returns True if data or a step decide if a statement runs, in its function or where that is called.
+
+        Not of a function that asks for the value itself, which makes it whenever it is missing.
+        """
+        scope = self._scope(node)
+        if any(self._depends(test, scope, 0) for test in self._tests_around(node, scope)):
+            return True
+        if isinstance(scope, ast.Module | ast.Lambda) or depth > _DEPTH or _asks_for(scope, name):
+            return False
+        return any(
+            self._is_chosen(one, name, depth + 1)
+            for one in self._sources.nodes
+            if isinstance(one, ast.Call) and last_name(one.func) == scope.name
+        )
+
+    def _tests_around(self, node: ast.AST, scope: Scope) -> Iterator[ast.expr]:
+        while node is not scope:
+            above = self._sources.parents[node]
+            if isinstance(above, _TESTED) and node is not above.test:
+                yield above.test
+            node = above
 
     def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
         for node in self._sources.nodes:
@@ -68,7 +96,8 @@ class DataDependence:
         """Returns True if the value of an expression depends on data or random numbers."""
         spend()
         if isinstance(node, ast.Attribute):
-            return node.attr not in OF_SHAPE and self._depends(node.value, scope, depth)
+            held = node.attr not in OF_SHAPE and self._depends(node.value, scope, depth)
+            return held or last_name(node.value) == "state"  # run.state.best
         if isinstance(node, ast.Call):
             return self._call_depends(node, scope, depth)
         if isinstance(node, ast.Name):
@@ -122,7 +151,7 @@ class DataDependence:
         kind = next((one.annotation for one in given if one.arg == name), None)
         if kind is not None and last_name(kind) in PLAIN_TYPES:
             return False
-        if isinstance(scope, ast.Lambda) or scope.name in FED_METHODS:
+        if isinstance(scope, ast.Lambda) or scope.name in FED_METHODS or scope.name.startswith("on_"):
             return True
         place = positions.index(name) - bool(own) if name in positions else None
         calls = [
@@ -147,6 +176,18 @@ class DataDependence:
         )
 
 
+def _asks_for(scope: ast.AST, name: str) -> bool:
+    """Returns True if a condition in a function mentions the value: `if self.mask is None`."""
+    tests = [one.test for one in ast.walk(scope) if isinstance(one, _TESTED)]
+    found = [one for test in tests for one in ast.walk(test)]
+    return any(
+        one.value == name
+        if isinstance(one, ast.Constant)
+        else isinstance(one, ast.expr) and last_name(one) == name
+        for one in found
+    )
+
+
 def _is_loader(node: ast.expr) -> bool:
     """Returns True unless a loop goes over plain numbers: `range(n)`."""
-    return not (isinstance(node, ast.Call) and last_name(node.func) in ("range", "epochs"))
+    return not (isinstance(node, ast.Call) and last_name(node.func) == "range")

@@ -99,6 +99,7 @@ class OutputFlow:
         reflects = any(
             isinstance(one, ast.Attribute | ast.Name)
             and last_name(one) in REFLECTS
+            and not _text_of_getattr(self._sources.parents[one])
             and getattr(self._sources.scope_around(one), "name", "")
             not in {"__str__", "__repr__", "__format__"}
             for one in self._sources.nodes
@@ -177,7 +178,8 @@ class OutputFlow:
             loads = (
                 node
                 for node in self._sources.nodes
-                if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
+                if isinstance(node, ast.Call | ast.Attribute)
+                and (_text_of_getattr(node) == name or _loads_attribute(node, name))
             )
             self._known[key] = depth < _DEPTH and all(
                 self._is_output(node, self._sources.scope_around(node), depth + 1) for node in loads
@@ -454,6 +456,17 @@ class OutputFlow:
             or (isinstance(one, ast.Attribute) and one.attr in self._committed)
             for one in walk(node)
         )
+
+
+def _text_of_getattr(node: ast.AST) -> str:
+    """Returns "n" of `getattr(x, "n", 0)`; empty for anything else."""
+    if not isinstance(node, ast.Call) or called(node) != "getattr" or len(node.args) < 2:
+        return ""
+    return str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else ""
+
+
+def _loads_attribute(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
 
 
 def _calls(node: ast.stmt) -> Iterator[ast.Call]:

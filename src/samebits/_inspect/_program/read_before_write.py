@@ -10,6 +10,7 @@ overwrites it first (`end_of_reset`).
 from __future__ import annotations
 
 import dis
+import functools
 from collections.abc import Collection, Sequence
 from types import CodeType
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from samebits._inspect._program.bytecode import (
     successors,
     use,
 )
+from samebits._inspect._program.carried_locals import liveness_at
 from samebits._inspect._program.control_flow import (
     asks_for_a_kind,
     holds_from_a_step_on,
@@ -31,7 +33,7 @@ from samebits._inspect._program.control_flow import (
     is_of_step,
     stored_at_head,
 )
-from samebits._inspect._program.user_functions import UserFunctions
+from samebits._inspect._program.user_functions import UserFunctions, kept_functions
 from samebits._inspect.budget import spend
 
 _CALLED = ("forward", "__call__")
@@ -97,6 +99,7 @@ class ReadBeforeWrite:
         self._fetching, self._calling = fetching, calling
         self._code, offset = fetching[-1]
         self._items = instructions(self._code)
+        steps = steps or {*self._code.co_varnames, *self._code.co_names}  # the first body has not begun
         self._steps = stored_at_head(self._items, _number_at(self._items, offset), steps)
         self._callables = callables
         self._fetches = fetches
@@ -115,6 +118,10 @@ class ReadBeforeWrite:
             self._recomputed[place] = self._is_recomputed(place)
         return self._recomputed[place]
 
+    def is_set_from_a_step_on(self, name: str) -> bool:
+        """Returns True for a local variable that each step sets before it reads it, from some step on."""
+        return liveness_at(*self._fetching[-1]).is_set_from_a_step_on(name, self._steps)
+
     def reads(self, place: StoredPlace) -> bool:
         """Returns True if an iteration, or a method that fetches its batch, may read the place."""
         fetched = [self._access_of(code, place) for code in self._fetches]
@@ -127,10 +134,12 @@ class ReadBeforeWrite:
             return True  # the loader passes the epoch to its sampler
         if any(seen.reads for _, seen in fetched):
             return False
+        once = self._count_stores(place) == 1
         for code, offset in self._fetching:
-            seen = self._search(code, place, offset)
+            seen = self._search(code, place, offset, once=once)
             if seen.reads or seen.writes:
-                return not seen.reads and not (seen.passes and self._is_read_after(code, place, offset))
+                read = seen.passes and (self._is_read_after(code, place, offset) or self._is_kept(place))
+                return not seen.reads and not read
         return any(seen.writes and not seen.passes for _, seen in fetched) or self._is_never_carried(place)
 
     def _is_read_after(self, code: CodeType, place: StoredPlace, offset: int) -> bool:
@@ -139,6 +148,14 @@ class ReadBeforeWrite:
         return last.reads or (
             last.passes and any(self._search(code, place, offset).reads for code, offset in self._calling)
         )
+
+    def _is_kept(self, place: StoredPlace) -> bool:
+        """Returns True if a function reads the place that an object of a library may keep, and call."""
+        return any(self._access_of(code, place).reads for code in self._kept)
+
+    @functools.cached_property
+    def _kept(self) -> list[CodeType]:
+        return [one for one in kept_functions(self._program) if one is not self._code]
 
     def _is_never_carried(self, place: StoredPlace) -> bool:
         """Returns True for an attribute of functions that only a library calls, if each sets it first."""
@@ -167,6 +184,8 @@ class ReadBeforeWrite:
             for code in codes
             if code.co_name != "__init__"
             for item in instructions(code)
+            if code is not self._code
+            or item.offset > self._fetching[-1][1]  # before the loop: the first value
         )
 
     @staticmethod

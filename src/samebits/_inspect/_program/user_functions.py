@@ -148,6 +148,38 @@ class UserFunctions:
         return used
 
 
+_OF_STATE = {"state_dict", "load_state_dict", "get_extra_state", "set_extra_state"}
+_SHOWS = {"__repr__", "__str__", "__format__", "__getstate__", "__setstate__", "__reduce__", "__del__"}
+
+
+def kept_functions(program: UserFunctions) -> list[CodeType]:
+    """Returns the functions that a library may keep and call: lambdas, arguments, methods that none names."""
+    codes = [
+        code for code in program.codes if code.co_flags & inspect.CO_OPTIMIZED or code.co_name == "<module>"
+    ]
+    passed = frozenset().union(*map(_passed_names, codes))
+    named = {name for code in codes for name in code.co_names} | _OF_STATE | _SHOWS | {*_MAKES}
+    return [
+        code
+        for code in codes
+        if code.co_name in passed | {"<lambda>"}
+        or (code.co_name not in named and code.co_varnames[:1] == ("self",))
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _passed_names(code: CodeType) -> frozenset[str]:
+    """Returns the names whose values a function uses without calling them or looking into them."""
+    items, found = instructions(code), set[str]()
+    for at, item in enumerate(items):
+        if isinstance(item.argval, str) and item.opname.startswith((*ATTRIBUTES, *GLOBALS, "LOAD_FAST")):
+            taken = use(items, at)
+            inner = taken is not None and items[taken.at].opname.startswith(ATTRIBUTES)
+            if not inner and (taken is None or not taken.is_called(items)):
+                found.add(item.argval)
+    return frozenset(found)
+
+
 def methods(kind: type) -> list[types.CodeType]:
     """Returns the functions of one class, properties included."""
     return [code for item in vars(kind).values() for code in codes_of(item)]

@@ -142,14 +142,17 @@ def is_users_own(value: Any) -> bool:
 def inner(value: Any) -> Iterator[Any]:
     """Yields the value, the containers inside it, and the tensors in them."""
     for _, one, parts in digest.walk(value, parts_of=_containers):
-        if parts is not None or isinstance(one, list | tuple | torch.Tensor):
+        if parts is not None or isinstance(one, _HELD):
             yield one
+
+
+_HELD = (list, tuple, deque, set, bytearray, np.ndarray, torch.Tensor)
 
 
 def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, dict):
         return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
-    if isinstance(value, list | tuple) and len(value) <= 1024:
+    if isinstance(value, list | tuple | deque) and len(value) <= 1024:
         return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
     return None
 

@@ -258,12 +258,14 @@ class LostChanges:
             return False
         self._made.add(change.path)
         last = change.now.places[-1]
-        if change.now.installed or change.now.root == "loader" or last.kind not in {"attr", "name"}:
+        if change.now.installed or last.kind not in {"attr", "name"}:
             return True
         if self._dependence is None or self._dependence[0] != program.size:
             self._dependence = program.size, DataDependence(program.codes)
         depends = self._dependence[1]
-        return not (depends.attribute(last.name) if last.kind == "attr" else depends.variable(last.name))
+        if last.kind == "name":
+            return not depends.variable(last.name)
+        return not depends.attribute(last.name, values=change.now.root != "loader")
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
         """Returns True if the commit has the value at another path; a count or attribute by the same name."""
@@ -286,7 +288,7 @@ def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
 def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
     """Returns True if the value flows only into output: its variable does, or else its attribute."""
     place = change.now.places[0]
-    if change.now.root == "given":
+    if change.now.root in {"given", "loader"}:
         return change.now.value is not None and _is_printed_attribute(change, flow)
     is_variable = place.kind in {"local", "name"} and change.now.root in {"local", "global"}
     if not is_variable or change.now.generator:
@@ -310,7 +312,10 @@ def _is_printed_attribute(change: Change, flow: OutputFlow) -> bool:
     """Returns True for an attribute of a user's class that flows only into output and no base reads."""
     last = change.now.places[-1]
     bases = [base for kind, _ in change.now.owners[-1:] for base in kind.__mro__]
-    own = last.kind == "attr" and bool(bases) and not any(map(may_hold_state, bases))
+    of_function = (
+        len(change.now.places) == 2 and change.taken.roots[change.now.places[0].name].name == "function"
+    )
+    own = last.kind == "attr" and (bool(bases) or of_function) and not any(map(may_hold_state, bases))
     if not own or not flow.attribute(last.name):
         return False
     others = [code for base in bases if not is_user_type(base) for code in user_functions.methods(base)]
@@ -328,6 +333,8 @@ def _is_harmless(
         held = StoredPlace("whole", last.name)
         return order.recomputed(held) or not order.reads(held)
     if any(order.recomputed(place) for place in _places(change)):
+        return True
+    if change.now.root == "local" and len(change.now.places) == 1 and order.is_set_from_a_step_on(last.name):
         return True
     if last.kind in _READ_BY:
         return not any(name in text.lower() for text in uses.names() for name in _READ_BY[last.kind])
