@@ -17,7 +17,7 @@ from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
 from samebits.state._in_place import PlacedObjects
 from samebits.testing import assert_resumes_exactly
-from samebits.train._object_states import NO_ALIASES, RunState, _restore_devices
+from samebits.train._object_states import NO_ALIASES, RunState, _HeldGroups
 
 CUT = [0, 3]
 
@@ -226,6 +226,8 @@ def test_a_gpus_tensors_stay_on_the_cpu_where_there_is_no_gpu(monkeypatch):
 def test_a_learning_rate_that_is_a_tensor_keeps_its_device():
     """What load_state_dict gives an optimizer for its own tensor goes to where that was."""
     optimizer = torch.optim.SGD([torch.zeros(1)], torch.tensor(0.1))
+    optimizer.param_groups[0]["lr"] = torch.zeros((), device="meta")
+    held = _HeldGroups(optimizer)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.2)
-    _restore_devices(optimizer, [{"lr": torch.zeros((), device="meta"), "momentum": 0}])
+    held.put_back()
     assert optimizer.param_groups[0]["lr"].is_meta

@@ -286,12 +286,15 @@ def test_commits_without_a_note_resume_as_ever(tmp_path):
 
 def test_a_note_of_another_form_is_none():
     """A text that no run wrote is read as no note, and runs nothing; that of a run is read back whole."""
-    noted = Note("train", 3, {"h.k": NotedValue(b"12345678", b"87654321", "4", 2)})
+    noted = Note(
+        "train", 3, {"h.k": NotedValue(b"12345678", b"87654321", "4", 2)}, {"best": ["run.state.pool[1]"]}
+    )
     text = commit_notes.json.dumps({"steps": encoded(noted)})
     assert parsed(text) == {False: noted}
     assert parsed(None) == parsed("") == parsed("[1") == parsed("3") == {}
     assert parsed(text.replace("train", "x").replace('"at": 3', '"at": []')) == {}
     assert parsed(text.replace("3132", "zz")) == {}
+    assert parsed(text.replace('{"best": ["run.state.pool[1]"]}', "[1]")) == {}
 
 
 def test_notes_keep_within_their_share():

@@ -149,6 +149,10 @@ class Attributes:
         places = [place(self.target, path) for path in self._paths]
         return {(id(one.owner), one.name) for one in places if not one.is_item}
 
+    def held(self) -> list[tuple[str, Any]]:
+        """Returns the objects that are saved, or whose parts are, each with its path."""
+        return self._parts().objects()
+
     @property
     def saves_all(self) -> bool:
         """True if no part of the target was chosen or left out: its state is complete."""

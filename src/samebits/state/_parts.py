@@ -85,6 +85,10 @@ class Parts:
             self._seen[id(value)] = path, value
             self._add_object(path, value)
 
+    def objects(self) -> list[tuple[str, Any]]:
+        """Returns what was met and may be met again, by its first path."""
+        return [*self._seen.values()]
+
     def _add_object(self, path: str, value: Any) -> None:
         kind = type(value)
         if isinstance(value, RESTORABLE) and not isinstance(value, random.SystemRandom):

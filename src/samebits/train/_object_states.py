@@ -255,7 +255,7 @@ def is_programs_own(thing: Any) -> bool:
 
 def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, where: str) -> None:
     """Loads the state of one object; what it may keep is a copy."""
-    groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
+    held = _HeldGroups(thing) if isinstance(thing, torch.optim.Optimizer) else None
     own = saved if isinstance(thing, Attributes) or copies_what_it_loads(thing) else restored.of(saved)
     try:
         if isinstance(thing, Attributes):
@@ -269,9 +269,9 @@ def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, 
             "when the run was entered (parameter groups added, lazy layers built); else use another run "
             "directory."
         ) from error
-    if isinstance(thing, torch.optim.Optimizer):
+    if isinstance(thing, torch.optim.Optimizer) and held is not None:
         _restore_dtypes(thing, own)
-        _restore_devices(thing, groups)
+        held.put_back()
 
 
 def copies_what_it_loads(thing: Stateful) -> bool:
@@ -328,12 +328,34 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
                 mine[name] = value.to(mine[name].device)
 
 
-def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
-    """Moves a learning rate that is a tensor to the program's device: a commit's tensors are on the CPU."""
-    for group, made in zip(optimizer.param_groups, before, strict=True):
-        for name, value in group.items():
-            if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
-                group[name] = value.to(made[name].device)
+class _HeldGroups:
+    """The groups and the state of an optimizer, as objects: the program may know them by other names."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._list, self._state = optimizer.param_groups, optimizer.state
+        self._groups = list(self._list)
+        self._made = [dict(group) for group in self._list]
+
+    def put_back(self) -> None:
+        """Puts what `load_state_dict` has made into them; tensors on the program's devices."""
+        loaded, state = self._optimizer.param_groups, self._optimizer.state
+        for group, made, new in zip(self._groups, self._made, loaded, strict=True):
+            for name, value in new.items():  # a commit's tensors are on the CPU
+                if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
+                    new[name] = value.to(made[name].device)
+            _refill(group, new)
+        self._list[:] = self._groups
+        self._optimizer.param_groups = self._list
+        _refill(self._state, state)
+        self._optimizer.state = self._state
+
+
+def _refill(held: Any, new: Any) -> None:
+    if held is not new:
+        items = dict(new)
+        held.clear()
+        held.update(items)
 
 
 def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:

@@ -27,7 +27,15 @@ from samebits.errors import ResumeMismatchError
 from samebits.train import _object_states as state
 from samebits.train._completeness import reachable_state
 from samebits.train._completeness.completeness import Completeness, clocks_now, own_states
-from samebits.train._completeness.lost_changes import Change, LostChanges, appeared, is_saved_by_owner
+from samebits.train._completeness.lost_changes import (
+    Change,
+    LostChanges,
+    appeared,
+    is_saved_by_owner,
+    means_saved,
+    paths_of,
+    renamed,
+)
 from samebits.train._completeness.resume_mismatch import (
     KINDS,
     Note,
@@ -68,12 +76,18 @@ class LoopChanges:
 
     @one_check()
     def walk(
-        self, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
+        self,
+        frame: FrameType,
+        objects: Mapping[str, Any],
+        saved: Mapping[str, Any],
+        loader: Any,
+        noted_names: Mapping[str, list[str]] | None = None,
     ) -> WholeSnapshot:
-        """Returns the state at this boundary; the first one is kept."""
+        """Returns the state at this boundary; the first one is kept. `noted_names`: those of a commit."""
         checks = self._checks
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             now = WholeSnapshot()
+            now.noted_names = noted_names or {}
             reachable_state.take(
                 frame, objects, _restored_exactly(objects, saved), loader, checks.program(frame),
                 ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
@@ -98,7 +112,8 @@ class LoopChanges:
             for path, leaf in now.leaves_by_path.items()
             if path in first.leaves_by_path and first.leaves_by_path[path].hashed != leaf.hashed
         ]
-        changed = [one for one in [*changed, *appeared(first, now)] if not self._checks.is_ignored(one)]
+        changed += [*appeared(first, now), *(one for one in renamed(first, now) if not means_saved(one))]
+        changed = [one for one in changed if not self._checks.is_ignored(one)]
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
         states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
         left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
@@ -107,7 +122,13 @@ class LoopChanges:
             if self._last.get(one.path) != one.now.hashed:
                 self._changes[one.path] = self._changes.get(one.path, 0) + 1
                 self._last[one.path] = one.now.hashed
-        return Note(self.loop, at, {one.path: self._noted(one) for one in left[:_MOST]})
+        names = {path: sorted(paths_of(one), key=len) for path, one in now.named.items() if one.value != path}
+        meant = [path for path, one in first.named.items() if paths_of(one) and now.at(path)]
+        names = {path: found for path, found in names.items() if found} | {
+            path: names.get(path, []) for path in meant if path != first.named[path].value
+        }
+        values = {one.path: self._noted(one) for one in left[:_MOST]}
+        return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
     def _noted(self, one: Change) -> NotedValue:
         text = noted_text(one.now.value, one.now.hashed)
@@ -174,7 +195,7 @@ class CommitNotes:
         try:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
             saved = state.gather(objects) | {"run_state": run_state}
-            now = changes.walk(frame, objects, saved, loader)
+            now = changes.walk(frame, objects, saved, loader, note.names if note else None)
             if note is not None and note.loop == position.loop:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
@@ -184,7 +205,7 @@ class CommitNotes:
             self._end(error)
         self._record(started)
         if lost and note is not None:
-            noted = {one.path: note.values[one.path].text for one in lost}
+            noted = {one.path: note.text(one.path) for one in lost}
             seen = checks.seen_by_reader(frame, objects)
             text = mismatch_message(lost, noted, frame, position, self._where, seen)
             if process.overrides.raise_incomplete:

@@ -46,6 +46,7 @@ from samebits.train._completeness.lost_changes import (
     appeared,
     committed_names,
     late_changes,
+    renamed,
 )
 
 _FIRST_STEPS = 3
@@ -327,7 +328,7 @@ class Completeness:
             for path, leaf in now.leaves_by_path.items()
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
-        changed |= {change.path: change for change in appeared(before, now)}
+        changed |= {change.path: change for change in (*appeared(before, now), *renamed(before, now))}
         states = {"run.state": dict(run_state), **states}
         changed = self._judge.parted(now, states) | changed
         changed = {path: change for path, change in changed.items() if not self.is_ignored(change)}

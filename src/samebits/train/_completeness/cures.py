@@ -18,6 +18,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.state._attributes import place
 from samebits.state._known_classes import is_known, name_of_known
 from samebits.state._parts import Parts
+from samebits.train._completeness.saved_objects import joined
 from samebits.train._object_states import Stateful
 
 _WHOLE = 3
@@ -80,7 +81,7 @@ class SavingLines:
             else:
                 self.cannot[path] = _NOT_SET
         for prefix, (one, rests) in inside.items():
-            self.save(f"{name}_{prefix}", _joined(text, prefix), one, rests)
+            self.save(f"{name}_{prefix}", joined(text, prefix), one, rests)
         if direct:
             self._save_attributes(name, text, thing, direct, new=new)
 
@@ -114,7 +115,7 @@ class SavingLines:
         """Adds lines for objects inside another, unless the run has them."""
         for path, one in objects.items():
             if id(one) not in self._saved and (not path or isinstance(one, Stateful)):
-                self._add(f"{name}_{path}", _joined(text, path))
+                self._add(f"{name}_{path}", joined(text, path))
                 self._saved.update(map(id, one.modules() if isinstance(one, torch.nn.Module) else [one]))
 
     def _add(self, name: str, text: str) -> None:
@@ -220,7 +221,3 @@ def is_below(path: str, outer: str) -> bool:
 
 def _quoted(path: str) -> str:
     return f'"{path}"' if '"' not in path else repr(path)
-
-
-def _joined(text: str, path: str) -> str:
-    return f"{text}{path}" if path[:1] in {"", "["} else f"{text}.{path}"

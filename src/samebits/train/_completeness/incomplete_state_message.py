@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -11,10 +12,11 @@ import torch
 from samebits._context import Position
 from samebits._inspect._program.carried_locals import release_locals
 from samebits._inspect.user_code import is_user_type, keeps_attributes
+from samebits.state._attributes import Attributes
 from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
-from samebits.train._completeness.lost_changes import Change, Late
+from samebits.train._completeness.lost_changes import Change, Late, means_saved
 from samebits.train._completeness.reachable_state import PACKAGE
 from samebits.train._object_states import saved_identities
 
@@ -84,6 +86,20 @@ class Program:
             names = [one for scope in scopes for one, value in scope.items() if value is thing]
             return Variable(source, names[0] if names else f'{source.run}.objects["{name}"]', thing)
         return None
+
+    def text_of(self, path: str) -> str:
+        """Returns a path of a saved object as the code has it; empty if it cannot be written."""
+        name = "run.state" if path.startswith("run.state.") else re.split(r"[.\[]", path, maxsplit=1)[0]
+        found = next((one.run for one in self.sources if one.run), "")
+        given = self.given(name)
+        text = f"{found}.state" if name == "run.state" else given.text if given is not None else ""
+        return f"{text}{path.removeprefix(name)}" if text and "[a view" not in path else ""
+
+    def may_have_two_names(self, path: str) -> bool:
+        """Returns True for a saved object that is one object again under a second saved name."""
+        thing = self._objects.get(re.split(r"[.\[]", path, maxsplit=1)[0])
+        is_one = path.startswith("run.state.") or path.endswith(".grad") or isinstance(thing, Attributes)
+        return is_one and "[a view" not in path
 
     def lines(self, source: LoopSource) -> SavingLines:
         """Returns lines for a function: none yet."""
@@ -237,6 +253,12 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
         if role.saves:
             cure = f"give its loader to the run, Run({root}=loader), which resumes it where it was"
         return MessageLine(f"{subject} (an iterator, {where}): {cure}; or index by step.number.")
+    if means_saved(change) and not program.may_have_two_names(str(change.now.value or change.before.value)):
+        return MessageLine(
+            f"{subject} ({where}): it means {change.now.value or 'another object'}, and which it means is in "
+            "no commit. Keep the index or the key in run.state and take the object by that; or take it "
+            "anew in each step."
+        )
     is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
     if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
@@ -328,7 +350,7 @@ def _saved_object(
     if lines.cannot:
         reasons = [f"{found.text}{'.' * bool(path)}{path} is {why}" for path, why in lines.cannot.items()]
         text += f". No line can save it: {'; '.join(reasons[:_SHORT])}. Compute it from step.number, or keep "
-        text += "plain values of it in run.state"
+        text += "its plain values, or its index or key, in run.state"
     return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))
 
 

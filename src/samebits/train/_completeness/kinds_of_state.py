@@ -147,12 +147,14 @@ def inner(value: Any) -> Iterator[Any]:
 
 
 _HELD = (list, tuple, deque, set, bytearray, np.ndarray, torch.Tensor)
+MOST_ITEMS = 1024
+"""Items of a saved sequence that are followed; of a longer one none is."""
 
 
 def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, dict):
         return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
-    if isinstance(value, list | tuple | deque) and len(value) <= 1024:
+    if isinstance(value, list | tuple | deque) and len(value) <= MOST_ITEMS:
         return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
     return None
 

@@ -24,6 +24,7 @@ from samebits._inspect.structure import ENVIRON, Structure, differences
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, may_hold_state
 from samebits.train._completeness import reachable_state
+from samebits.train._completeness.saved_objects import SavedPath
 
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
 """Names in a `state_dict` that saves everything that the object holds."""
@@ -41,6 +42,34 @@ class Change(NamedTuple):
     before: reachable_state.Leaf
     now: reachable_state.Leaf
     taken: reachable_state.StateSnapshot
+
+
+def means_saved(change: Change) -> bool:
+    """Returns True for a name that means, or meant, an object that the commit holds."""
+    return isinstance(change.now.value, SavedPath) or isinstance(change.before.value, SavedPath)
+
+
+def paths_of(one: reachable_state.Leaf) -> frozenset[str]:
+    """Returns the paths of the saved object that a name means; none for another object."""
+    return one.value.paths if isinstance(one.value, SavedPath) else frozenset()
+
+
+def renamed(before: reachable_state.StateSnapshot, now: reachable_state.StateSnapshot) -> list[Change]:
+    """Returns the names that mean another object: which of those that it holds, is in no commit."""
+    found = []
+    for path in {**before.named, **now.named}:
+        one, other = before.at(path), now.at(path)
+        if one is None or other is None or one.hashed == other.hashed:
+            continue
+        change = Change(path, one, other, now)
+        same = paths_of(one) & paths_of(other) or (one.value is None and one.way[-1] == other.way[-1])
+        if same:  # or it changed, or is saved from here on
+            continue
+        kinds = [taken.named[path].hashed for taken in (before, now) if path in taken.named]
+        other_kind = len({*kinds}) == 2
+        if means_saved(change) or other_kind or (before.is_second_name(path) and now.is_second_name(path)):
+            found.append(change)
+    return found
 
 
 class Late(NamedTuple):
@@ -171,7 +200,7 @@ class LostChanges:
         left = [c for c in changes if not _is_clock(c, clocks, program)]
         left = [c for c in left if not (self._trusts_owners and is_saved_by_owner(c))]
         saved = _paths_by_saved_hash(states) if left else {}
-        return [c for c in left if not self._is_copy(c, saved)]
+        return [c for c in left if means_saved(c) or not self._is_copy(c, saved)]
 
     def expect(self, changes: Mapping[str, int]) -> None:
         """Takes over how often values have changed before; one that had is neither a cache nor made once."""
@@ -293,7 +322,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     is_variable = place.kind in {"local", "name"} and change.now.root in {"local", "global"}
     if not is_variable or change.now.generator:
         return False
-    aliased = change.taken.has_other_names(change.now)
+    aliased = not means_saved(change) and change.taken.has_other_names(change.now)
     if aliased and change.now.value is None:  # a number in an attribute has no second name
         return False
     trains = place.name in change.taken.sees_training

@@ -30,6 +30,7 @@ from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
 from samebits.train._completeness import kinds_of_state
+from samebits.train._completeness.saved_objects import SavedObjects, saved_path
 from samebits.train._loop.accelerate_loader import prepared
 
 PACKAGE = "package"
@@ -40,6 +41,8 @@ _WRITTEN = (torch.device, torch.dtype)
 """The classes of keys that a path shows by their `repr`, which has no address."""
 
 
+_NAMES = frozenset({"local", "name", "attr", "item"})
+"""The kinds of places that may mean one object or another."""
 _LOOKS = itertools.count()
 
 
@@ -115,7 +118,13 @@ class StateSnapshot(Walk):
         self.structure: dict[str, structure.Structure] = {}
         """The structure of the modules that were met, by path."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
-        self._names_given: dict[int, str] = {}
+        self.named: dict[str, Leaf] = {}
+        """By the path of each name of an object, a leaf with the path of the saved object that it is."""
+        self.noted_names: Mapping[str, list[str]] = {}
+        """The names in the commit of a resumed run: a value of equal content counts as the object."""
+        self._held: SavedObjects
+        self._spans: dict[int, tuple[str, int, int]] = {}
+        """Of each object that was met its first path, and where its leaves begin and end in `names`."""
         self._positions: set[int] = set()
         """The identities of the positions of the run's loaders, which their iterators move on."""
         self._value: Any = None
@@ -153,8 +162,13 @@ class StateSnapshot(Walk):
         self.assigned: frozenset[str] = frozenset()
         """The names of the attributes that the user's functions assign."""
 
-    def know(self, saved: Any) -> None:
+    def know(self, objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         """Notes the tensors and containers that the commit holds: all in their memory is saved."""
+        self._held = SavedObjects(objects, saved, itertools.chain(*self.noted_names.values()))
+        whole = [one for one in objects.values() if isinstance(one, Attributes) and one.saves_all]
+        self._seen.update(id(held) for one in whole for _, held in one.held())
+        optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
+        self._seen.update(id(group) for one in optimizers for group in (one.param_groups, *one.param_groups))
         for value in kinds_of_state.inner(saved):
             if isinstance(value, torch.Tensor):
                 self._saved.add(kinds_of_state.of_tensor(value))
@@ -174,16 +188,13 @@ class StateSnapshot(Walk):
         self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
         self._note(name, value)
-        if kind in {"local", "global"} and self.roots[name].group in {"object", "library", "class"}:
-            self.add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
         self.in_package = False
 
     def give(self, objects: dict[str, Any]) -> None:
-        """Skips the run's objects as any walk, and keeps their names: a variable may later hold another."""
+        """Skips the run's objects as any walk, and the positions of its loaders."""
         self.skip(objects)
-        self._names_given = {id(thing): name for name, thing in objects.items()}
         self._positions = {id(thing._live) for thing in objects.values() if isinstance(thing, Resumable)}
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
@@ -236,12 +247,32 @@ class StateSnapshot(Walk):
             if place.kind not in {"item", "stream"}:
                 self._holds.setdefault(place.name, set()).add(id(value))
         self._way.append(id(value))
+        if self._value is None and self._places and self._places[-1].kind in _NAMES:
+            self._note_object(path, value)
+        first = self._spans.setdefault(id(value), (path, len(self.names), 0))
         if depth > DEPTH and self.action(type(value)) == "owned_attributes" and id(value) not in self._seen:
             self._seen.add(id(value))
             self.installed(path, value, depth)
         else:
             self.read(path, value, depth)
+        if first[0] == path:
+            self._spans[id(value)] = *first[:2], len(self.names)
         self._way.pop()
+
+    def _note_object(self, path: str, value: Any) -> None:
+        """Keeps which saved object a name means, or the class of another one."""
+        saved, noted = self._held.path_of(value), self.noted_names.get(path)
+        if noted and saved is None and any(self._held.is_equal(value, one) for one in noted):
+            saved = saved_path(noted)
+        if (saved == path and self._root == "given") or self.in_package or value is None:
+            return
+        if self._owners and self._is_of_package(*self._owners[-1]):
+            return
+        role = self.roots.get(path)
+        is_object = role is not None and role.group in {"object", "library", "class"}
+        text = saved or (kinds_of_state.named(value) if is_object else "")
+        held = self._root, tuple(self._places), tuple(self._owners), tuple(self._way)
+        self.named[path] = Leaf(plain(str(text)), saved, *held)
 
     def add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
@@ -262,6 +293,23 @@ class StateSnapshot(Walk):
                 self._owner = type(value)
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
         self._owner = None
+
+    def at(self, path: str) -> Leaf | None:
+        """Returns the leaf of the object or the value at a path; a second name's has the object's content."""
+        one = self.named.get(path)
+        if one is None or not self.is_second_name(path):
+            return one or self.leaves_by_path.get(path)
+        first, begin, end = self._spans[one.way[-1]]
+        names = self.names[begin:end]
+        content = [
+            part for name in names for part in (name.replace(first, "", 1), self.leaves_by_path[name].hashed)
+        ]
+        return one._replace(hashed=plain([one.hashed, *content]))
+
+    def is_second_name(self, path: str) -> bool:
+        """Returns True for a name of an object outside the commit that was met before under another name."""
+        one = self.named.get(path)
+        return one is not None and one.value is None and self._spans[one.way[-1]][0] != path
 
     def met(self, identity: int) -> bool:
         """Returns True if the object of this identity was walked."""
@@ -493,7 +541,7 @@ def take(
     walk.steering = steering or walk.steering
     walk.assigned = program.attributes_assigned
     walk.give(dict(objects))
-    walk.know(saved)
+    walk.know(objects, saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
     passed += [one for thing in passed for one in getattr(thing, "__saved_objects__", list)()]
     passed += [

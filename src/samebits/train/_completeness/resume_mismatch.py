@@ -12,11 +12,18 @@ from typing import Any, NamedTuple
 from samebits._context import Position
 from samebits._inspect._program import carried_locals
 from samebits._inspect.budget import one_check
-from samebits._inspect.tree import PLAIN
+from samebits._inspect.tree import PLAIN, plain
 from samebits.train._completeness.completeness import Completeness, own_states
 from samebits.train._completeness.incomplete_state_message import Program, blocks, entries_of
-from samebits.train._completeness.lost_changes import Change, LostChanges, committed_names
+from samebits.train._completeness.lost_changes import (
+    Change,
+    LostChanges,
+    committed_names,
+    means_saved,
+    paths_of,
+)
 from samebits.train._completeness.reachable_state import NONE
+from samebits.train._completeness.saved_objects import SavedPath, saved_path
 from samebits.train._completeness.whole_snapshot import WholeSnapshot
 
 KINDS = {False: "steps", True: "epochs"}
@@ -48,6 +55,12 @@ class Note(NamedTuple):
     at: int
     """The step, or the epoch of a loop over epochs, at which it was taken."""
     values: dict[str, NotedValue]
+    names: dict[str, list[str]]
+    """The names of objects that the commit has, each with the object's paths; none: it had one before."""
+
+    def text(self, path: str) -> str:
+        """Returns what is said of a value."""
+        return next(iter(self.names[path]), "") if path in self.names else self.values[path].text
 
 
 def noted_text(value: Any, hashed: bytes) -> str:
@@ -75,7 +88,7 @@ def encoded(note: Note) -> dict[str, Any]:
     values = {
         path: [one.hashed.hex(), one.first.hex(), one.text, one.changes] for path, one in note.values.items()
     }
-    return {"loop": note.loop, "at": note.at, "values": values}
+    return {"loop": note.loop, "at": note.at, "values": values, "names": note.names}
 
 
 def parsed(text: Any) -> dict[bool, Note]:
@@ -89,6 +102,7 @@ def parsed(text: Any) -> dict[bool, Note]:
                     str(path): NotedValue(bytes.fromhex(now), bytes.fromhex(first), str(shown), int(changes))
                     for path, (now, first, shown, changes) in found[name]["values"].items()
                 },
+                {str(path): [*map(str, saved)] for path, saved in found[name].get("names", {}).items()},
             )
             for kind, name in KINDS.items() if name in found
         }  # fmt: skip
@@ -116,7 +130,7 @@ def lost_values(
     """
     changed: dict[str, Change] = {}
     for path, noted in note.values.items():
-        leaf = now.leaves_by_path.get(path) or now.absent(path)
+        leaf = now.at(path) or now.absent(path)
         if leaf is None or leaf.hashed == noted.hashed or (outside and leaf.root not in OUTSIDE):
             continue
         if leaf.value is not None and leaf.value == _value(noted.text):  # 1.0 for 1
@@ -124,11 +138,19 @@ def lost_values(
         if leaf.hashed == noted.first or fresh:
             was = leaf._replace(hashed=noted.hashed, value=_value(noted.text))
             changed[path] = Change(path, leaf, was, now)
+    for path, paths in note.names.items():
+        leaf, meant = now.at(path) or now.absent(path), saved_path(paths)
+        if leaf is None or (outside and leaf.root not in OUTSIDE) or not (meant or paths_of(leaf)):
+            continue
+        if paths_of(leaf).isdisjoint(paths):
+            was = leaf._replace(hashed=plain(meant and str(meant)), value=meant)
+            changed[path] = Change(path, leaf, was, now)
     changed = {path: one for path, one in changed.items() if not checks.is_ignored(one)}
     if not changed:
         return []
     judge = LostChanges(trusts_owners=False)
-    judge.expect({path: note.values[path].changes - 1 + _was_set(changed[path]) for path in changed})
+    counts = {path: one.changes - 1 for path, one in note.values.items()}
+    judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
     states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
     names = committed_names(frame, objects, loader)
     return judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
@@ -154,7 +176,7 @@ def mismatch_message(
     lines += [f"The commits in {where} lack it: give the changed program another run directory."]
     lines += [one.text for one in entries if not one.code]
     lines += blocks(entries)
-    if setting := _setting(lost, texts, frame):
+    if setting := _setting(lost, texts, frame, program):
         lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
         lines += [f"        {line}" for line in setting]
     named = ", ".join(f'"{path}"' for path in dict.fromkeys(one.path for one in shown))
@@ -170,12 +192,14 @@ def mismatch_message(
 def _compared(change: Change, noted: str) -> str:
     was = noted or f"a value with the digest {change.now.hashed.hex()[:8]}"
     value = change.before.value
+    if means_saved(change) and not isinstance(value, SavedPath) and change.before.hashed != NONE:
+        return f"it was {was}, and is another object: take it after the run has loaded, in the loop, say"
     is_plain = value is not None or noted == "None" or change.before.hashed == NONE
     now = f"{value!r:.60}" if is_plain else f"one with {change.before.hashed.hex()[:8]}"
     return f"it was {was}, and is {now}"
 
 
-def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType) -> list[str]:
+def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType, program: Program) -> list[str]:
     """Returns the assignments that give back all that was lost; none unless all of it is plain and named."""
     frames = carried_locals.loop_frames(frame)
     known = {name for one in frames for name in (*one.f_locals, *one.f_globals)}
@@ -185,4 +209,6 @@ def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType) -> 
         is_name = _SETTABLE.fullmatch(one.path) and one.path.partition(".")[0] in known
         if not (texts[one.path] and attributes and is_name):
             return []
-    return [f"{one.path} = {texts[one.path]}" for one in lost]
+    written = [program.text_of(texts[one.path]) if means_saved(one) else texts[one.path] for one in lost]
+    lines = [f"{one.path} = {text}" for one, text in zip(lost, written, strict=True)]
+    return lines if all(written) else []
