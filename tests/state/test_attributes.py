@@ -189,14 +189,14 @@ def test_what_cannot_be_saved_is_named_at_once(make, paths, text):
 
 
 def test_a_state_of_another_object_is_refused():
-    """Another class, a constant that differs, and an object that is missing here are named."""
+    """Another class, and an object that is missing here are named; a path that differs is set."""
     saved = through_a_commit(attributes(Machine(1)))
     with pytest.raises(RunMismatchError, match="is of a Machine, this is a Inner"):
         attributes(Inner()).load_state_dict(saved)
     other = Machine(1)
     other.path = pathlib.Path("b")
-    with pytest.raises(RunMismatchError, match=r"path was PosixPath\('a'\), is PosixPath\('b'\)"):
-        attributes(other).load_state_dict(saved)
+    attributes(other).load_state_dict(saved)
+    assert other.path == Machine(1).path
     fewer = Machine(1)
     fewer.parts.pop()
     with pytest.raises(

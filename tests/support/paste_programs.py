@@ -470,6 +470,92 @@ bandit = Bandit()
 """,
 }
 
+KINDS = {
+    "table": ("defaultdict(lambda: 0.5)", "table[n % 3] += 1", "sum(table.values())"),
+    "nested": (
+        "defaultdict(lambda: defaultdict(lambda: [0]))",
+        "nested[n % 3][n % 2][0] += 1",
+        "nested[1][1][0]",
+    ),
+    "queues": ("defaultdict(deque)", "queues[n % 3].append(n)", "sum(queues[1])"),
+    "seen": ("defaultdict(set)", "seen[n % 3].add(n)", "sum(seen[1])"),
+    "counts": ("Counter()", "counts[n % 3] += 1", "counts[1]"),
+    "order": ("OrderedDict()", "order[n] = n", "len(order)"),
+    "last": ("deque(maxlen=3)", "last.append(n)", "sum(last)"),
+    "user": ("UserDict()", "user[n % 3] = user.get(n % 3, 0) + 1", "user[0]"),
+    "rows": ("UserList()", "rows.append(n)", "sum(rows)"),
+    "maps": ("ChainMap({}, {'a': 1})", "maps[n % 3] = n", "sum(maps.values())"),
+    "numbers": ("frozenset()", "numbers = numbers | {n % 5}", "len(numbers)"),
+    "pair": ("(0, Path('a'))", "pair = (pair[0] + 1, pair[1])", "pair[0]"),
+    "array": ("np.zeros(3)", "array[n % 3] += 1", "float(array[1])"),
+    "half": ("np.float32(0)", "half = np.float32(half + 0.5)", "float(half)"),
+    "total": ("np.int64(0)", "total += 1", "int(total)"),
+    "day64": (
+        "np.datetime64('2020-01-01')",
+        "day64 = day64 + np.timedelta64(1, 'D')",
+        "int(day64.astype(int))",
+    ),
+    "frozen": ("Frozen()", "frozen = dataclasses.replace(frozen, n=frozen.n + 1)", "frozen.n"),
+    "past": ("[Frozen()]", "past.append(Frozen(n))", "sum(one.n for one in past)"),
+    "phase": ("Phase.A", "phase = Phase.B if (phase is Phase.A) == (n % 3 == 1) else Phase.A", "phase.value"),
+    "phases": ("{Phase.A: 0}", "phases[Phase.A] += 1", "phases[Phase.A]"),
+    "path": ("Path('a')", "path = path / 'b'", "len(path.parts)"),
+    "paths": ("[Path('a')]", "paths[0] = paths[0] / 'b'", "len(paths[0].parts)"),
+    "when": ("datetime.datetime(2020, 1, 1)", "when = when + datetime.timedelta(1)", "when.day"),
+    "day": ("datetime.date(2020, 1, 1)", "day = day + datetime.timedelta(1)", "day.day"),
+    "took": ("datetime.timedelta()", "took += datetime.timedelta(1)", "took.days"),
+    "third": ("fractions.Fraction(0)", "third = third + fractions.Fraction(1, 3)", "float(third)"),
+    "tenth": ("decimal.Decimal(0)", "tenth = tenth + decimal.Decimal('0.1')", "float(tenth)"),
+    "span": ("range(1)", "span = range(len(span) + 1)", "len(span)"),
+    "window": ("slice(0, 2)", "window = slice(window.start + 1, 2)", "window.start"),
+    "mark": ("uuid.UUID(int=1)", "mark = uuid.UUID(int=mark.int + 1)", "mark.int"),
+    "turn": ("0j", "turn = turn + 1j", "turn.imag"),
+    "text": ("b''", "text = text + b'x'", "len(text)"),
+    "maybe": ("None", "maybe = 1.0 if maybe is None else maybe + 1", "maybe"),
+    "big": ("2**70", "big = big * 3 % 2**90", "big % 7"),
+    "ring": (
+        "[torch.zeros(4) for _ in range(8)]",
+        "i = n % 8; ring[i] = a[0].clone()",
+        "float(sum(ring).mean())",
+    ),
+    "labels": (
+        "{0: torch.zeros(4), 1: torch.zeros(4)}",
+        "k = int(b[0]); labels[k] = a[0].clone()",
+        "float(labels[1].mean())",
+    ),
+    "mean": ("torch.zeros(2)", "mean = 0.9 * mean + 1", "float(mean[0])"),
+}
+"""Variables of each kind: what they begin with, what a step does, and a number that the training takes from it."""
+UNSAVABLE = {
+    "flags": ("Flags.A", "flags = flags ^ Flags.B", "flags.value"),
+    "graph": ("torch.zeros(2, requires_grad=True)", "graph = graph * 0.9 + 1", "float(graph[0])"),
+    "sparse": ("torch.eye(3).to_sparse()", "sparse = sparse * 1.1", "float(sparse.to_dense()[0, 0])"),
+    "masked": ("np.ma.zeros(3)", "masked[n % 3] = masked[n % 3] + 1", "float(masked[1])"),
+    "mixed": ("(Thing(), 0)", "mixed[0].n += 1; mixed = (mixed[0], mixed[1] + 1)", "mixed[0].n + mixed[1]"),
+}
+"""Variables that no line can save."""
+
+
+def of_kinds(kinds):
+    """A script with a variable of each kind, in a function."""
+    before = [f"    {name} = {begin}" for name, (begin, _, _) in kinds.items()]
+    inside = [f"            {change}" for _, change, _ in kinds.values()]
+    numbers = " + ".join(number for _, _, number in kinds.values())
+    return "\n".join(
+        [
+            "import dataclasses, datetime, decimal, enum, fractions, uuid, numpy as np",
+            "from collections import *\nfrom pathlib import Path",
+            HEAD + TAIL + STEP,
+            "@dataclasses.dataclass(frozen=True)\nclass Frozen:\n    n: int = 0",
+            "class Phase(enum.Enum): A, B = 1, 2\nclass Flags(enum.Flag): A, B = 1, 2",
+            "class Thing: n = 0\ndef main():",
+            *before,
+            f"    {RUN}        for step, (a, b) in run.steps(loader, epochs=1):\n            n = step.number",
+            *inside,
+            f"            train_step(a, b, 1 + ({numbers}) % 1000 / 999)\nmain()\n",
+        ]
+    )
+
 
 def ten_lines(before, inside):
     """A script of `carried_state` for the robot."""

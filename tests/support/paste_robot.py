@@ -60,8 +60,16 @@ def child(script, folder, at):
     watch = process.observers[0]
     modules = {name: one for name, one in names.items() if isinstance(one, torch.nn.Module)}
     own = {name: one.state_dict() for name, one in modules.items()}
-    state = [] if watch.run is None else [gather(watch.run.objects)["objects"], dict(watch.run.state)]
+    state = (
+        [] if watch.run is None else [content(gather(watch.run.objects)["objects"]), dict(watch.run.state)]
+    )
     print("\nEND", watch.steps, digest.of_value([own, *state]))
+
+
+def content(states):
+    """The states of a run's objects, without which objects are still those of the beginning of this process."""
+    inner = [(name, one, isinstance(one, dict)) for name, one in states.items()]
+    return {name: {**one, "replaced": None} if is_dict else one for name, one, is_dict in inner}
 
 
 def run(script, folder, at=None):

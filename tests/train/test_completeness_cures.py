@@ -1,5 +1,6 @@
 """What an error says to paste works: a robot pastes it, and the program passes and resumes with equal weights."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import paste_robot
-from paste_programs import FIRST, OWN, PROGRAMS, UNSEEN, WORDS
+from paste_programs import FIRST, KINDS, OWN, PROGRAMS, UNSAVABLE, UNSEEN, WORDS, of_kinds
 from script_pairs import BROKEN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,6 +28,26 @@ def judge(name, outcome):
 def test_pasted_lines_make_a_program_resume(name, tmp_path):
     """A trainer's method, meters of an epoch, eight variables, clients with loaders: pasted once or twice, equal weights."""
     judge(name, paste_robot.cured(PROGRAMS[name], tmp_path))
+
+
+def test_run_state_takes_what_is_typed_for_each_kind(tmp_path):
+    """One message names variables of 35 kinds, and its lines make the program resume with equal weights."""
+    outcome = paste_robot.cured(of_kinds(KINDS), tmp_path)
+    judge("kinds", outcome)
+    assert len(outcome.rounds) == 1, str(outcome)
+    named = [name for name in KINDS if f"  - {name} (" in outcome.messages[0]]
+    assert named == [*KINDS], outcome.messages[0]
+
+
+def test_what_no_line_can_save_is_named_with_the_reason(tmp_path):
+    """For a tensor with a graph, flags, an object in a tuple and the like the message types no line."""
+    outcome = paste_robot.cured(of_kinds(UNSAVABLE), tmp_path)
+    assert outcome.verdict == "words", (str(outcome), outcome.text)
+    for name in UNSAVABLE:
+        assert re.search(rf"  - {name} \(.*No line can save it: {name}\S* is ", outcome.text), (
+            name,
+            outcome.text,
+        )
 
 
 @pytest.mark.slow

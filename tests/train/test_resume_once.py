@@ -11,6 +11,7 @@ from torch import nn
 import samebits
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.integrations._adapter import OpenRun
 
 LOADER = samebits.data.DataLoader([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], batch_size=None)
 
@@ -161,6 +162,19 @@ def test_after_run_restore_nothing_is_loaded_again(tmp_path):
         warnings.simplefilter("error")
         expected, resumed = whole_and_resumed(tmp_path / "late", at="restore", own=Late(pending=True))
     assert (resumed[1], resumed[0].loads) == (expected[1], 1)
+
+
+def test_where_nobody_can_type_run_add_the_message_asks_for_the_callbacks(tmp_path):
+    """A library's fit that lacks a callback of the commit is told so, and not to write `run.add`."""
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "r", 4)
+    opened = OpenRun(tmp_path / "r", {"check_complete": False}, "")
+    with pytest.raises(
+        RunMismatchError, match="'own'.* does not have yet. Give the library all callbacks"
+    ) as error:
+        opened.enter({"model": nn.Linear(1, 1)}).restore()
+    assert "run.add" not in str(error.value)
+    opened.leave(error.value)
 
 
 def test_run_restore_names_what_is_missing(tmp_path):

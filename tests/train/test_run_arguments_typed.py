@@ -23,6 +23,9 @@ with samebits.Run("runs/a", model=model, opt=opt, save=2) as run:
 WRONG = {
     "objects without names": ("model=model, opt=opt, save=2", "model, opt, save=2"),
     "an object without a name": ('run.add("extra", [1])', "extra = [1]; run.add(extra)"),
+    "an object inside another": ('run.add("extra", [1])', "run.add(extra=ema.opt)"),
+    "an object of a call": ('run.add("extra", [1])', "run.add(samebits.state.attributes(ema, 'value'))"),
+    "two objects inside another": ("model=model, opt=opt, save=2", "model, ema.opt, opt=opt, save=2"),
     "two numbers": ("loader, epochs=1", 'loader, 1, "train"'),
     "an unknown argument": ("loader, epochs=1", "loader, epochs=1, shuffle=True"),
     "an optimizer inside an object": (

@@ -6,6 +6,7 @@ Partials, buffers, queues, caches, files and C values of Python's library have a
 from __future__ import annotations
 
 import array
+import collections
 import contextvars
 import ctypes
 import functools
@@ -208,7 +209,11 @@ def _one(kind: str, path: str, read: Callable[[Any], Any]) -> Reader:
 
 _BY_TYPE: dict[type, Reader] = {
     functools.partial: _attributes("func", "args", "keywords"),
+    collections.UserDict: _attributes("data"),
+    collections.UserList: _attributes("data"),
+    collections.ChainMap: _attributes("maps"),
     bytearray: _buffer,
+    memoryview: _buffer,
     array.array: _buffer,
     mmap.mmap: _mmap,
     ctypes._SimpleCData.__mro__[1]: _buffer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import enum
 import functools
 import itertools
 import operator
@@ -21,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from samebits import _digest as digest
 from samebits._inspect.object_parts import attributes_of, defaults_of, own_names, reader_of
 from samebits._inspect.rng_states import GENERATORS, of_generator
-from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
+from samebits._inspect.tree import CONSTANTS, PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
 
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
@@ -77,6 +78,7 @@ _ACTIONS: tuple[tuple[Any, str], ...] = (
     (_ITERATORS, "iterator"),
     (torch.nn.Module, "module"),
     ((types.SimpleNamespace, argparse.Namespace), "attributes"),
+    (CONSTANTS, "constant"),
 )
 
 
@@ -198,6 +200,9 @@ class Walk(ABC):
             self.add(path, plain(value))
             return
         action = self.action(kind)
+        if action == "constant":  # two variables may hold the same one
+            self.add(path, leaf(value))
+            return
         if action is None or id(value) in self._seen or depth > DEPTH:
             return
         self._seen.add(id(value))
@@ -277,7 +282,8 @@ class Walk(ABC):
     def user_class(self, path: str, value: type, depth: int) -> None:
         """Walks the attributes of a user's class, and of its metaclass."""
         for kind in (value, type(value)):
-            for name, item in list(vars(kind).items()) if is_user_type(kind) else ():
+            own = is_user_type(kind) and not issubclass(kind, enum.Enum)
+            for name, item in list(vars(kind).items()) if own else ():
                 if not name.startswith(("__", "_abc_")) and not isinstance(item, _OF_CLASSES):
                     self.part("attr", name, f"{path}.{name}", item, depth + 1)
 

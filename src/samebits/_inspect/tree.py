@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
+import enum
+import fractions
 import marshal
+import pathlib
+import re
+import uuid
 from collections.abc import Iterator, Mapping
+from datetime import date, time, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +23,11 @@ from samebits._byte_digest import of_bytes
 from samebits._context import process
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+CONSTANTS = (
+    *(enum.Enum, pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern, range, slice),
+    *(date, time, timedelta),
+)
+"""Classes of values without parts that never change; a variable may come to hold another one."""
 _DEPTH = 6
 
 
@@ -50,9 +62,12 @@ def _without_folders(value: Any) -> Any:
 
 
 def leaf(value: Any) -> bytes:
-    """Returns the hash of a plain value, tensor or array; others count by type: `repr` may have addresses."""
+    """Returns the hash of a plain value, constant, tensor or array; others count by type, not by address."""
     if type(value) in PLAIN:
         return plain(value)
+    if isinstance(value, CONSTANTS):
+        text = value._name_ if isinstance(value, enum.Enum) else repr(value)
+        return plain([type(value).__qualname__, text])
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, np.ndarray | np.generic):

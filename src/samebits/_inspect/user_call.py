@@ -133,11 +133,11 @@ def explain_wrong_calls(explain: Callable[[WrongCall], str]) -> Callable[[Callab
     return decorate
 
 
-def name_of_variable(value: Any) -> str | None:
-    """Returns the name of a variable that holds this object where the user's line is; None if none does."""
-    frame = calling_frame()
-    for variables in (frame.f_locals, frame.f_globals):
-        for name, held in variables.items():
-            if held is value and not name.startswith("_"):
-                return name
-    return None
+def texts_of_arguments(call: WrongCall) -> dict[int, str]:
+    """Returns the text of each argument, by its identity: "model", "ema.opt"; empty if unclear."""
+    typed = _parsed(text_of_frame(calling_frame()))
+    if not isinstance(typed, ast.Call) or len(typed.args) != len(call.args):
+        return {}
+    given = {id(call.named[one.arg]): one.value for one in typed.keywords if one.arg in call.named}
+    given |= {id(value): one for value, one in zip(call.args, typed.args, strict=True)}
+    return {key: ast.unparse(one) for key, one in given.items() if not isinstance(one, ast.Starred)}

@@ -84,16 +84,22 @@ def name_of(kind: type) -> str:
 
 def find(name: str, fields: Sequence[str], base: type) -> type:
     """Returns the class of that name that has these fields. Raises `RunMismatchError` if there is none."""
-    module, _, path = name.partition(":")
-    for found in (_at(module, path), *_below(base)):
-        if isinstance(found, type) and issubclass(found, base) and name_of(found) == name:
-            names = _fields(found)
-            if names is not None and issubclass(found, tuple) == (base is tuple) and {*fields} <= {*names}:
-                return found
+    for found in named(name, base):
+        names = _fields(found)
+        if names is not None and issubclass(found, tuple) == (base is tuple) and {*fields} <= {*names}:
+            return found
     raise RunMismatchError(
         f"the commit holds an instance of {name.replace(':', '.')} with the fields {', '.join(fields)}, and "
         "this program has no such class yet. Define it, or import its module, before the run is entered."
     )
+
+
+def named(name: str, base: type) -> Iterator[type]:
+    """Yields the classes of that name that the program has and that are made from `base`."""
+    module, _, path = name.partition(":")
+    for found in (_at(module, path), *_below(base)):
+        if isinstance(found, type) and issubclass(found, base) and name_of(found) == name:
+            yield found
 
 
 def _at(module: str, path: str) -> Any:

@@ -21,6 +21,7 @@ import torch
 
 from samebits._inspect.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
+from samebits.checkpoint import _constants as constants
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -73,7 +74,7 @@ def _cure(value: Any) -> str:
 MAX_DEPTH = 100
 SMALL = 2**63
 FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
-KEYS = (str, int, bool, NoneType, float, bytes, tuple)
+KEYS = (str, int, bool, NoneType, float, bytes)
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 Tensors = dict[str, torch.Tensor]
 
@@ -83,7 +84,8 @@ def encode(value: Any) -> tuple[Any, Tensors]:
 
     Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with
     None, bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and
-    scalars, torch.Size, torch.dtype and torch.device; named tuples and dataclass instances. The tensors are
+    scalars, torch.Size, torch.dtype and torch.device; named tuples, dataclass instances, members of enums;
+    dates and times, paths, Decimal, Fraction, UUID, range and slice (as keys, too). The tensors are
     those of `value`, not copies; tied ones (the same memory seen the same way) come once. A parameter is
     saved without `requires_grad`.
 
@@ -182,9 +184,11 @@ class Encoder:
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is not None:
             return encode_kind(self, value)
-        if not classes.is_instance(value):
-            raise unsavable(self.path, value)
-        return self.instance(value)
+        if classes.is_instance(value):
+            return self.instance(value)
+        if constants.is_constant(value):
+            return {"constant": list(map(self.node, constants.parts_of(value)))}
+        raise unsavable(self.path, value)
 
     def child(self, key: Any, value: Any) -> Any:
         """Returns the tree of the value at `key` of the current one."""
@@ -296,7 +300,9 @@ class Encoder:
 
 
 def _is_key(key: Any) -> bool:
-    return type(key) in KEYS and (type(key) is not tuple or all(map(_is_key, key)))
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return type(key) in KEYS or constants.is_constant(key)
 
 
 def _int(_: Encoder, value: int) -> Any:
@@ -453,6 +459,7 @@ _DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "tensor": lambda body, known: known.tensors[body],
     "shared": _to_shared,
     "same": lambda body, known: known.shared[body],
+    "constant": lambda body, known: constants.made(*_decode(body, known)),
     "named tuple": lambda body, known: _to_instance(body, known, tuple),
     "dataclass": lambda body, known: _to_instance(body, known, object),
     "array": _to_array,

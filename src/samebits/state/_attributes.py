@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import enum
 import random
 import re
 import types
@@ -159,7 +158,7 @@ class Attributes:
         return self._find is not None or (not self._paths and not self._ignored)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns values, generators' states and enum members' names by path; tensors are no copies."""
+        """Returns values and generators' states by path; tensors are no copies."""
         state = self.live_state()
         return state | {"values": {path: _copied(value) for path, value in state["values"].items()}}
 
@@ -171,8 +170,6 @@ class Attributes:
             "class": type(self.target).__qualname__,
             "values": parts.values,
             "generators": {path: [_kind_of(one), state_of(one)] for path, one in parts.generators.items()},
-            "enums": {path: one.name for path, one in parts.enums.items()},
-            "constants": parts.constants,
             "same": parts.same,
             "replaced": self._placed.replaced(parts.values),
         }
@@ -206,19 +203,13 @@ class Attributes:
                 f"{type(self.target).__qualname__}."
             )
         here = self._parts()
-        for path, text in saved["constants"].items():
-            if here.constants.get(path) != text:
-                raise self._mismatch(path, f"was {text}, is {here.constants.get(path)}, and cannot be set")
         if not self._paths:
-            parts = ("values", "generators", "enums", "same")
+            parts = ("values", "generators", "same")
             self._remove({*_all(here)} - {path for part in parts for path in saved[part]})
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, copy.deepcopy(state))
         for path, value in saved["values"].items():
             self._restore_value(path, restored.of(value))
-        for path, name in saved["enums"].items():
-            error = self._mismatch(path, f"was {name}, of another enum")
-            self._set(path, _member(here.enums.get(path), name, error))
         for path, first in saved["same"].items():
             shared = place(self.target, first).get() if first else self.target
             if _value_at(self._place(path)) is not shared:
@@ -334,7 +325,7 @@ def _after(path: str) -> str:
 
 
 def _all(parts: Parts) -> list[str]:
-    return [*parts.values, *parts.generators, *parts.enums, *parts.same]
+    return [*parts.values, *parts.generators, *parts.same]
 
 
 def _value_at(at: Place) -> Any:
@@ -383,9 +374,3 @@ def _new_generator(kind: str) -> Any:
     if name in {*_BITS, "RandomState"}:
         return getattr(np.random, name)(0)
     return random.Random(0) if name == "Random" else None
-
-
-def _member(now: enum.Enum | None, name: str, error: RunMismatchError) -> enum.Enum:
-    if now is None or name not in type(now).__members__:
-        raise error
-    return type(now)[name]

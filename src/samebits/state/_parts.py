@@ -1,19 +1,14 @@
-"""The parts of an object that are saved without pickle, by path: values, generators, enums, constants."""
+"""The parts of an object that are saved without pickle, by path: values and generators."""
 
 from __future__ import annotations
 
 import argparse
-import decimal
-import enum
-import fractions
 import functools
 import logging
-import pathlib
 import random
 import re
 import threading
 import types
-import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -24,9 +19,11 @@ import torch
 
 from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import RESTORABLE
-from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import owner_of_module
-from samebits.checkpoint._classes import is_instance
+from samebits._inspect.tree import CONSTANTS, PLAIN
+from samebits._inspect.user_code import is_table, owner_of_module
+from samebits.checkpoint._classes import fields_of, is_instance
+from samebits.checkpoint._codec import FACTORIES
+from samebits.checkpoint._constants import is_constant
 from samebits.errors import InvalidArgumentError
 
 _LEAVES = (np.generic, torch.Size, torch.dtype, torch.device)
@@ -34,14 +31,10 @@ CONTAINERS = {dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict
 _PASSED_OVER = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
     *(functools.partial, functools._lru_cache_wrapper, logging.Logger, np.dtype),
-    *(type(threading.Lock()), type(threading.RLock())),
+    *(type(threading.Lock()), type(threading.RLock()), re.Pattern, torch.finfo, torch.iinfo),
 )
 """Code, and what a program makes anew: no state."""
-_CONSTANTS = (
-    *(pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern, range, slice),
-    *(torch.finfo, torch.iinfo),
-)
-"""Values that are compared at a restoration, by their `repr`, and never set."""
+_FACTORIES = {None, *FACTORIES.values()}
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _POINTER = 8
 
@@ -56,8 +49,6 @@ class Parts:
     """Returns False for an attribute (its object, name and value) that is left out."""
     values: dict[str, Any] = field(default_factory=dict)
     generators: dict[str, Any] = field(default_factory=dict)
-    enums: dict[str, enum.Enum] = field(default_factory=dict)
-    constants: dict[str, str] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     """For an array, a container or a generator that was met before: its first path."""
     with_state_dict: dict[str, Any] = field(default_factory=dict)
@@ -71,14 +62,10 @@ class Parts:
         kind = type(value)
         if path in self.ignored:
             return
-        if kind in PLAIN or isinstance(value, _LEAVES):
+        if kind in PLAIN or isinstance(value, _LEAVES) or is_constant(value):
             self.values[path] = value
         elif isinstance(value, _PASSED_OVER):
             return
-        elif isinstance(value, enum.Enum):
-            self.enums[path] = value
-        elif isinstance(value, _CONSTANTS):
-            self.constants[path] = repr(value)
         elif id(value) in self._seen:
             self.same[path] = self._seen[id(value)][0]
         else:
@@ -126,26 +113,29 @@ class Parts:
 
 
 def is_plain(value: Any) -> bool:
-    """Returns True for plain values, arrays and tensors, and containers of nothing else."""
+    """Returns True for plain values, arrays, tensors, dataclass instances, and containers of them alone."""
     kind = type(value)
-    if kind in PLAIN or isinstance(value, _LEAVES):
+    if kind in PLAIN or isinstance(value, _LEAVES) or is_constant(value):
         return True
     if isinstance(value, torch.Tensor | np.ndarray):
         return not _of_array(value)
-    if kind not in CONTAINERS:  # named tuples
-        return isinstance(value, tuple) and is_instance(value) and all(map(is_plain, value))
+    if kind not in CONTAINERS:  # named tuples, dataclass instances
+        return is_instance(value) and all(is_plain(item) for item in fields_of(value).values())
     if isinstance(value, dict):
-        return all(map(_is_key, value)) and is_plain([*value.values()])
+        made = getattr(value, "default_factory", None)  # of another only the items are saved
+        return made in _FACTORIES and all(map(_is_key, value)) and is_plain([*value.values()])
     return set(map(type, value)) <= PLAIN or all(map(is_plain, value))
 
 
 def _is_key(key: Any) -> bool:
-    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_key, key)))
+    return type(key) in PLAIN or is_constant(key) or (type(key) is tuple and all(map(_is_key, key)))
 
 
 def _of_array(value: Any) -> str:
     """Returns why an array or a tensor cannot be saved; empty if it can."""
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            return f"a {type(value).__name__}. Keep a plain array: np.asarray(...)"
         return "an array of objects. Keep numbers in it" if value.dtype.kind in "OV" else ""
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return f"a {value.layout} tensor. Keep a dense one"
@@ -155,10 +145,17 @@ def _of_array(value: Any) -> str:
 def _of_object(value: Any) -> str:
     """Returns why the attributes of an object are not all of its state; empty if they are."""
     kind = type(value)
+    if is_table(kind):
+        return (
+            f'a {kind.__qualname__}: keep its rows in a list, rows = run.state.setdefault("rows", []), and '
+            "make the table of them where it is read"
+        )
     if _has_state_dict(value):
         return f"a {kind.__qualname__}, which has a state_dict. Give it to the run by a name of its own"
     if not isinstance(value, _NAMESPACES) and (
-        has_hidden_memory(kind) or owner_of_module(kind.__module__) in {"framework", "standard"}
+        has_hidden_memory(kind)
+        or isinstance(value, CONSTANTS)
+        or owner_of_module(kind.__module__) in {"framework", "standard"}
     ):
         return f"a {kind.__module__}.{kind.__qualname__}, whose state is not in attributes that can be set"
     return ""

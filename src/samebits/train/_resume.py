@@ -100,6 +100,8 @@ class ResumeState:
     ) -> None:
         self._where, self._objects, self._run_state, self._loops = where, objects, run_state, loops
         self.groups = AddedGroups(objects)
+        self.cure_of_missing = ""
+        """The cure for objects that only the commit has, where nobody can type `run.add`."""
         self._saved: dict[str, Any] | None = None
         self._inside: dict[str, Any] | None = None
         """The validation that the commit is in, until it has been entered."""
@@ -171,10 +173,10 @@ class ResumeState:
         if not self._restored:
             missing = sorted(self._saved["objects"].keys() - self._objects.keys())
             if missing:
-                lines = "; ".join(f"run.add({name!r}, ...)" for name in missing)
+                add = "Add all objects first: " + "; ".join(f"run.add({name!r}, ...)" for name in missing)
                 raise RunMismatchError(
                     f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, "
-                    f"which the run does not have yet. Add all objects first: {lines}."
+                    f"which the run does not have yet. {self.cure_of_missing or add}."
                 )
             self._restore(self._saved)
         self._on_demand = True

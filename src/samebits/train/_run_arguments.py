@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from samebits._arguments import is_int, is_number, require
-from samebits._inspect.user_call import WrongCall, name_of_variable
+from samebits._inspect.user_call import WrongCall, texts_of_arguments
 from samebits.errors import InvalidArgumentError
 from samebits.state._known_classes import adapter_for
 from samebits.train._object_states import Stateful
@@ -32,8 +32,10 @@ def explain_run(call: WrongCall) -> str:
     given = folders[0] if folders else "runs/name"
     folder = "None" if given is None else f'"{os.fspath(given)}"'
     objects = [arg for arg in call.args if not any(arg is folder for folder in folders)]
-    named = [f"{name}={_typed(value)}" for name, value in call.named.items()]
-    line = ", ".join([folder, *_keywords(objects), *named])
+    texts = texts_of_arguments(call)
+    named = [f"{name}={_typed(value, texts)}" for name, value in call.named.items()]
+    unnamed = [f"{name}={text}" for name, text in _names(objects, texts, call.named)]
+    line = ", ".join([folder, *unnamed, *named])
     problem = "it takes one folder, first"
     if objects:
         problem = "each object needs the name under which it is saved"
@@ -42,10 +44,10 @@ def explain_run(call: WrongCall) -> str:
 
 def explain_add(call: WrongCall) -> str:
     """Returns the message for `run.add(model)`, with the line to type."""
-    objects = [arg for arg in call.args if not isinstance(arg, str)]
-    objects += [value for name, value in call.named.items() if name in call.unknown]
-    lines = [f'run.add("{word.partition("=")[0]}", {word.partition("=")[2]})' for word in _keywords(objects)]
-    lines = lines or ['run.add("model", model)']
+    texts = texts_of_arguments(call)
+    given = _names([arg for arg in call.args if not isinstance(arg, str)], texts)
+    given += [(name, _typed(call.named[name], texts)) for name in call.unknown]
+    lines = [f'run.add("{name}", {text})' for name, text in given or [("model", "model")]]
     return f"run.add({_given(call)}): first the name under which it is saved, then the object. Type\n    " + (
         "\n    ".join(lines)
     )
@@ -98,20 +100,24 @@ def _given(call: WrongCall) -> str:
     )
 
 
-def _typed(value: Any) -> str:
-    """Returns the text of an argument: a plain value, or the user's variable."""
+def _typed(value: Any, texts: Mapping[int, str]) -> str:
+    """Returns the text of an argument: what the user typed, or a plain value."""
     is_plain = value is None or isinstance(value, str | int | float)
-    return repr(value) if is_plain else name_of_variable(value) or "..."
+    return repr(value) if is_plain else texts.get(id(value), "...")
 
 
-def _keywords(objects: Sequence[Any]) -> list[str]:
-    """Returns `model=model` for each object, by the user's variable, else by the usual name of its kind."""
-    keywords = []
+def _names(
+    objects: Sequence[Any], texts: Mapping[int, str], taken: Iterable[str] = ()
+) -> list[tuple[str, str]]:
+    """Returns name and text of each object: the name of its variable or attribute, or that of its kind."""
+    named = []
     for it in objects:
-        variable = name_of_variable(it)
         usual = next((name for kind, name in _NAMES if isinstance(it, kind)), type(it).__name__.lower())
-        keywords.append(f"{variable}={variable}" if variable else f"{usual}=...")
-    return keywords
+        text = _typed(it, texts)
+        own = text.rpartition(".")[2]
+        own = own if own.isidentifier() else usual
+        named.append((text.replace(".", "_") if own in {*taken, *dict(named)} else own, text))
+    return named
 
 
 def check_options(keep: Any, grace: Any, ignore: Any) -> None:

@@ -44,7 +44,7 @@ _STORES = {
     "STORE_NAME": ("name",),
     "STORE_DEREF": ("name",),
 }
-_CONTENTS = ("item", "whole")
+_CONTENTS = ("item", "part", "whole")
 _SET = ("set", "built")
 _BY_TEXT = ("getattr", "attrgetter")
 _BEFORE = {"environ": "getenv"}
@@ -56,7 +56,8 @@ class StoredPlace(NamedTuple):
 
     kind: str
     """"attr", "set" (one that each iteration must set), "built" (the same of a module, whose call reads it),
-    "name", "item", or "whole" (all that an object holds)."""
+    "name", "item", "part" (an item of a container in which others stay as they are), or "whole" (all that an
+    object holds)."""
     name: str
     key: str | None = None
     """The key of an item, if it is known."""
@@ -101,6 +102,7 @@ class ReadBeforeWrite:
         self._items = instructions(self._code)
         steps = steps or {*self._code.co_varnames, *self._code.co_names}  # the first body has not begun
         self._steps = stored_at_head(self._items, _number_at(self._items, offset), steps)
+        self._heads = [(instructions(one), _number_at(instructions(one), at)) for one, at in fetching]
         self._callables = callables
         self._fetches = fetches
         self._hooks = [
@@ -278,7 +280,8 @@ class ReadBeforeWrite:
             named = [one.argval for one in items[at + 1 : at + 3] if one.opname == "LOAD_CONST"]
             if named and isinstance(named[0], str) and named[0] != place.key:
                 return _NOTHING
-        filled = place.kind == "item" and is_filled(items, at)
+        head = next((head for own, head in self._heads if own is items), -1)
+        filled = place.kind != "whole" and is_filled(items, at, len(items) if place.kind == "part" else head)
         return _Access(reads=not filled, writes=filled)
 
     def _access_by_calls(
@@ -384,7 +387,7 @@ _LIBRARIES = {"np", "numpy", "torch"}
 """Libraries whose functions overwrite their argument `out`."""
 _LOADS_NAME = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
 
-_SIMPLE = ("LOAD_CONST", *_LOADS_NAME, "LOAD_SMALL_INT")
+_STORED = ("STORE_NAME", "STORE_GLOBAL", "STORE_FAST", "STORE_DEREF")
 _WHOLE = (None, Ellipsis, slice(None, None, None))
 
 
@@ -453,8 +456,24 @@ def _is_librarys(items: Sequence[dis.Instruction], at: int, call: int) -> bool:
     return False
 
 
-def is_filled(items: Sequence[dis.Instruction], at: int) -> bool:
-    """Returns True for `container[key] = ...` with a simple key, where `at` loads the container."""
-    if at + 2 >= len(items):
+def is_filled(items: Sequence[dis.Instruction], at: int, head: int) -> bool:
+    """Returns True for `container[key] = ...`, where `at` loads the container, that each iteration repeats.
+
+    The key is a constant, that of a closure (a hook's), or the variable of a `for` behind the loop's `head`.
+    """
+    if at + 2 >= len(items) or items[at + 2].opname != "STORE_SUBSCR":
         return False
-    return items[at + 1].opname.startswith(_SIMPLE) and items[at + 2].opname == "STORE_SUBSCR"
+    opname, key = items[at + 1].opname, items[at + 1].argval
+    if opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")):
+        return True
+    stores = [number for number, one in enumerate(items) if one.opname in _STORED and one.argval == key]
+    if not stores:
+        return opname == "LOAD_DEREF" and head < len(items)
+    return opname.startswith(_LOADS_NAME) and all(_loop_of(items, one) > head for one in stores)
+
+
+def _loop_of(items: Sequence[dis.Instruction], store: int) -> int:
+    """Returns the number of the `FOR_ITER` whose target an instruction stores; -1 if there is none."""
+    while store and items[store].opname in {*_STORED, "UNPACK_SEQUENCE"}:
+        store -= 1
+    return store if items[store].opname == "FOR_ITER" else -1

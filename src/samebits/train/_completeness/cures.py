@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits._inspect._program.bytecode import instructions
+from samebits._inspect._program.user_functions import methods
 from samebits._inspect.object_parts import attributes_of, defaults_of
-from samebits._inspect.tree import PLAIN
-from samebits._inspect.user_code import keeps_attributes
+from samebits._inspect.tree import CONSTANTS, PLAIN
+from samebits._inspect.user_code import is_user_type, keeps_attributes
 from samebits.errors import InvalidArgumentError
 from samebits.state._attributes import place
+from samebits.state._in_place import MUTABLE
 from samebits.state._known_classes import is_known, name_of_known
-from samebits.state._parts import Parts
+from samebits.state._parts import Parts, is_plain
 from samebits.train._completeness.saved_objects import joined
 from samebits.train._object_states import Stateful
 
@@ -30,6 +33,7 @@ _STEPPED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _COMPONENT = re.compile(r"\.?([^.\[\]]+)|\[((?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]])*)\]")
 _MISSING = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, InvalidArgumentError)
 _NOT_SET = "not in attributes that can be set"
+_REPLACED = "replaced by another object, and not of what run.state takes"
 
 
 class WayStep(NamedTuple):
@@ -70,6 +74,9 @@ class SavingLines:
         for path in paths:
             if _is_in_state_dict(thing, path):
                 continue
+            if not path:
+                self.cannot[path] = _parts(thing).unsavable.get("", _REPLACED)
+                continue
             way = _way(thing, path)
             parts = [*_COMPONENT.finditer(path)]
             own = [at for at, one in enumerate(way[: len(parts) - 1]) if _saves_itself(thing, one.value)]
@@ -83,6 +90,7 @@ class SavingLines:
         for prefix, (one, rests) in inside.items():
             self.save(f"{name}_{prefix}", joined(text, prefix), one, rests)
         if direct:
+            direct += [_way(thing, one) for one in _changed_with(thing, {way[0].path for way in direct})]
             self._save_attributes(name, text, thing, direct, new=new)
 
     def _save_attributes(
@@ -160,6 +168,22 @@ def _part(owner: Any, name: str) -> str:
     return f".{name}"
 
 
+def _changed_with(thing: Any, names: set[str]) -> list[str]:
+    """Returns the attributes that may change in later steps: methods that set one of `names` mention them."""
+    kinds = [kind for kind in type(thing).__mro__ if is_user_type(kind)]
+    codes = [code for kind in kinds for code in methods(kind) if code.co_name != "__init__"]
+    stored = {
+        code: {one.argval for one in instructions(code) if one.opname == "STORE_ATTR"} for code in codes
+    }
+    setting = [code for code in codes if names & stored[code]]
+    mentioned = {name for code in setting for name in code.co_names} - names
+    return [
+        name
+        for name, item in attributes_of(thing).items()
+        if name in mentioned and isinstance(item, MUTABLE) and is_plain(item)
+    ]
+
+
 def _candidates(way: Sequence[WayStep]) -> list[str]:
     """Returns the paths that may be named for a change: nothing behind a private name of a package."""
     for step in way[:-1]:
@@ -172,7 +196,9 @@ def _candidates(way: Sequence[WayStep]) -> list[str]:
 
 def _can_be_set(step: WayStep) -> bool:
     """Returns True if a restored value can be assigned, or is filled in where it is."""
-    if type(step.value) not in PLAIN and not isinstance(step.value, tuple):
+    if isinstance(step.owner, tuple):
+        return False
+    if type(step.value) not in PLAIN and not isinstance(step.value, (tuple, *CONSTANTS)):
         return True
     return isinstance(step.owner, list | dict | deque) or step.path.rpartition(".")[2] in attributes_of(
         step.owner
@@ -210,7 +236,7 @@ def _parts(thing: Any, path: str = "") -> Parts:
 
 def _covers(parts: Parts, path: str) -> bool:
     """Returns True if a change at a path is in what is saved, or in an object that the run gets besides."""
-    saved = [*parts.values, *parts.generators, *parts.enums, *parts.same, *parts.with_state_dict]
+    saved = [*parts.values, *parts.generators, *parts.same, *parts.with_state_dict]
     return any(one == "" or is_below(path, one) or is_below(one, path) for one in saved)
 
 

@@ -11,12 +11,12 @@ import torch
 
 from samebits._context import Position
 from samebits._inspect._program.carried_locals import release_locals
-from samebits._inspect.user_code import is_user_type, keeps_attributes
+from samebits._inspect.user_code import keeps_attributes
 from samebits.state._attributes import Attributes
 from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
-from samebits.train._completeness.lost_changes import Change, Late, means_saved
+from samebits.train._completeness.lost_changes import Change, Late, is_fetched, means_saved
 from samebits.train._completeness.reachable_state import PACKAGE
 from samebits.train._object_states import saved_identities
 
@@ -58,7 +58,7 @@ class Program:
     ) -> None:
         self.sources = sources_around(frame)
         self.modules, self.at_start, self._objects = list(modules), at_start, objects
-        self._saved, self._names = saved_identities(objects), {*objects}
+        self.saved, self._names = {*saved_identities(objects)}, {*objects}
 
     def variable(self, name: str) -> Variable | None:
         """Returns a variable, in the innermost function that has it and the run; None if there is none."""
@@ -103,7 +103,7 @@ class Program:
 
     def lines(self, source: LoopSource) -> SavingLines:
         """Returns lines for a function: none yet."""
-        return SavingLines(source.run or "run", source.name_of_module("samebits"), self._saved, self._names)
+        return SavingLines(source.run or "run", source.name_of_module("samebits"), self.saved, self._names)
 
     def lacked(self, root: str, path: str) -> bool:
         """Returns True for an attribute that the object of a root did not have before the loop."""
@@ -205,7 +205,7 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
     if found is None:
         return MessageLine(text + _KEEP)
     source = found.source
-    if not is_plain(found.value):
+    if not is_plain(found.value) or getattr(found.value, "requires_grad", False):
         return _saved_object(text, name, found, [""], program)
     if found.module:
         lines = program.lines(source)
@@ -269,7 +269,7 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     found = program.variable(root)
     paths = _paths(root, group)
     is_replaced = found is not None and len(found.source.places(root)) > 1
-    if is_replaced and role.group == "container" and is_plain(found.value):
+    if is_replaced and is_plain(found.value):
         return _variable(root, f"{kind} {role.name}, {where}", program)
     return MessageLine(text + _KEEP) if found is None else _saved_object(text, root, found, paths, program)
 
@@ -301,23 +301,15 @@ def _of_package(subject: str, *, known: bool, program: Program) -> MessageLine:
 
 
 def _of_loader(root: str, subject: str, group: list[Change], program: Program) -> MessageLine:
-    change, found = group[0], program.variable(root)
-    owner = change.now.owners[-1][0] if change.now.owners else object
-    if found is not None and not is_user_type(owner) and not change.now.installed:
-        lines = program.lines(found.source)
-        lines.attributes(root, found.text, _paths(root, group))
-        text = f"{subject}: no commit holds what is set on a loader, or on a dataset of torch's"
-        return MessageLine(text, _with_imports(found.source, found.source.places(root), lines.code))
-    if ".collate_fn" in change.path:
-        return MessageLine(
-            f"{subject}: a commit holds the loader's position, nothing of what its collate function keeps "
-            "from batch to batch. Make it anew in each call; a buffer that each batch fills before it is "
-            "read does no harm."
-        )
+    """Returns the entry for a value in a loader: lines for what the loop sets and each batch reads."""
+    part, found = subject.split(".")[1], program.variable(root)
+    text = f"{subject}: of a loader a commit holds the position, and not this"
+    if found and part not in {"sampler", "batch_sampler"} and not is_fetched(group[0]):
+        program.saved.add(id(found.value))
+        return _saved_object(text, root, found, _paths(root, group), program)
     return MessageLine(
-        f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or "
-        "draws. Compute it from the index, or from the epoch in set_epoch(epoch); the global generators are "
-        "set for each element."
+        f"{text}. Compute it from the index, or in set_epoch(epoch) from the epoch and values in run.state; "
+        "the global generators are set for each element. What each batch fills anew does no harm."
     )
 
 

@@ -18,7 +18,7 @@ from samebits._inspect import reachable
 from samebits._inspect.object_parts import attributes_of, is_unreadable_iterator
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
-from samebits._inspect.tree import PLAIN, plain
+from samebits._inspect.tree import CONSTANTS, PLAIN, plain
 from samebits._inspect.user_code import (
     is_output_package,
     is_table,
@@ -81,7 +81,7 @@ def role(value: Any) -> Role:
     """Returns the role of a value."""
     kind = type(value)
     group = "object" if is_user_type(kind) else "library"
-    if kind in PLAIN or isinstance(value, torch.Tensor | np.ndarray):
+    if kind in PLAIN or isinstance(value, (*CONSTANTS, torch.Tensor, np.ndarray, np.generic)):
         group = "plain"
     elif issubclass(kind, (dict, list, tuple, set, deque)):
         group = "container"

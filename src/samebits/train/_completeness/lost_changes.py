@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -361,13 +362,14 @@ def _is_harmless(
     if last.kind == "cursor":
         held = StoredPlace("whole", last.name)
         return order.recomputed(held) or not order.reads(held)
-    if any(order.recomputed(place) for place in _places(change)):
+    if any(order.recomputed(place) for place in _places(change, partly=_is_partly_written(change, changed))):
         return True
     if change.now.root == "local" and len(change.now.places) == 1 and order.is_set_from_a_step_on(last.name):
         return True
     if last.kind in _READ_BY:
         return not any(name in text.lower() for text in uses.names() for name in _READ_BY[last.kind])
-    if isinstance(change.now.value, float | int) and last.kind != "item" and uses.timed(last.name):
+    is_time = isinstance(change.now.value, float | int | date | timedelta) and last.kind != "item"
+    if is_time and uses.timed(last.name):
         return True
     if not change.path.endswith(".keys()") or _entries_changed(change, changed):
         return False
@@ -380,7 +382,16 @@ def _is_harmless(
     return uses.memo(last.name, own)
 
 
-def _places(change: Change) -> list[StoredPlace]:
+def _is_partly_written(change: Change, changed: Mapping[str, Change]) -> bool:
+    """Returns True if other items of the value's container have not changed: no step fills it anew."""
+    container = change.path.rpartition("[")[0]
+    if not container or f"{container}.keys()" in changed or f"len({container})" in changed:
+        return False  # others may be new
+    items = [path for path in change.taken.leaves_by_path if path.startswith(f"{container}[")]
+    return any(path not in changed for path in items)
+
+
+def _places(change: Change, *, partly: bool) -> list[StoredPlace]:
     """Returns where an iteration may write it: the names on the way, and its holder if overwritable."""
     places, last = list(change.now.places), change.now.places[-1]
     if change.path.endswith(".keys()") or change.path.startswith("len("):
@@ -390,7 +401,9 @@ def _places(change: Change) -> list[StoredPlace]:
         places.append(StoredPlace("whole", last.name))
     if change.now.installed:  # `env.reset(seed=...)` sets all that is in it
         places.append(StoredPlace("whole", places[0].name))
-    return [place for place in places if place.kind in {"attr", "name", "item", "whole"}]
+    if partly:
+        places = [one._replace(kind="part") if one.kind == "item" else one for one in places]
+    return [place for place in places if place.kind in {"attr", "name", "item", "part", "whole"}]
 
 
 def _fetch_methods(kinds: set[type]) -> list[CodeType]:
@@ -402,6 +415,16 @@ def _fetch_methods(kinds: set[type]) -> list[CodeType]:
         for code in user_functions.methods(base)
         if code.co_name in _FETCHES
     ]
+
+
+def is_fetched(change: Change) -> bool:
+    """Returns True for a value in a loader that its own methods write when they fetch a batch."""
+    name = change.now.places[-1].name
+    codes = [code for code in _fetch_methods(change.taken.fetching) if name in code.co_names]
+    written = [(one.opname, one.argval) for code in codes for one in bytecode.instructions(code)]
+    return change.now.generator or any(
+        pair == ("STORE_ATTR", name) or pair[0] == "STORE_SUBSCR" for pair in written
+    )
 
 
 def is_saved_by_owner(change: Change) -> bool:

@@ -24,7 +24,7 @@ from samebits._inspect.object_parts import attributes_of, is_read_by_next, own_n
 from samebits._inspect.reachable import DEPTH, ITEMS, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
-from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits._inspect.tree import CONSTANTS, PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
@@ -233,7 +233,7 @@ class StateSnapshot(Walk):
 
     def value(self, path: str, value: Any, depth: int) -> None:
         """Walks any value; keeps a plain one beside its hash, and the objects that lead to it."""
-        self._value = value if type(value) in PLAIN else None
+        self._value = value if type(value) in PLAIN or isinstance(value, CONSTANTS) else None
         if path in self._ignored_paths and self._value is None:
             self.ignored.add(id(value))
         if id(value) in self._given and self._places and self._root in {"local", "global"}:
