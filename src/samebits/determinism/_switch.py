@@ -300,6 +300,7 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
         if policy is not None:
             policy.put_rest(overrides, ours, warn=warn)
         refused_ops.refuse(overrides, ours, warn=warn)
+        fake_tensors.refuse_meta_operands(overrides)
         yield
     finally:
         overrides.remove()
