@@ -1,5 +1,7 @@
 """The codec: what goes in comes out with equal types and bits; what cannot is named."""
 
+import datetime as dt
+import enum
 import json
 import math
 import os
@@ -7,8 +9,10 @@ import random
 import struct
 import tempfile
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from hypothesis import strategies as st
 
 from samebits.checkpoint._codec import decode, encode
 from samebits.checkpoint._store import CommitStore
-from samebits.errors import UnsavableStateError
+from samebits.errors import RunMismatchError, UnsavableStateError
 from store_commits import write_commit
 
 BITS = {"position": {}, "finished": False, "program": {}, "environment": {}}
@@ -321,3 +325,45 @@ def test_a_view_that_torch_cannot_copy_is_refused(tmp_path):
         write_commit(store, 0, {"x": packed}, **BITS)
         with pytest.raises(UnsavableStateError, match="cannot copy"):
             write_commit(store, 1, {"x": packed.T}, **BITS)
+
+
+class Phase(enum.Enum):
+    """An enum of a program."""
+
+    FIRST, SECOND = 1, print
+
+
+CONSTANTS = {
+    "dates": [
+        dt.datetime(2020, 1, 2, 3, tzinfo=dt.UTC),
+        dt.date(2020, 1, 2),
+        dt.time(3),
+        dt.timedelta(-3, 5),
+    ],
+    "numbers": (Fraction(2, 3), Decimal("sNaN"), range(1, 9, 2), slice(None, 2), UUID(int=7)),
+    "members": {Phase.FIRST: Path("a/b"), (Path("c"), 1): Phase.SECOND},
+}
+
+
+def test_constants_come_back():
+    """Dates, fractions, paths, members of enums and the like are the same values again, as keys too."""
+    found = decode(*encode(CONSTANTS))
+    assert repr(found) == repr(CONSTANTS)
+    assert [*found["members"]][0] is Phase.FIRST and found["members"][Path("c"), 1] is Phase.SECOND
+
+
+@pytest.mark.parametrize(
+    "parts", [["Fraction", "1e999999999"], ["Fraction", 1, 0], ["Decimal", "x"], ["range", 0, 1, 0], ["Path", 1],
+              ["datetime", "x"], ["timedelta", 10**10], ["Run", 1], ["slice"]]
+)  # fmt: skip
+def test_forged_constants_are_errors(parts):
+    """Other parts than those of a constant are a KeyError, TypeError or ValueError at once, and make no number."""
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        decode({"constant": parts}, {})
+
+
+def test_a_member_of_an_unknown_enum_is_named():
+    """A commit with a member that the program does not have says which one; a class that is no enum is none."""
+    for name in (f"{__name__}:Phase", "json:JSONDecoder", "nowhere:Phase"):
+        with pytest.raises(RunMismatchError, match="no such enum"):
+            decode({"constant": ["enum", name, "THIRD"]}, {})

@@ -617,8 +617,6 @@ WORDS = {
 }
 """Their errors say in words what to do: no line could save such state."""
 UNSEEN = carried_state.NOT_SEEN | {
-    "best weights in a local",
-    "a namedtuple replay",
     "TorchScript's attribute",
 }
 """No error comes before the resume; and kinds that other parts of the run decide about."""

@@ -7,32 +7,23 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from operator import index
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from operator import attrgetter, index
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from samebits.checkpoint import _classes as classes
 from samebits.errors import RunMismatchError
 
-
-def _bounds(one: Any) -> list[Any]:
-    return [one.start, one.stop, one.step]
-
-
 _FORMS: dict[type, tuple[str, Callable[[Any], Sequence[Any]], Callable[..., Any]]] = {
-    Decimal: ("Decimal", lambda one: [str(one)], Decimal),
-    Fraction: ("Fraction", lambda one: [one.numerator, one.denominator],
-               lambda *pair: Fraction(*map(index, pair))),  # a text may have an exponent of any size
-    UUID: ("UUID", lambda one: [str(one)], UUID),
-    range: ("range", _bounds, range),
-    slice: ("slice", _bounds, slice),
-    timedelta: ("timedelta", lambda one: [one.days, one.seconds, one.microseconds], timedelta),
-    **{kind: (kind.__name__, lambda one: [one.isoformat()], kind.fromisoformat)
-       for kind in (date, datetime, time)},
-    **{kind: (kind.__name__, lambda one: [str(one)], kind) for kind in (PurePosixPath, PureWindowsPath)},
+    # (a text may have an exponent of any size)
+    Fraction: ("Fraction", attrgetter("numerator", "denominator"), lambda *two: Fraction(*map(index, two))),
+    timedelta: ("timedelta", attrgetter("days", "seconds", "microseconds"), timedelta),
+    **{kind: (kind.__name__, attrgetter("start", "stop", "step"), kind) for kind in (range, slice)},
+    **{kind: (kind.__name__, lambda one: [str(one)], kind) for kind in (Decimal, UUID)},
+    **{k: (k.__name__, lambda one: [one.isoformat()], k.fromisoformat) for k in (date, datetime, time)},
     type(Path()): ("Path", lambda one: [str(one)], Path),
-}  # fmt: skip
+}
 """For each class its name in a commit, and the functions that take a value apart and make it again."""
 _MAKERS = {name: make for name, _, make in _FORMS.values()}
 
@@ -61,10 +52,8 @@ def made(name: str, *parts: Any) -> Any:
 
     Raises `RunMismatchError` for a member of an enum that this program does not have.
     """
-    if name == "enum":
-        return _member(*parts)
     try:
-        return _MAKERS[name](*parts)
+        return _member(*parts) if name == "enum" else _MAKERS[name](*parts)
     except ArithmeticError as error:
         raise ValueError(f"no {name} of {parts!r:.60}") from error
 
