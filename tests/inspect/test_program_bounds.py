@@ -238,13 +238,23 @@ def recursion(count):
     return "\n".join([*lines, "def helper(m):\n    return h0(m)"])
 
 
+def callers(count):
+    """Functions that set the attribute, each called by five others."""
+    lines = [
+        f"def h{n}(m, x):\n    m.total = 1\n"
+        + "".join(f"    h{(n * 5 + k) % count}(m, x)\n" for k in range(5))
+        for n in range(count)
+    ]
+    return "\n".join([*lines, "def helper(m):\n    return h0(m, 1)"])
+
+
 def generated(count):
     """A function of very many lines, each with attributes of its own."""
     lines = [f"    x = m.total + {n} if x else m.a{n}" for n in range(count)]
     return "\n".join(["def helper(m):\n    x = 0", *lines, "    return x"])
 
 
-EXPLODING = containers, methods, recursion, generated
+EXPLODING = containers, methods, recursion, callers, generated
 LOOP = """
 def work(m, rows):
     for row in rows:

@@ -34,6 +34,7 @@ class DataDependence:
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
         self._sources = Sources(codes)
         self._known: dict[tuple[int, str], bool] = {}
+        self._chosen: dict[tuple[int, str], bool] = {}
 
     def attribute(self, name: str, *, values: bool = True) -> bool:
         """Returns True if such an attribute is set from data or random numbers, outside of `__init__`.
@@ -67,11 +68,12 @@ class DataDependence:
             return True
         if isinstance(scope, ast.Module | ast.Lambda) or depth > _DEPTH or _asks_for(scope, name):
             return False
-        return any(
-            self._is_chosen(one, name, depth + 1)
-            for one in self._sources.nodes
-            if isinstance(one, ast.Call) and last_name(one.func) == scope.name
-        )
+        key = id(scope), name
+        if key not in self._chosen:  # each caller's callers would be asked anew, at each level
+            self._chosen[key] = False
+            calls = self._sources.calls.get(scope.name, ())
+            self._chosen[key] = any(self._is_chosen(one, name, depth + 1) for one in calls)
+        return self._chosen[key]
 
     def _tests_around(self, node: ast.AST, scope: Scope) -> Iterator[ast.expr]:
         while node is not scope:
@@ -154,11 +156,7 @@ class DataDependence:
         if isinstance(scope, ast.Lambda) or scope.name in FED_METHODS or scope.name.startswith("on_"):
             return True
         place = positions.index(name) - bool(own) if name in positions else None
-        calls = [
-            one
-            for one in self._sources.nodes
-            if isinstance(one, ast.Call) and last_name(one.func) == scope.name
-        ]
+        calls = self._sources.calls.get(scope.name, [])
         for call in calls:
             values = [one.value for one in call.keywords if one.arg in (name, None)]
             if place is not None and place < len(call.args):

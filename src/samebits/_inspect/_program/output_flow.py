@@ -336,9 +336,7 @@ class OutputFlow:
         decorated = {one.id for one in scope.decorator_list if isinstance(one, ast.Name)}
         if "property" in decorated:
             return self._attribute(scope.name, depth + 1)
-        calls = [
-            node for node in self._sources.nodes if isinstance(node, ast.Call) and called(node) == scope.name
-        ]
+        calls = self._sources.calls.get(scope.name, [])
         return bool(calls) and all(
             self._is_output(call, self._sources.scope_around(call), depth + 1) for call in calls
         )

@@ -42,12 +42,16 @@ class Sources:
         self._nodes = [node for tree in self.trees for node in walk(tree)]
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.functions: dict[str, list[ast.FunctionDef]] = {}
+        self.calls: dict[str, list[ast.Call]] = {}
+        """All calls, by the last name of what is called."""
         self._reads: dict[str, list[ast.Name]] = {}
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
                 self.functions.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 self._reads.setdefault(node.id, []).append(node)
+            elif isinstance(node, ast.Call):
+                self.calls.setdefault(called(node), []).append(node)
         self.bases = {
             node.name: [last_name(base) for base in node.bases]
             for node in self.nodes
