@@ -153,7 +153,9 @@ def _whole_calls() -> Iterator[Callable[[], Any]]:
     yield lambda: torch.quantize_per_channel(weight, torch.ones(6), torch.zeros(6), 0, torch.qint8)
     yield lambda: torch.ops.aten.slow_conv3d(torch.randn(1, 2, 4, 4, 4), kernel, [2] * 3)
     yield lambda: torch.ops.aten.slow_conv_transpose3d(torch.randn(1, 2, 4, 4, 4), kernel, [2] * 3)
-    yield lambda: torch.ops.aten.slow_conv_dilated3d(torch.randn(1, 2, 4, 4, 4), kernel, [2] * 3, dilation=2)
+    yield lambda: torch.ops.aten.slow_conv_dilated3d(
+        torch.randn(1, 2, 4, 4, 4), kernel, [2] * 3, dilation=[2] * 3
+    )
     yield lambda: torch.sspaddmm(weight.to_sparse(), weight.to_sparse(), torch.randn(3, 3))
     yield lambda: torch.smm(weight.to_sparse(), torch.randn(3, 3))
 
