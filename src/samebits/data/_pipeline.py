@@ -432,6 +432,12 @@ class Pipeline(Resumable):
         return self._append_stage(order.Slice(self._stage, kind, inside))
 
 
+def iterables_of(pipeline: Pipeline) -> list[Any]:
+    """Returns the objects that `from_iterable` has got: each epoch, and a resume, reads them anew."""
+    sources = (stage for stage in pipeline._stage.chain() if isinstance(stage, IterableSource))
+    return [source.iterable for source in sources]
+
+
 class PipelineDataset(IterableDataset[Any]):
     """The elements of a pipeline, for `torch.utils.data.DataLoader(dataset, batch_size=None)`.
 

@@ -308,10 +308,10 @@ def take(
     return taken
 
 
-def name_of(loader: Any, frames: list[types.FrameType]) -> str:
-    """Returns the name of a loader in the functions around a loop."""
+def name_of(loader: Any, frames: list[types.FrameType], otherwise: str = "loader") -> str:
+    """Returns the name of a loader, or of its source, in the functions around a loop."""
     names = [name for frame in frames for name, value in frame.f_locals.items() if value is loader]
-    return names[0] if names else "loader"
+    return names[0] if names else otherwise
 
 
 def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:

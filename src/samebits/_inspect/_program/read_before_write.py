@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import CodeType
 from typing import NamedTuple
 
@@ -85,6 +85,7 @@ class ReadBeforeWrite:
         callables: names that hold the user's callable objects (a model): using one may run every `forward`.
         fetches: the methods of the dataset and of the sampler that fetch the next batch before the body runs.
         steps: names that held a step of `run.steps` at the last check.
+        told: methods that the loader calls before each epoch, if they are a `set_epoch`.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class ReadBeforeWrite:
         callables: set[str],
         fetches: list[CodeType],
         steps: Collection[str],
+        *,
+        told: Iterable[CodeType] = (),
     ) -> None:
         self._program = program
         self._fetching, self._calling = fetching, calling
@@ -105,6 +108,7 @@ class ReadBeforeWrite:
         self._heads = [(instructions(one), _number_at(instructions(one), at)) for one, at in fetching]
         self._callables = callables
         self._fetches = fetches
+        self._told = [code for code in told if code.co_name == "set_epoch"]
         self._hooks = [
             hook
             for codes in program.functions.values()
@@ -131,10 +135,10 @@ class ReadBeforeWrite:
         return any(one.reads for one in found)
 
     def _is_recomputed(self, place: StoredPlace) -> bool:
-        fetched = [(code.co_name, self._access_of(code, place)) for code in self._fetches]
-        if any(seen.writes for name, seen in fetched if name == "set_epoch"):
-            return True  # the loader passes the epoch to its sampler
-        if any(seen.reads for _, seen in fetched):
+        if any(self._access_of(code, place).writes for code in self._told):
+            return True
+        fetched = [self._access_of(code, place) for code in self._fetches if code.co_name != "set_epoch"]
+        if any(seen.reads for seen in fetched):
             return False
         once = self._count_stores(place) == 1
         for code, offset in self._fetching:
@@ -142,7 +146,7 @@ class ReadBeforeWrite:
             if seen.reads or seen.writes:
                 read = seen.passes and (self._is_read_after(code, place, offset) or self._is_kept(place))
                 return not seen.reads and not read
-        return any(seen.writes and not seen.passes for _, seen in fetched) or self._is_never_carried(place)
+        return any(seen.writes and not seen.passes for seen in fetched) or self._is_never_carried(place)
 
     def _is_read_after(self, code: CodeType, place: StoredPlace, offset: int) -> bool:
         """Returns True if the code after the loop, or that around it, may read what no body overwrote."""

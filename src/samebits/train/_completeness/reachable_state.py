@@ -26,6 +26,7 @@ from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import CONSTANTS, PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
+from samebits.data._pipeline import Pipeline, iterables_of
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
@@ -113,6 +114,8 @@ class StateSnapshot(Walk):
         """Names that hold a step of `run.steps`."""
         self.fetching: set[type] = set()
         """The user's classes, and the samplers, that the loader fetches with."""
+        self.told_the_epoch: set[type] = set()
+        """The classes of samplers, whose `set_epoch` the loader calls."""
         self.roots: dict[str, kinds_of_state.Role] = {}
         """The `kinds_of_state.role` of what each name holds."""
         self.structure: dict[str, structure.Structure] = {}
@@ -451,6 +454,11 @@ class StateSnapshot(Walk):
 
     def loader_and_attributes(self, path: str, value: Any, depth: int) -> None:
         """Walks the user's objects in a loader, and what was hung on it."""
+        for part in ("dataset", "sampler", "batch_sampler"):
+            self._note(part, getattr(value, part, None))
+        batches = getattr(value, "batch_sampler", None)
+        told = (getattr(value, "sampler", None), batches, getattr(batches, "sampler", None))
+        self.told_the_epoch.update(map(type, told))
         self.loader(path, value, depth)
         self._hung_attributes(path, value, depth)
 
@@ -565,6 +573,13 @@ def take(
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
         roots.append(("loader", carried_locals.name_of(loader, frames), loader))
+    if isinstance(loader, Pipeline):
+        held = [
+            (carried_locals.name_of(one, frames, "iterable"), one)
+            for one in iterables_of(loader)
+            if is_user_type(type(one))
+        ]
+        roots += [("loader", name, one) for name, one in held]
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
     _, after = carried_locals.assigned_in_loop(frame)

@@ -1,0 +1,95 @@
+"""What datasets, samplers and iterables keep from epoch to epoch is named, unless the loader or the loop sets it anew."""
+
+import pytest
+
+import carried_state
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCRIPT = (
+    carried_state.SCRIPT.replace("epochs=1", "epochs=4")
+    .replace("torch.randn(64, 4)", "torch.randn(16, 4)")
+    .replace("        {inside}", "        n = 0")
+    .replace("        if len", "        {inside}\n        if len")
+)
+DATASET = """
+class Noisy(TensorDataset):
+    epoch = 0
+    def set_epoch(self, epoch): self.epoch = epoch
+    def __getitem__(self, i): return x[i] + self.epoch, loader.dataset.tensors[1][i]
+data = Noisy(*loader.dataset.tensors)
+loader = samebits.data.DataLoader(data, batch_size=4)
+"""
+BATCHES = """
+class Batches:
+    epoch = 0
+    def set_epoch(self, epoch): self.epoch = epoch
+    def __len__(self): return 4
+    def __iter__(self): return iter(np.random.RandomState(self.epoch).permutation(16).reshape(4, 4).tolist())
+batches = Batches()
+loader = samebits.data.DataLoader(loader.dataset, batch_sampler=batches)
+"""
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    at = 0
+    def __iter__(self):
+        BEGIN
+        for _ in range(16):
+            self.at = (self.at + 1) % 61
+            yield x[self.at % 16] + self.at / 9, self.at % 2
+stream = Stream()
+loader = samebits.data.Pipeline.from_iterable(stream).batch(4)
+"""
+LOST = {
+    "set at the end of an epoch": (DATASET, "if step.ends_epoch: data.set_epoch(step.epoch + 1)", "loader.dataset.epoch"),
+    "set in an epoch's first step": (DATASET, "if step.batch_index == 0: data.set_epoch(step.epoch)", "loader.dataset.epoch"),
+    "an attribute": (DATASET, "if step.ends_epoch: data.epoch = step.epoch + 1", "loader.dataset.epoch"),
+    "a stream that goes on": (STREAM.replace("BEGIN", "pass"), "", "stream.at"),
+    "a stream that counts its epochs": (
+        STREAM.replace("BEGIN", "self.n = getattr(self, 'n', 0) + 1; self.at = self.n"), "", "stream.n",
+    ),
+}  # fmt: skip
+HARMLESS = {
+    "a sampler's epoch, which the loader sets": (BATCHES, "if step.ends_epoch: batches.set_epoch(step.epoch + 1)"),
+    "a sampler's epoch, which nobody else sets": (BATCHES, ""),
+    "a stream that begins anew": (STREAM.replace("BEGIN", "self.at = 0"), ""),
+    "a stream's shards, read once": (
+        STREAM.replace("BEGIN", "self.at = 0; self.kept = getattr(self, 'kept', {}); self.kept.setdefault(3, x * 2)"), "",
+    ),
+}  # fmt: skip
+BY_EPOCH = SCRIPT.replace(
+    "    for step, (a, b) in run.steps(loader, epochs=4):\n",
+    "    for epoch in run.epochs(4):\n      {inside}\n      for step, (a, b) in epoch.steps(loader):\n",
+).replace("        {inside}\n", "")
+
+
+def quick_and_slow(cases, quick):
+    """The names of the cases; but for these they are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in cases]
+
+
+@pytest.mark.parametrize(
+    "name", quick_and_slow(LOST, ["set at the end of an epoch", "a stream that goes on"])
+)
+def test_what_a_loader_does_not_set_anew_is_named(name, tmp_path):
+    """A dataset's epoch that the loop sets after its batch was fetched, and where a stream stands, are in no commit."""
+    before, inside, path = LOST[name]
+    _, text = carried_state.whole(before, inside, tmp_path, SCRIPT)
+    assert "IncompleteStateError" in text and f"  - {path}" in text, text
+
+
+@pytest.mark.parametrize(
+    "name",
+    quick_and_slow(HARMLESS, ["a sampler's epoch, which nobody else sets", "a stream that begins anew"]),
+)
+def test_what_each_epoch_sets_anew_stops_no_run(name, tmp_path):
+    """No error, and equal weights after a kill."""
+    assert carried_state.verdict(*HARMLESS[name], tmp_path, SCRIPT) == "equal"
+
+
+@pytest.mark.parametrize(
+    "before, inside", [(DATASET, "data.set_epoch(int(epoch))"), (BATCHES, "batches.set_epoch(epoch)")]
+)
+def test_an_epoch_that_is_set_before_its_steps_stops_no_run(before, inside, tmp_path):
+    """The usual `set_epoch(epoch)` in a loop over epochs: a resume sets it again. No error, and equal weights after a kill."""
+    assert carried_state.verdict(before, inside, tmp_path, BY_EPOCH) == "equal"
