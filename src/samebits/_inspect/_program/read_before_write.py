@@ -85,7 +85,7 @@ class ReadBeforeWrite:
         callables: names that hold the user's callable objects (a model): using one may run every `forward`.
         fetches: the methods of the dataset and of the sampler that fetch the next batch before the body runs.
         steps: names that held a step of `run.steps` at the last check.
-        told: methods that the loader calls before each epoch, if they are a `set_epoch`.
+        samplers: methods of the samplers: the loader calls `set_epoch` before each epoch.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ReadBeforeWrite:
         fetches: list[CodeType],
         steps: Collection[str],
         *,
-        told: Iterable[CodeType] = (),
+        samplers: Iterable[CodeType] = (),
     ) -> None:
         self._program = program
         self._fetching, self._calling = fetching, calling
@@ -108,7 +108,7 @@ class ReadBeforeWrite:
         self._heads = [(instructions(one), _number_at(instructions(one), at)) for one, at in fetching]
         self._callables = callables
         self._fetches = fetches
-        self._told = [code for code in told if code.co_name == "set_epoch"]
+        self._set_epoch = [code for code in samplers if code.co_name == "set_epoch"]
         self._hooks = [
             hook
             for codes in program.functions.values()
@@ -135,7 +135,7 @@ class ReadBeforeWrite:
         return any(one.reads for one in found)
 
     def _is_recomputed(self, place: StoredPlace) -> bool:
-        if any(self._access_of(code, place).writes for code in self._told):
+        if any(self._access_of(code, place).writes for code in self._set_epoch):
             return True
         fetched = [self._access_of(code, place) for code in self._fetches if code.co_name != "set_epoch"]
         if any(seen.reads for seen in fetched):

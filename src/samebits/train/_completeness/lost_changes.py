@@ -267,7 +267,7 @@ class LostChanges:
         asking, calling = carried_locals.fetching_frames(frame), carried_locals.calling_frames(frame)
         kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
         made_from = (
-            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.told_the_epoch),
+            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.samplers),
             set(snapshot.steps),
             program.size, kinds,
         )  # fmt: skip
@@ -275,11 +275,11 @@ class LostChanges:
         if known is None or known[0] != made_from:
             functions = program.with_classes(kinds)
             fetches = [] if installed else _fetch_methods(snapshot.fetching)
-            told = _fetch_methods(snapshot.told_the_epoch)
+            samplers = _fetch_methods(snapshot.samplers)
             if not any("set_epoch" in code.co_names for code in functions.everywhere()):
-                told = fetches  # a library calls it, before each epoch
+                samplers = fetches  # a library calls it, before each epoch
             order = ReadBeforeWrite(
-                functions, asking, calling, snapshot.callables, fetches, snapshot.steps, told=told
+                functions, asking, calling, snapshot.callables, fetches, snapshot.steps, samplers=samplers
             )
             known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
         return known[1:]

@@ -114,7 +114,7 @@ class StateSnapshot(Walk):
         """Names that hold a step of `run.steps`."""
         self.fetching: set[type] = set()
         """The user's classes, and the samplers, that the loader fetches with."""
-        self.told_the_epoch: set[type] = set()
+        self.samplers: set[type] = set()
         """The classes of samplers, whose `set_epoch` the loader calls."""
         self.roots: dict[str, kinds_of_state.Role] = {}
         """The `kinds_of_state.role` of what each name holds."""
@@ -457,8 +457,8 @@ class StateSnapshot(Walk):
         for part in ("dataset", "sampler", "batch_sampler"):
             self._note(part, getattr(value, part, None))
         batches = getattr(value, "batch_sampler", None)
-        told = (getattr(value, "sampler", None), batches, getattr(batches, "sampler", None))
-        self.told_the_epoch.update(map(type, told))
+        samplers = (getattr(value, "sampler", None), batches, getattr(batches, "sampler", None))
+        self.samplers.update(map(type, samplers))
         self.loader(path, value, depth)
         self._hung_attributes(path, value, depth)
 
