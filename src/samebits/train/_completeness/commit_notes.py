@@ -4,7 +4,9 @@ The check of the first steps cannot look at every step: what changes late, or on
 commit also notes the digests of such values (`WholeSnapshot`) beside their digests at the first boundary of
 the process. A resumed run walks again before its first step. A value is lost if it is as at the beginning
 again, and differs from the note; what never changed in training may differ from process to process (a clock,
-a pid). Then the same judge as in training decides if the loop reads it before it writes it (`LostChanges`).
+a pid), but for tensors and measured numbers: a teacher that was copied from the weights before the loop is
+another one if it is copied from restored weights.
+Then the same judge as in training decides if the loop reads it before it writes it (`LostChanges`).
 
 The notes of a process cost at most 0.5% of its time, and 5% until they have cost 0.2 s. A commit that cannot
 afford one repeats the last: what it says has changed was lost at any later commit, too.
@@ -52,15 +54,20 @@ _SHARE = 0.005
 _FIRST_SHARE, _FIRST_SECONDS = 0.05, 0.2
 _MOST = 400
 """Values in a note."""
+_MOST_UNCHANGED = 64
 
 
-def affordable(spent: float, cost: float, passed: float) -> bool:
+def affordable(spent: float, cost: float, passed: float, *, first: bool = False) -> bool:
     """Returns True if another note keeps within the share of the time. All in seconds.
+
+    `first`: the first one of a loop.
 
     >>> affordable(0.0, 0.01, 1.0), affordable(0.2, 0.01, 10.0), affordable(0.2, 0.01, 60.0)
     (True, True, True)
     """
-    return spent + cost <= _SHARE * passed + min(_FIRST_SECONDS, _FIRST_SHARE * passed)
+    return spent + cost <= _SHARE * passed + (
+        _FIRST_SECONDS if first else min(_FIRST_SECONDS, _FIRST_SHARE * passed)
+    )
 
 
 class LoopChanges:
@@ -127,8 +134,17 @@ class LoopChanges:
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }
-        values = {one.path: self._noted(one) for one in left[:_MOST]}
+        values = self._unchanged(now, first) | {one.path: self._noted(one) for one in left[:_MOST]}
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
+
+    @staticmethod
+    def _unchanged(now: WholeSnapshot, first: WholeSnapshot) -> dict[str, NotedValue]:
+        pairs = {path: now.leaves_by_path[path] for path in now.measured() & first.measured()}
+        pairs = {path: one for path, one in pairs.items() if one.hashed == first.leaves_by_path[path].hashed}
+        return {
+            path: NotedValue(one.hashed, one.hashed, noted_text(one.value, one.hashed), 0)
+            for path, one in [*pairs.items()][:_MOST_UNCHANGED]
+        }
 
     def _noted(self, one: Change) -> NotedValue:
         text = noted_text(one.now.value, one.now.hashed)
@@ -139,6 +155,10 @@ def _restored_exactly(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> d
     """Returns what a commit has, without the states that a `load_state_dict` of the program's restores."""
     own = {name for name, thing in objects.items() if state.is_programs_own(thing)}
     return {**saved, "objects": {name: one for name, one in saved["objects"].items() if name not in own}}
+
+
+def _text_of(notes: Mapping[bool, Note]) -> str:
+    return json.dumps({KINDS[kind]: encoded(one) for kind, one in notes.items()})
 
 
 class CommitNotes:
@@ -184,9 +204,13 @@ class CommitNotes:
         Raises:
             ResumeMismatchError: a value that the program reads is another one than at the commit.
         """
-        note = self._found.pop(by_epoch, None)
+        note = self._found.get(by_epoch)
+        note = self._found.pop(by_epoch) if note is not None and note.loop == position.loop else None
         changes = self._changes.pop(by_epoch, None)
-        self._notes.pop(by_epoch, None)
+        old = self._notes.pop(by_epoch, None)
+        if old is not None:  # what was the same in that loop may be another value in this one
+            values = {path: one for path, one in old.values.items() if one.changes}
+            self._text = _text_of({**self._notes, by_epoch: old._replace(values=values)})
         new = changes is None or changes.loop != position.loop
         if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
             return
@@ -196,7 +220,7 @@ class CommitNotes:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
             saved = state.gather(objects) | {"run_state": run_state}
             now = changes.walk(frame, objects, saved, loader, note.names if note else None)
-            if note is not None and note.loop == position.loop:
+            if note is not None:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
                     note, now, checks, frame, objects, saved, loader, fresh=fresh, outside=by_epoch or over
@@ -228,7 +252,9 @@ class CommitNotes:
         `saved`: the state that the commit has; or `run.state` alone, if there is none.
         """
         changes = self._changes.get(by_epoch)
-        if changes is None or changes.loop != position.loop or self._is_off(checks) or not self._affordable():
+        if changes is None or changes.loop != position.loop or self._is_off(checks):
+            return
+        if not self._affordable(first=by_epoch not in self._notes):
             return
         started = time.thread_time()
         try:
@@ -238,13 +264,13 @@ class CommitNotes:
             note = changes.note(at, frame, objects, saved, loader)
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
             self._notes = kept | {by_epoch: note}
-            self._text = json.dumps({KINDS[kind]: encoded(one) for kind, one in self._notes.items()})
+            self._text = _text_of(self._notes)
         except Exception as error:
             self._end(error)
         self._record(started)
 
-    def _affordable(self) -> bool:
-        return affordable(self._spent, self._cost, time.perf_counter() - self._began)
+    def _affordable(self, *, first: bool = False) -> bool:
+        return affordable(self._spent, self._cost, time.perf_counter() - self._began, first=first)
 
     def _is_off(self, checks: Completeness) -> bool:
         return self._off or not checks.enabled or not process.overrides.check_complete

@@ -45,7 +45,7 @@ class NotedValue(NamedTuple):
     text: str
     """The `repr` of a short plain value; else empty."""
     changes: int
-    """The number of notes at which it had changed."""
+    """The number of notes at which it had changed; 0: it is as it was when the loop began."""
 
 
 class Note(NamedTuple):
@@ -130,12 +130,15 @@ def lost_values(
     """
     changed: dict[str, Change] = {}
     for path, noted in note.values.items():
-        leaf = now.at(path) or now.absent(path)
-        if leaf is None or leaf.hashed == noted.hashed or (outside and leaf.root not in OUTSIDE):
+        named = now.at(path)  # of an object that has no leaf of its own
+        leaf = now.leaves_by_path.get(path) or named or now.absent(path)
+        if leaf is None or noted.hashed in {leaf.hashed, named and named.hashed}:
+            continue
+        if outside and leaf.root not in OUTSIDE:
             continue
         if leaf.value is not None and leaf.value == _value(noted.text):  # 1.0 for 1
             continue
-        if leaf.hashed == noted.first or fresh:
+        if leaf.hashed == noted.first or fresh or not noted.changes:
             was = leaf._replace(hashed=noted.hashed, value=_value(noted.text))
             changed[path] = Change(path, leaf, was, now)
     for path, paths in note.names.items():

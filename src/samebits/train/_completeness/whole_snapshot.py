@@ -46,6 +46,17 @@ class WholeSnapshot(StateSnapshot):
     def __init__(self) -> None:
         super().__init__()
         self.action_of = _action_of
+        self._contents: set[str] = set()
+        """The paths of tensors and arrays."""
+
+    def measured(self) -> set[str]:
+        """Returns the paths of the program's tensors, arrays and floats, which no state has."""
+        return {
+            path
+            for path, one in self.leaves_by_path.items()
+            if one.root in {"local", "global"} and not one.installed
+            if type(one.value) is float or path in self._contents
+        }
 
     def absent(self, path: str) -> Leaf | None:
         """Returns a leaf of None for an attribute that an object lacks; None if there is no object."""
@@ -60,7 +71,13 @@ class WholeSnapshot(StateSnapshot):
     def tensor_of_content(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds a leaf by content, unless the commit holds its memory."""
         if kinds_of_state.of_tensor(value) not in self._saved:
+            self._contents.add(path)
             self.add(path, _of_content(value))
+
+    def array_of_content(self, path: str, value: Any, depth: int) -> None:
+        """Adds one leaf."""
+        self._contents.add(path)
+        self.array(path, value, depth)
 
     def whole_optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """Adds one leaf of an optimizer's state and learning rates, and walks what was hung on it."""
@@ -134,6 +151,7 @@ def _action_of(kind: type) -> str | None:
 
 
 _OF_A_NOTE = {
+    "array": "array_of_content",
     "function_and_attributes": "function_and_cells",
     "mapping": "whole_mapping",
     "optimizer": "whole_optimizer",
@@ -164,7 +182,7 @@ def _callers(frame: types.FrameType) -> Iterator[types.FrameType]:
     while caller is not None:
         if owner_of_file(caller.f_code.co_filename) == "user":
             yield caller
-        caller = caller.f_back
+        caller = None if caller.f_globals.get("__name__") == "runpy" else caller.f_back  # a launcher
 
 
 def _live_in(frame: types.FrameType) -> dict[str, Any]:
