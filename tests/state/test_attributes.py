@@ -4,10 +4,12 @@ named at once.
 
 import argparse
 import copy
+import dataclasses
 import enum
 import logging
 import pathlib
 import random
+import re
 import socket
 import threading
 from collections import Counter, deque
@@ -189,7 +191,7 @@ def test_what_cannot_be_saved_is_named_at_once(make, paths, text):
 
 
 def test_a_state_of_another_object_is_refused():
-    """Another class, and an object that is missing here are named; a path that differs is set."""
+    """A state of another class is refused; a path that differs is set."""
     saved = through_a_commit(attributes(Machine(1)))
     with pytest.raises(RunMismatchError, match="is of a Machine, this is a Inner"):
         attributes(Inner()).load_state_dict(saved)
@@ -197,12 +199,63 @@ def test_a_state_of_another_object_is_refused():
     other.path = pathlib.Path("b")
     attributes(other).load_state_dict(saved)
     assert other.path == Machine(1).path
-    fewer = Machine(1)
-    fewer.parts.pop()
-    with pytest.raises(
-        RunMismatchError, match=r"parts\[1\].* was saved, and the object that held it is missing"
-    ):
-        attributes(fewer).load_state_dict(saved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    n: int
+    seen: list[int]
+
+
+class Node:
+    __slots__ = ("child", "n")
+
+    def __init__(self, n, child=None):
+        self.n, self.child = n, child
+
+
+class Cleaned(Node):
+    def __del__(self):
+        pass
+
+
+class Tree:
+    def __init__(self):
+        self.entries, self.by_name, self.recent, self.best = [], {}, deque(maxlen=3), None
+
+
+def test_objects_that_the_loop_has_added_are_made_again():
+    """In lists, dicts, deques and attributes, without a call of their class; one object stays one, what was removed is gone."""
+    grown, fresh = Tree(), Tree()
+    fresh.entries.append(Entry(7, [7]))
+    kept, adapter = fresh.entries, attributes(grown)
+    grown.entries += [Entry(n, [n]) for n in range(3)]
+    grown.best = grown.entries[1]
+    grown.by_name = {"b": Node(2, Node(1)), "a": grown.best}
+    grown.recent.extend(grown.entries)
+    attributes(fresh).load_state_dict(through_a_commit(adapter))
+    assert fresh.entries is kept
+    assert fresh.entries == grown.entries
+    assert [*fresh.by_name] == ["b", "a"]
+    assert (fresh.by_name["b"].n, fresh.by_name["b"].child.n, fresh.by_name["b"].child.child) == (2, 1, None)
+    assert fresh.best is fresh.entries[1] is fresh.by_name["a"] is fresh.recent[1]
+    del grown.entries[1:]
+    attributes(fresh).load_state_dict(through_a_commit(adapter))
+    assert fresh.entries == grown.entries
+
+
+def test_objects_that_cannot_be_made_again_are_refused_when_they_are_saved():
+    """With a function in them, or of a class with `__del__`: named at the commit; a state that names such a class makes nothing."""
+    for added, reason in ((Node(print), "with entries[0].n"), (Cleaned(1), "of a class")):
+        tree = Tree()
+        adapter = attributes(tree)
+        tree.entries.append(added)
+        with pytest.raises(InvalidArgumentError, match=re.escape(f"added in the loop, {reason}")):
+            adapter.state_dict()
+    forged = attributes(Tree()).state_dict()
+    for name in (f"{__name__}:Cleaned", "collections:UserDict", "os:_Environ", "nowhere:X"):
+        with pytest.raises(RunMismatchError, match=f"was a {name.replace(':', '.')}"):
+            attributes(Tree()).load_state_dict(forged | {"shapes": {"best": [name, 0]}})
 
 
 OWN = """

@@ -28,10 +28,24 @@ def _fields(kind: type) -> tuple[str, ...] | None:
         names = getattr(kind, "_fields", None)
         plain = isinstance(names, tuple) and not any("__dict__" in vars(base) for base in kind.__mro__)
         return names if plain and all(type(name) is str for name in names) else None
-    in_c = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
-    if in_c is not object or hasattr(kind, "state_dict") or not dataclasses.is_dataclass(kind):
+    if not _is_of_attributes(kind) or not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _is_of_attributes(kind: type) -> bool:
+    """Returns True for a class in Python whose instances are their attributes."""
+    in_c = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return in_c is object and not hasattr(kind, "state_dict") and not hasattr(kind, "__del__")
+
+
+def find_class(name: str, base: type = object) -> type | None:
+    """Returns a class that the program has, made from `base`, whose instances are their attributes."""
+    module, _, path = name.partition(":")
+    for found in (_at(module, path), *_below(base)):
+        if isinstance(found, type) and issubclass(found, base) and name_of(found) == name:
+            return found if _is_of_attributes(found) else None
+    return None
 
 
 def is_instance(value: Any) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import random
 import re
 import types
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from samebits import _digest as digest
 from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.rng_states import restore_state, state_of
 from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import is_user_type
+from samebits.checkpoint import _classes as classes
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state._in_place import PlacedObjects, Restored
 from samebits.state._parts import Parts, refuse
@@ -113,7 +116,27 @@ class Attributes:
 
     def note_placed(self, made: Collection[int] = ()) -> None:
         """Notes the objects that the program has put into the target, but those that a resume has `made`."""
-        self._placed.note(self._parts().values, made)
+        parts = self._parts()
+        self._placed.note(parts.values, made)
+        self._at_start = {id(one): one for one in parts.held.values()}
+
+    def _check_new(self, parts: Parts) -> None:
+        """Raises `InvalidArgumentError` for an object of the loop that a resume could not make again."""
+        found = {}
+        for path, one in parts.held.items():
+            inner = next((name for name in parts.passed_over if name.startswith(f"{path}.")), "")
+            if (
+                id(one) not in self._at_start
+                and not _is_items(one)
+                and (inner or not _can_be_made(type(one)))
+            ):
+                found[path] = f"a {type(one).__qualname__}, added in the loop, " + (
+                    f"with {inner}, which only the program can make. Give it plain values instead"
+                    if inner
+                    else "of a class that is not the program's. Keep its plain values instead"
+                )
+        if found:
+            raise refuse(self._call, found)
 
     def check_besides(self, name: str, parts: Parts | None = None) -> None:
         """Raises `InvalidArgumentError` if the target holds (say) an optimizer that the run does not save.
@@ -162,9 +185,14 @@ class Attributes:
         state = self.live_state()
         return state | {"values": {path: _copied(value) for path, value in state["values"].items()}}
 
-    def live_state(self) -> dict[str, Any]:
-        """Returns the state with the very objects of the target, as a commit takes them."""
-        parts = self._parts()
+    def live_state(self, numbers: dict[int, int] | None = None) -> dict[str, Any]:
+        """Returns the state with the very objects of the target, as a commit takes them.
+
+        `numbers`: of the objects in the commit so far, by identity; gets those of this target.
+        """
+        parts, numbers = self._parts(), {} if numbers is None else numbers
+        self._check_new(parts)
+        shapes = {path: _shape(one, numbers) for path, one in parts.held.items() if path or _is_items(one)}
         self.check_besides(type(self.target).__name__.lower(), parts)
         return {
             "class": type(self.target).__qualname__,
@@ -172,6 +200,7 @@ class Attributes:
             "generators": {path: [_kind_of(one), state_of(one)] for path, one in parts.generators.items()},
             "same": parts.same,
             "replaced": self._placed.replaced(parts.values),
+            **({"shapes": shapes} if shapes else {}),
         }
 
     def keeps(self, path: tuple[Any, ...]) -> bool:
@@ -193,7 +222,7 @@ class Attributes:
         here = self._parts()
         replaced = {tuple(path) for path in saved.get("replaced", ())}
         replaced |= {(path,) for pair in here.same.items() ^ saved["same"].items() for path in pair}
-        restored.bind_items(saved["values"], here.values, replaced)
+        restored.bind_items(saved["values"], {**here.held, **here.values}, replaced)
 
     def load(self, saved: Mapping[str, Any], restored: Restored) -> None:
         """Restores a state as `load_state_dict`; what it shares with others is in `restored`."""
@@ -202,10 +231,14 @@ class Attributes:
                 f"{self._call}: the saved state is of a {saved['class']}, this is a "
                 f"{type(self.target).__qualname__}."
             )
+        for path, (kind, *shape) in saved.get("shapes", {}).items():
+            self._restore_shape(path, kind, shape, restored)
         here = self._parts()
         if not self._paths:
-            parts = ("values", "generators", "same")
-            self._remove({*_all(here)} - {path for part in parts for path in saved[part]})
+            parts = ("values", "generators", "same", "shapes")
+            self._remove(
+                {*_all(here), *here.held} - {"", *(path for part in parts for path in saved.get(part, ()))}
+            )
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, copy.deepcopy(state))
         for path, value in saved["values"].items():
@@ -248,11 +281,39 @@ class Attributes:
             at.set(value)
         except (AttributeError, TypeError):  # read-only, frozen, a tuple
             now = _value_at(at)
+            if classes.is_instance(at.owner) and not at.is_item and now is not value:  # of a frozen class
+                object.__setattr__(at.owner, at.name, value)
+                return
             if now is not value and (type(now) is not type(value) or digest.differing(now, value)):
                 raise self._mismatch(path, "has another value here, and cannot be set") from None
 
+    def _restore_shape(self, path: str, kind: str, shape: list[Any], restored: Restored) -> None:
+        """Puts an object, or a container of objects, at its place, to be filled."""
+        at = self._place(path) if path else None
+        now = self.target if at is None else _value_at(at)
+        value = (
+            _container(now, kind, *shape) if kind in _SIZED else self._object(now, kind, shape[0], restored)
+        )
+        if value is None or (at is None and value is not now):
+            raise self._mismatch(
+                path, f"was a {kind.replace(':', '.')}, and this program has no such class yet"
+            )
+        if at is not None and value is not now:
+            self._set(path, value)
+
+    def _object(self, now: Any, name: str, number: int, restored: Restored) -> Any:
+        """Returns the live object of a number; one that is made gets its attributes later. None: no class."""
+        known = restored.instances.get(number)
+        if known is None:
+            known, taken = now, {id(one) for one in restored.instances.values()}
+            if classes.name_of(type(now)) != name or id(now) in taken:
+                kind = classes.find_class(name)
+                known = object.__new__(kind) if kind is not None and _can_be_made(kind) else None
+            restored.instances[number] = known
+        return known
+
     def _restore_value(self, path: str, value: Any) -> None:
-        now = _value_at(self._place(path)) if path else self.target
+        now = _value_at(self._place(path), _MISSING) if path else self.target
         if now is value:
             return
         if not path:
@@ -270,7 +331,7 @@ class Attributes:
 
     def _remove(self, paths: Iterable[str]) -> None:
         """Removes attributes that the object did not have when it was saved."""
-        for path in paths:
+        for path in sorted(paths, key=len, reverse=True):  # the inner ones first
             at = self._place(path)
             if not at.is_item and at.name in getattr(at.owner, "__dict__", ()):
                 delattr(at.owner, at.name)
@@ -324,15 +385,52 @@ def _after(path: str) -> str:
     return path if path.startswith("[") else f".{path}"
 
 
+_SIZED: dict[str, type] = {
+    kind.__name__: kind for kind in (list, deque, dict, OrderedDict, defaultdict, Counter)
+}
+"""The containers of objects, by the names of their classes."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _can_be_made(kind: type) -> bool:
+    """Returns True for a class of the program's own that a resume finds by its name."""
+    return is_user_type(kind) and classes.find_class(classes.name_of(kind)) is kind
+
+
+def _is_items(value: Any) -> bool:
+    return type(value) in _SIZED.values()
+
+
+def _shape(value: Any, numbers: dict[int, int]) -> list[Any]:
+    """Returns the class of an object and its number; of a container its length, or its keys."""
+    if not _is_items(value):
+        return [classes.name_of(type(value)), numbers.setdefault(id(value), len(numbers))]
+    return [type(value).__name__, [*value] if isinstance(value, dict) else len(value)]
+
+
+def _container(now: Any, kind: str, shape: Any) -> Any:
+    """Returns a container with these keys or this length: `now`, if it is one of its kind."""
+    held = now if type(now) is _SIZED[kind] else _SIZED[kind]()
+    if isinstance(held, dict):
+        items = {key: held.get(key) for key in shape}
+        held.clear()
+        held.update(items)
+    else:
+        while len(held) > shape:
+            held.pop()
+        held.extend([None] * (shape - len(held)))
+    return held
+
+
 def _all(parts: Parts) -> list[str]:
     return [*parts.values, *parts.generators, *parts.same]
 
 
-def _value_at(at: Place) -> Any:
+def _value_at(at: Place, default: Any = None) -> Any:
     try:
         return at.get()
     except _MISSING:
-        return None
+        return default
 
 
 def _copied(value: Any) -> Any:

@@ -91,6 +91,8 @@ class Restored:
         self._live: dict[int, Any] = {}
         self._taken: dict[int, tuple[Any, int]] = {}
         self._done: dict[int, Any] = {}
+        self.instances: dict[int, Any] = {}
+        """The objects of the program's classes, by their numbers in the commit."""
 
     def bind(self, saved: Any, live: Any, replaced: Collection[Path] = (), path: Path = ()) -> None:
         """Notes that the object `live` takes the content of `saved`, and the objects in it those in `saved`.

@@ -51,6 +51,10 @@ class Parts:
     generators: dict[str, Any] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     """For an array, a container or a generator that was met before: its first path."""
+    held: dict[str, Any] = field(default_factory=dict)
+    """Objects, and lists, dicts and deques of objects: what a resume makes again where it is missing."""
+    passed_over: list[str] = field(default_factory=list)
+    """Functions, locks and their like, which only the program can make."""
     with_state_dict: dict[str, Any] = field(default_factory=dict)
     """Objects inside with a `state_dict` of their own, such as optimizers: not saved here."""
     unsavable: dict[str, str] = field(default_factory=dict)
@@ -65,7 +69,7 @@ class Parts:
         if kind in PLAIN or isinstance(value, _LEAVES) or is_constant(value):
             self.values[path] = value
         elif isinstance(value, _PASSED_OVER):
-            return
+            self.passed_over.append(path)
         elif id(value) in self._seen:
             self.same[path] = self._seen[id(value)][0]
         else:
@@ -86,6 +90,8 @@ class Parts:
                 self.unsavable[path] = reason
             else:
                 self.values[path] = value
+        elif path and is_instance(value) and is_plain(value):
+            self.values[path] = value
         elif kind in CONTAINERS or (isinstance(value, tuple) and is_instance(value)):
             self._add_container(path, value)
         elif path and _has_state_dict(value):
@@ -93,6 +99,7 @@ class Parts:
         elif reason := _of_object(value):
             self.unsavable[path] = reason
         else:
+            self.held[path] = value
             for name, item in attributes_of(value).items():
                 if self.is_state is None or self.is_state(value, name, item):
                     self.add(f"{path}.{name}".removeprefix("."), item)
@@ -101,8 +108,10 @@ class Parts:
         if is_plain(value):
             self.values[path] = value
         elif isinstance(value, dict) and all(type(key) in {str, int} for key in value):
+            self.held[path] = value
             self._add_items(path, value.items())
         elif isinstance(value, list | tuple | deque):
+            self.held |= {} if isinstance(value, tuple) else {path: value}
             self._add_items(path, enumerate(value))
         else:
             self.unsavable[path] = f"a {type(value).__name__} of objects. Keep their plain values instead"
@@ -112,7 +121,7 @@ class Parts:
             self.add(f"{path}[{key!r}]", item)
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
     """Returns True for plain values, arrays, tensors, dataclass instances, and containers of them alone."""
     kind = type(value)
     if kind in PLAIN or isinstance(value, _LEAVES) or is_constant(value):
@@ -120,11 +129,16 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor | np.ndarray):
         return not _of_array(value)
     if kind not in CONTAINERS:  # named tuples, dataclass instances
-        return is_instance(value) and all(is_plain(item) for item in fields_of(value).values())
+        known, inner = id(value) in around, (*around, id(value))  # an instance that holds itself
+        return (
+            not known
+            and is_instance(value)
+            and all(is_plain(one, inner) for one in fields_of(value).values())
+        )
     if isinstance(value, dict):
         made = getattr(value, "default_factory", None)  # of another only the items are saved
-        return made in _FACTORIES and all(map(_is_key, value)) and is_plain([*value.values()])
-    return set(map(type, value)) <= PLAIN or all(map(is_plain, value))
+        return made in _FACTORIES and all(map(_is_key, value)) and is_plain([*value.values()], around)
+    return set(map(type, value)) <= PLAIN or all(is_plain(one, around) for one in value)
 
 
 def _is_key(key: Any) -> bool:

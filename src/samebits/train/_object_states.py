@@ -132,9 +132,9 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     optimizer knows, train/eval modes, and buffers that are registered as not persistent.
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
-    parameters = dict(_parameters(objects))
+    parameters, numbers = dict(_parameters(objects)), dict[int, int]()
     saved = {
-        name: thing.live_state() if isinstance(thing, Attributes) else thing.state_dict()
+        name: thing.live_state(numbers) if isinstance(thing, Attributes) else thing.state_dict()
         for name, thing in objects.items()
     }
     return {
