@@ -44,7 +44,7 @@ _STORES = {
     "STORE_NAME": ("name",),
     "STORE_DEREF": ("name",),
 }
-_CONTENTS = ("item", "part", "whole")
+_CONTENTS = ("item", "row", "part", "whole")
 _SET = ("set", "built")
 _BY_TEXT = ("getattr", "attrgetter")
 _BEFORE = {"environ": "getenv"}
@@ -56,8 +56,8 @@ class StoredPlace(NamedTuple):
 
     kind: str
     """"attr", "set" (one that each iteration must set), "built" (the same of a module, whose call reads it),
-    "name", "item", "part" (an item of a container in which others stay as they are), or "whole" (all that an
-    object holds)."""
+    "name", "item", "row" (an item with a number), "part" (an item of a container in which others stay as they
+    are), or "whole" (all that an object holds)."""
     name: str
     key: str | None = None
     """The key of an item, if it is known."""
@@ -285,7 +285,7 @@ class ReadBeforeWrite:
             if named and isinstance(named[0], str) and named[0] != place.key:
                 return _NOTHING
         head = next((head for own, head in self._heads if own is items), -1)
-        filled = place.kind != "whole" and is_filled(items, at, len(items) if place.kind == "part" else head)
+        filled = place.kind != "whole" and is_filled(items, at, head, place.kind)
         return _Access(reads=not filled, writes=filled)
 
     def _access_by_calls(
@@ -460,10 +460,11 @@ def _is_librarys(items: Sequence[dis.Instruction], at: int, call: int) -> bool:
     return False
 
 
-def is_filled(items: Sequence[dis.Instruction], at: int, head: int) -> bool:
+def is_filled(items: Sequence[dis.Instruction], at: int, head: int, kind: str) -> bool:
     """Returns True for `container[key] = ...`, where `at` loads the container, that each iteration repeats.
 
-    The key is a constant, that of a closure (a hook's), or the variable of a `for` behind the loop's `head`.
+    The key is a constant; of a "row" also that of a closure (a hook's) or the variable of a `for` behind the
+    loop's `head`; of an "item" also an argument. `kind`: that of the place.
     """
     if at + 2 >= len(items) or items[at + 2].opname != "STORE_SUBSCR":
         return False
@@ -471,9 +472,12 @@ def is_filled(items: Sequence[dis.Instruction], at: int, head: int) -> bool:
     if opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")):
         return True
     stores = [number for number, one in enumerate(items) if one.opname in _STORED and one.argval == key]
+    if kind == "part" or not opname.startswith(_LOADS_NAME):
+        return False
     if not stores:
-        return opname == "LOAD_DEREF" and head < len(items)
-    return opname.startswith(_LOADS_NAME) and all(_loop_of(items, one) > head for one in stores)
+        return not opname.startswith("LOAD_FAST") or kind == "item"
+    fixed = [one for one in stores if one < head and items[one - 1].opname == "LOAD_CONST"]
+    return all(_loop_of(items, one) > head for one in stores if one not in fixed)
 
 
 def _loop_of(items: Sequence[dis.Instruction], store: int) -> int:

@@ -368,7 +368,7 @@ def _is_harmless(
     if last.kind == "cursor":
         held = StoredPlace("whole", last.name)
         return order.recomputed(held) or not order.reads(held)
-    if any(order.recomputed(place) for place in _places(change, partly=_is_partly_written(change, changed))):
+    if any(order.recomputed(place) for place in _places(change, _kind_of_item(change, changed))):
         return True
     if change.now.root == "local" and len(change.now.places) == 1 and order.is_set_from_a_step_on(last.name):
         return True
@@ -388,16 +388,20 @@ def _is_harmless(
     return uses.memo(last.name, own)
 
 
-def _is_partly_written(change: Change, changed: Mapping[str, Change]) -> bool:
-    """Returns True if other items of the value's container have not changed: no step fills it anew."""
-    container = change.path.rpartition("[")[0]
-    if not container or f"{container}.keys()" in changed or f"len({container})" in changed:
-        return False  # others may be new
+def _kind_of_item(change: Change, changed: Mapping[str, Change]) -> str:
+    """Returns "part" if others of its container have not changed, so that no step fills all; "row" or "item".
+
+    Where the container has grown, the others may be new.
+    """
+    container = change.path.removesuffix(".keys()").rpartition("[")[0] or change.path.removesuffix(".keys()")
     items = [path for path in change.taken.leaves_by_path if path.startswith(f"{container}[")]
-    return any(path not in changed for path in items)
+    has_grown = f"{container}.keys()" in changed or f"len({container})" in changed
+    if not has_grown and any(path not in changed for path in items):
+        return "part"
+    return "item" if all(path[len(container) + 1] in "'\"" for path in items) else "row"
 
 
-def _places(change: Change, *, partly: bool) -> list[StoredPlace]:
+def _places(change: Change, kind: str) -> list[StoredPlace]:
     """Returns where an iteration may write it: the names on the way, and its holder if overwritable."""
     places, last = list(change.now.places), change.now.places[-1]
     if change.path.endswith(".keys()") or change.path.startswith("len("):
@@ -407,9 +411,8 @@ def _places(change: Change, *, partly: bool) -> list[StoredPlace]:
         places.append(StoredPlace("whole", last.name))
     if change.now.installed:  # `env.reset(seed=...)` sets all that is in it
         places.append(StoredPlace("whole", places[0].name))
-    if partly:
-        places = [one._replace(kind="part") if one.kind == "item" else one for one in places]
-    return [place for place in places if place.kind in {"attr", "name", "item", "part", "whole"}]
+    places = [one._replace(kind=kind) if one.kind == "item" else one for one in places]
+    return [place for place in places if place.kind in {"attr", "name", "item", "row", "part", "whole"}]
 
 
 def _fetch_methods(kinds: set[type]) -> list[CodeType]:
