@@ -245,3 +245,36 @@ def test_wrong_calls_show_the_line_to_type():
         run.add("model", model)
         run.restore()
         assert [x for _, x in run.steps(loader, 3)] == [1, 1, 1]
+
+
+class ReadyLater:
+    """Its library is ready in the `with` block, and not before."""
+
+    def __init__(self):
+        self.n, self.library = 0, None
+
+    def state_dict(self):
+        assert self.library is not None
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+def test_an_object_whose_state_cannot_be_read_yet_is_restored(tmp_path):
+    """Its `state_dict` raises right after it was loaded: the run resumes, and counts on."""
+
+    def counted(stop):
+        samebits.set_random_seed(1)
+        late = ReadyLater()
+        with samebits.Run(tmp_path / "run", late=late, save=1) as run:
+            late.library = "ready"
+            for step, _ in run.steps([0] * 6):
+                if step.number == stop:
+                    raise KeyError(stop)
+                late.n += 1
+        return late.n
+
+    with pytest.raises(KeyError):
+        counted(4)
+    assert counted(None) == 6

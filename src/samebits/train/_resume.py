@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -205,7 +205,9 @@ class ResumeState:
         state.restore(self._objects, saved, self._where, restored)
         self._restored = True
         own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
-        self._loaded = {name: digest.of_value(thing.state_dict()) for name, thing in own.items()}
+        for name, thing in own.items():
+            with suppress(Exception):  # it takes its state over later, when its library is ready
+                self._loaded[name] = digest.of_value(thing.state_dict())
         self._refill(saved, restored)
 
     def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
