@@ -277,3 +277,16 @@ def test_a_state_that_no_run_writes_is_corrupt(part: str, value: Any, tmp_path: 
     check_content(saved, {})
     with pytest.raises(CorruptCommitError, match="none that a Run writes"):
         check_content({**saved, part: value}, {})
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_expanded_buffer_is_restored(tmp_path, persistent):
+    """A buffer over one element, which torch's load_state_dict refuses, has the saved value, and is expanded still."""
+    for _ in range(2):
+        model = torch.nn.Linear(2, 1)
+        model.register_buffer("mask", torch.ones(1).expand(8), persistent=persistent)
+        with samebits.Run(tmp_path / "run", model=model, save=1) as run:
+            for step, _ in run.steps(range(4)):
+                model.mask[:1].mul_(0.5)
+        assert model.mask.tolist() == [0.0625] * 8
+        assert model.mask.stride() == (0,)

@@ -144,9 +144,7 @@ class Restored:
 
     def _fill(self, live: Any, saved: Any) -> None:
         if isinstance(saved, torch.Tensor):
-            apart = tuple(slice(None) if step else slice(1) for step in live.stride())
-            with torch.no_grad():  # (torch writes no expanded tensor)
-                live[apart].copy_(saved[apart])
+            fill_tensor(live, saved)
         elif isinstance(saved, np.ndarray):
             live[...] = saved
         elif isinstance(saved, MUTABLE):
@@ -164,6 +162,13 @@ class Restored:
         if isinstance(saved, dict):
             return {key: self.of(item) for key, item in saved.items()}
         return list(map(self.of, saved))
+
+
+def fill_tensor(live: torch.Tensor, saved: Any) -> None:
+    """Copies into a tensor, an expanded one, too, which torch does not write."""
+    apart = tuple(slice(None) if step else slice(1) for step in live.stride())
+    with torch.no_grad():
+        live[apart].copy_(saved[apart])
 
 
 def _empty_like(saved: Any) -> Any:

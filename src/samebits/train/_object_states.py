@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -262,7 +263,8 @@ def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, 
             restored.again()  # another object may have emptied what they share
             thing.load(own, restored)
         else:
-            thing.load_state_dict(own)
+            with _writable_buffers(thing):
+                thing.load_state_dict(own)
     except Exception as error:
         raise RunMismatchError(
             f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were "
@@ -272,6 +274,20 @@ def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, 
     if isinstance(thing, torch.optim.Optimizer) and held is not None:
         _restore_dtypes(thing, own)
         held.put_back()
+
+
+@contextmanager
+def _writable_buffers(thing: Any) -> Iterator[None]:
+    """Loads a module's expanded buffers, which torch does not write, by memory of their own."""
+    modules = list(thing.modules()) if isinstance(thing, torch.nn.Module) else []
+    found = [(one, name, held) for one in modules for name, held in one._buffers.items() if held is not None]
+    held = [one for one in found if one[2].layout is torch.strided and 0 in one[2].stride()]
+    for module, name, buffer in held:
+        module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    yield
+    for module, name, buffer in held:
+        _in_place.fill_tensor(buffer, module._buffers[name])
+        module._buffers[name] = buffer
 
 
 def copies_what_it_loads(thing: Stateful) -> bool:
@@ -315,7 +331,7 @@ def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.
     for child, training in zip(module.modules(), modes, strict=True):
         child.training = training
     for path, value in unsaved_buffers(module).items():
-        value.copy_(buffers[path])
+        _in_place.fill_tensor(value, buffers[path])
 
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
