@@ -159,7 +159,14 @@ METERS = (  # those of PyTorch's imagenet example
     "        print('\\t'.join(entries), file=open(os.devnull, 'w'))\n"
     "losses = AverageMeter('loss'); progress = ProgressMeter([losses])"
 )
+FORMATTED = METERS[: METERS.index("    def __str__")] + (
+    "    def __str__(self): return f'{self.name} {self.val:.3f} ({self.avg:.3f})'\n"
+) + METERS[METERS.index("class ProgressMeter") :]  # fmt: skip
 ORDINARY = {
+    "the same meters, with a formatted string": (
+        FORMATTED,
+        "losses.update(criterion(model(a), b).item(), len(a)); progress.display(step.number)",
+    ),
     "the meters of PyTorch's imagenet example": (
         METERS,
         "losses.update(criterion(model(a), b).item(), len(a)); progress.display(step.number)",

@@ -47,6 +47,7 @@ from samebits._inspect._program.syntax import (
 )
 from samebits._inspect.budget import spend
 
+_TEXTS = frozenset({"__str__", "__repr__", "__format__"})
 _DEPTH = 40
 
 
@@ -93,15 +94,14 @@ class OutputFlow:
     def attribute(self, name: str) -> bool:
         """Returns True if every attribute of this name flows only into output.
 
-        A text of an object, `"{sum}".format(**self.__dict__)` in its `__str__`, counts as output.
+        A text of an object counts as output: in `__str__`, `f"{self.sum}"`, `"{sum}".format(**self.__dict__)`.
         """
         self._ask(None, "")
         reflects = any(
             isinstance(one, ast.Attribute | ast.Name)
             and last_name(one) in REFLECTS
             and not _text_of_getattr(self._sources.parents[one])
-            and getattr(self._sources.scope_around(one), "name", "")
-            not in {"__str__", "__repr__", "__format__"}
+            and getattr(self._sources.scope_around(one), "name", "") not in _TEXTS
             for one in self._sources.nodes
         )
         return bool(self._sources.trees) and not reflects and self._attribute(name, 0)
@@ -326,6 +326,8 @@ class OutputFlow:
         """Returns True if the results of a function flow only into output, at each of its calls."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
             return False
+        if scope.name in _TEXTS:
+            return True
         key = (id(scope), "return", True)
         if key not in self._known:  # each caller's callers would be followed anew, at each level
             self._known[key] = True
