@@ -94,7 +94,7 @@ class OutputFlow:
     def attribute(self, name: str) -> bool:
         """Returns True if every attribute of this name flows only into output.
 
-        A text of an object counts as output: in `__str__`, `f"{self.sum}"`, `"{sum}".format(**self.__dict__)`.
+        A text of an object counts as output: `f"{self.sum}"`, `"{sum}".format(**self.__dict__)` in `__str__`.
         """
         self._ask(None, "")
         reflects = any(
