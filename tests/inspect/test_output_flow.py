@@ -77,6 +77,10 @@ OUTPUT = {
         "v = dict(); model.register_forward_hook(lambda m, i, o: v.update(mean=float(o.detach().mean())))",
         "print(v)",
     ),
+    "a best value in a dict of an outer scope": (
+        "v = {'best': 9.0}\n    def check(n):\n        if n < v['best']: v['best'] = n\n        print(v['best'])",
+        "check(loss.item())",
+    ),
     "a set of rates": ("v = set()", "v.add(optimizer.param_groups[0]['lr']); print(sorted(v))"),
     "a timer with a step": ("v = Timer()", "v.step(); print(v.value())"),
     "a score": ("v = []", "v.extend(y.tolist()); print(f1_score(v, v))"),
@@ -89,6 +93,10 @@ OUTPUT = {
     "returned by a function whose result is not used": ("", "v += loss.item()", "return v"),
 }
 TRAINING = {
+    "a rate in a dict of an outer scope": (
+        "v = {'best': 9.0}\n    def check(n):\n        if n < v['best']: v['best'] = n",
+        "check(loss.item()); set_rate(optimizer, v['best'])",
+    ),
     "the loss": ("", "v += 1; loss = loss * (1 + v)"),
     "a condition around a step": ("", "v += 1\n        if v % 2: optimizer.zero_grad()"),
     "a condition around break": ("", "v += 1\n        if v > 99: break"),

@@ -31,6 +31,7 @@ from samebits._inspect._program.call_kinds import (
 )
 from samebits._inspect._program.random_functions import NAMES
 from samebits._inspect._program.syntax import (
+    Function,
     Scope,
     Sources,
     called,
@@ -38,6 +39,7 @@ from samebits._inspect._program.syntax import (
     last_name,
     made_in,
     names_in,
+    names_of,
     parameters_of,
     parts_of,
     root_of,
@@ -360,6 +362,8 @@ class OutputFlow:
         """Returns True if an object that gets the value (`x.n = v`, `x[k] = v`) flows only into output."""
         attributes = [one.attr for one in walk(holder) if isinstance(one, ast.Attribute)]
         root = root_of(holder)
+        while isinstance(scope, Function) and root not in names_of(scope):  # a variable of an outer scope
+            scope = self._sources.scope_around(self._sources.parents[scope])
         if (
             not root
             or len(attributes) > 1
