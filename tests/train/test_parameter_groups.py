@@ -135,3 +135,23 @@ def test_another_first_group_is_refused(tmp_path):
     with pytest.raises(RunMismatchError, match="parameter groups"):
         with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer):
             pass
+
+
+@pytest.mark.parametrize("untie", [True, False])
+def test_untied_weights_are_refused_where_their_group_is_added(untie, tmp_path):
+    """A resume could not part what was one parameter: an error at the line. Control: tied all along, a group of another layer."""
+    embedding, head = nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"embedding": embedding, "head": head, "more": nn.Linear(10, 10)})
+    optimizer = torch.optim.SGD(embedding.parameters(), 0.1)
+    with samebits.Run(tmp_path, model=model, optimizer=optimizer) as run:
+        for _step, _batch in run.steps(range(2)):
+            if not untie:
+                optimizer.add_param_group({"params": model["more"].parameters()})
+                break
+            head.weight = nn.Parameter(embedding.weight.detach().clone())
+            with pytest.raises(
+                InvalidArgumentError, match="model.embedding.weight and model.head.weight were one"
+            ):
+                optimizer.add_param_group({"params": [head.weight]})
+            break

@@ -28,6 +28,16 @@ def named_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Te
             yield from ((f"{name}.{path}", one) for path, one in objects[name].named_parameters())
 
 
+def ties(objects: Mapping[str, Any]) -> set[frozenset[str]]:
+    """Returns the paths of each parameter that several modules have, or one module twice."""
+    paths: dict[int, set[str]] = {}
+    for name, thing in objects.items():
+        if isinstance(thing, torch.nn.Module):
+            for path, one in thing.named_parameters(remove_duplicate=False):
+                paths.setdefault(id(one), set()).add(f"{name}.{path}")
+    return {frozenset(several) for several in paths.values() if len(several) > 1}
+
+
 def names(objects: Mapping[str, Any]) -> dict[str, Groups]:
     """Returns for each optimizer among `objects` the names of the parameters of its groups."""
     paths = {id(parameter): path for path, parameter in named_parameters(objects)}
@@ -54,11 +64,13 @@ class AddedGroups:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._patches = Patches()
+        self._tied: set[frozenset[str]] = set()
         self._made: list[list[int]] = []
         """Those of a resume, by their parameters; a program may repeat them until the loop goes on."""
 
     def open(self) -> None:
         """Checks each group that is added from here on."""
+        self._tied = ties(self._objects)
         optimizer = torch.optim.Optimizer
         self._patches.put(optimizer, "add_param_group", self._checked(optimizer.add_param_group))
 
@@ -104,6 +116,13 @@ class AddedGroups:
         )
 
     def _check(self, name: str, added: list[Any]) -> None:
+        if parted := sorted(map(sorted, self._tied - ties(self._objects))):
+            raise InvalidArgumentError(
+                f"{name}.add_param_group at {calling_line()}: {' and '.join(parted[0])} were one parameter "
+                "when the run began, and are not now; a resumed run could not part them again. Make two "
+                "parameters before `with`, and copy one to the other after each step as long as they are to "
+                "be equal: with torch.no_grad(): head.copy_(embedding)"
+            )
         known = {id(parameter) for _, parameter in named_parameters(self._objects)}
         unknown = [one for one in added if isinstance(one, torch.Tensor) and id(one) not in known]
         if unknown:
