@@ -290,3 +290,35 @@ def test_an_expanded_buffer_is_restored(tmp_path, persistent):
                 model.mask[:1].mul_(0.5)
         assert model.mask.tolist() == [0.0625] * 8
         assert model.mask.stride() == (0,)
+
+
+def test_an_optimizers_state_that_is_the_memory_of_its_parameter_stays_so(tmp_path):
+    """SAM's `p.data = state["old_p"]` commits, and is one memory after a resume. Control: a copy stays a copy."""
+    samebits.set_random_seed(1)
+    for last in (2, 5):  # the second process resumes at step 2
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        run = samebits.Run(tmp_path / "run", model=model, optimizer=optimizer, save=1)
+        with pytest.raises(KeyError), run:
+            for step, _ in run.steps(range(7)):
+                if step.number == last + 1:
+                    raise KeyError
+                for p in model.parameters():
+                    state = optimizer.state[p]
+                    if step.number == 0:
+                        state["old_p"] = torch.ones_like(p)
+                        p.data = state["old_p"]
+                        state["copy"] = state["old_p"].clone()
+                    state["old_p"].add_(1)
+    assert all(optimizer.state[p]["copy"].eq(1).all() for p in model.parameters())
+    assert [p.tolist() for p in model.parameters()] == [[[7.0, 7.0]], [7.0]]
+
+
+def test_a_forged_place_of_shared_memory_is_corrupt(tmp_path):
+    """A number that is none is a CorruptCommitError; a parameter that is not there is passed over."""
+    train(tmp_path / "r", *ONE["a list twice in a list"], -1)
+    saved = load_commit(tmp_path / "r")
+    check_content({**saved, "aliases": saved["aliases"] | {"optimizers": [("optimizer", 10**9, "x")]}}, {})
+    for forged in [("optimizer", "0", "x")], [1], 3:
+        with pytest.raises(CorruptCommitError, match="none that a Run writes"):
+            check_content({**saved, "aliases": saved["aliases"] | {"optimizers": forged}}, {})

@@ -233,6 +233,7 @@ def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
         return len(set(paths)) >= 0 and all(
             [type(path) is tuple and path for path in paths]
             + [isinstance(one, torch.Tensor) for one in on_devices]
+            + [type(at) is int for _, at, _ in aliases.get("optimizers", ())]
         )
     except (KeyError, TypeError, IndexError, ValueError, RuntimeError):
         return False

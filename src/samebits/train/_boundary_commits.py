@@ -311,7 +311,7 @@ class CommitPolicy:
         started = time.perf_counter()
         saved = state.gather(self._objects)
         saved["run_state"] = dict(self._run_state)
-        saved["aliases"] = self._aliases.state(saved)
+        saved["aliases"] = self._aliases.state(saved, self._objects)
         check = partial(check_memory, saved, self._objects, self._aliases)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())

@@ -19,7 +19,7 @@ from samebits.checkpoint._classes import items_of
 from samebits.errors import UnsavableStateError
 from samebits.state._attributes import Attributes
 from samebits.state._in_place import Path
-from samebits.train._object_states import Aliases
+from samebits.train._object_states import Aliases, shared_with_parameters
 
 _MADE, _FILLED, _OPTIMIZER, _OBJECT = "made anew", "filled in place", "an optimizer's", "an object's"
 _OURS = {_MADE, _FILLED}
@@ -68,6 +68,7 @@ def _values(
 ) -> Iterator[_CommittedValue]:
     for path, value in _leaves(saved["run_state"]):
         yield _value("run.state", path, _MADE, value)
+    shared = shared_with_parameters(objects)
     for name, state in saved["objects"].items():
         thing = objects[name]
         if isinstance(thing, Attributes):
@@ -78,7 +79,8 @@ def _values(
         else:
             role = _OPTIMIZER if isinstance(thing, torch.optim.Optimizer) else _OBJECT
             for path, value in _leaves(state):
-                yield _value(name, path, role, value)
+                if (name, *path[1:]) not in shared:
+                    yield _value(name, path, role, value)
     for (name, *rest), value in _leaves(saved["grads"]):
         yield _value(f"{name}.grad", tuple(rest), _FILLED if aliases.keeps_gradient(name) else _MADE, value)
     for part in ("buffers", "optimizer_only"):

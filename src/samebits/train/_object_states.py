@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,13 +90,47 @@ class Aliases:
         """Returns True for a gradient that a resume fills in place."""
         return self._grads.has((path,))
 
-    def state(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> dict[str, Any]:
         """Returns for a commit of `saved` the places where other objects are by now, and the devices."""
+        shared = shared_with_parameters(objects)
         return {
             "run_state": self._in_state.replaced(),
             "grads": self._grads.replaced(saved["grads"]),
             "devices": _in_place.devices_in(saved["run_state"]),
+            **({"optimizers": shared} if shared else {}),
         }
+
+
+def shared_with_parameters(objects: Mapping[str, Stateful]) -> list[tuple[str, int, str]]:
+    """Returns where a state of an optimizer is the memory of its parameter, as after SAM's `p.data = old`."""
+    return [
+        (name, number, key)
+        for name, number, parameter, state in _optimizer_states(objects)
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and value is not parameter and _is_same_memory(value, parameter)
+    ]
+
+
+def share_again(objects: Mapping[str, Stateful], shared: Iterable[tuple[str, int, str]]) -> None:
+    """Puts the memory of the parameters there again."""
+    for name, number, parameter, state in _optimizer_states(objects):
+        for key in [key for one, at, key in shared if (one, at) == (name, number) and key in state]:
+            state[key] = parameter.detach()
+
+
+def _optimizer_states(
+    objects: Mapping[str, Stateful],
+) -> Iterator[tuple[str, int, torch.Tensor, dict[str, Any]]]:
+    for name, thing in objects.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            parameters = (one for group in thing.param_groups for one in group["params"])
+            yield from ((name, at, one, thing.state.get(one, {})) for at, one in enumerate(parameters))
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or not one.numel() or one.data_ptr() != other.data_ptr():
+        return False
+    return (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
 
 
 def note_objects(objects: Mapping[str, Stateful]) -> None:

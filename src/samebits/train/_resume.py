@@ -238,6 +238,7 @@ class ResumeState:
     def _refill(self, saved: dict[str, Any], restored: Restored) -> None:
         restored.again()
         self._run_state.refill(saved["run_state"], saved["aliases"], restored)
+        state.share_again(self._objects, saved["aliases"].get("optimizers", ()))
 
     def enter_validation(self, first: Position) -> int:
         """Returns the first batch of this validation: 0, or that of a commit inside it, which is restored."""

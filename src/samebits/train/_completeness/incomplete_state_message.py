@@ -18,6 +18,7 @@ from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
 from samebits.train._completeness.lost_changes import Change, Late, is_fetched, means_saved
 from samebits.train._completeness.reachable_state import PACKAGE
+from samebits.train._completeness.saved_objects import joined
 from samebits.train._object_states import saved_identities
 
 _SHORT = 4
@@ -68,7 +69,8 @@ class Program:
                 return Variable(source, name, frame.f_locals[name]) if source.run else None
         for source in filter(lambda one: one.run, self.sources):
             if name in source.frame.f_globals:
-                is_shared = any(use.in_function for use in source.uses(name)) or not source.uses(name)
+                uses, is_function = source.uses(name), source.frame.f_locals is not source.frame.f_globals
+                is_shared = is_function or any(use.in_function for use in uses) or not uses
                 module = str(source.frame.f_globals.get("__name__")) if is_shared else ""
                 return Variable(source, name, source.frame.f_globals[name], module)
             for module in self.modules:
@@ -340,7 +342,7 @@ def _saved_object(
     new = any(program.lacked(root, f"{root}.{path}") for path in paths)
     lines.save(name, found.text, found.value, paths, new=new)
     if lines.cannot:
-        reasons = [f"{found.text}{'.' * bool(path)}{path} is {why}" for path, why in lines.cannot.items()]
+        reasons = [f"{joined(found.text, path)} is {why}" for path, why in lines.cannot.items()]
         text += f". No line can save it: {'; '.join(reasons[:_SHORT])}. Compute it from step.number, or keep "
         text += "its plain values, or its index or key, in run.state"
     return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))
