@@ -81,7 +81,7 @@ def test_what_was_measured_of_a_changed_overload_is_dropped(live):
 
 
 def test_evidence_is_merged_from_files(live):
-    """What varies in one of several files varies; a new file replaces older evidence, and leaves other overloads alone."""
+    """What varies in one of several files varies; a new battery replaces an older one, torch's samples do not."""
 
     def file(source, **found):
         return {"torch": "2.13.0+cpu", "overloads": {"aten::exp": {"source": source, **found}}}
@@ -94,11 +94,12 @@ def test_evidence_is_merged_from_files(live):
         both,
         live,
         [
-            file("opinfo", **good),
+            file("battery", **good),
             {"torch": "2.13.0", "overloads": {}, "calls": {"aten::matmul": ["aten::dot"]}},
         ],
     )
-    assert (again.rows["exp"].source, again.rows["exp"].threads) == ("opinfo", "equal")
+    assert (again.rows["exp"].source, again.rows["exp"].threads) == ("battery", "equal")
+    assert update_snapshot(both, live, [file("opinfo", **good)]).rows["exp"] == exp
     assert "dot" in again.rows["matmul"].calls and again.rows["cos"] == both.rows["cos"]
 
 

@@ -72,13 +72,17 @@ class EndsAlone(Callback):
 
 def test_the_end_of_the_training_has_the_last_values(tmp_path):
     """`on_train_end` gets the last of each name in the history, from a finished run too; a hook of the trainer alone is called as before."""
-    callback, alone = Ends(), EndsAlone()
-    history = fitted([callback, alone], validation_data=BATCHES[:1], run_dir=tmp_path / "run")
-    assert callback.logs == {name: values[-1] for name, values in history.history.items()}
-    assert {"loss", "size", "val_loss", "val_size"} == set(callback.logs) and alone.ended
-    again = Ends()
-    fitted([again, EndsAlone()], validation_data=BATCHES[:1], run_dir=tmp_path / "run")
-    assert again.logs == callback.logs
+
+    def last_values():
+        callback, alone = Ends(), EndsAlone()
+        history = fitted([callback, alone], validation_data=BATCHES[:1], run_dir=tmp_path / "run").history
+        assert alone.ended
+        return callback.logs, history
+
+    logs, history = last_values()
+    assert logs == {name: values[-1] for name, values in history.items()}
+    assert {"loss", "size", "val_loss", "val_size"} == set(logs)
+    assert last_values()[0] == logs
 
 
 def test_a_hook_with_other_arguments_is_refused_before_training():

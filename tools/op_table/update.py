@@ -49,7 +49,7 @@ def update_snapshot(
     """Returns the snapshot of the live overloads. A file's measurement replaces the known one of that overload.
 
     A measurement of an overload whose schema changed since is dropped. What the battery has shown of a kernel
-    stays where torch's small samples show nothing else.
+    stays until the battery shows something else: torch's samples are small, and of one type.
     """
     kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
     rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
@@ -67,8 +67,7 @@ def update_snapshot(
 
 def _is_known_better(known: OverloadRow, measured: Mapping[str, Any]) -> bool:
     same = (known.kernel, known.tested) == (measured["kernel"], measured["tested"])
-    words = {known.runs, known.threads, measured["runs"], measured["threads"]}
-    return same and known.source < measured["source"] and "varies" not in words
+    return same and bool(known.runs) and known.source < measured["source"]
 
 
 def _row(live: LiveOverload, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:

@@ -55,6 +55,8 @@ _FIRST_SHARE, _FIRST_SECONDS = 0.05, 0.2
 _MOST = 400
 """Values in a note."""
 _MOST_UNCHANGED = 64
+_BEGAN, _BEFORE, _AHEAD = clocks_now(), 60.0, 30 * 86400.0
+"""Readings when samebits was imported, and seconds: a begin or a deadline of the program lies around them."""
 
 
 def affordable(spent: float, cost: float, passed: float, *, first: bool = False) -> bool:
@@ -134,16 +136,21 @@ class LoopChanges:
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }
-        values = self._unchanged(now, first) | {one.path: self._noted(one) for one in left[:_MOST]}
+        values = self._unchanged(now, first, frame) | {one.path: self._noted(one) for one in left[:_MOST]}
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
-    @staticmethod
-    def _unchanged(now: WholeSnapshot, first: WholeSnapshot) -> dict[str, NotedValue]:
+    def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, frame: FrameType) -> dict[str, NotedValue]:
         pairs = {path: now.leaves_by_path[path] for path in now.measured() & first.measured()}
-        pairs = {path: one for path, one in pairs.items() if one.hashed == first.leaves_by_path[path].hashed}
+        same = [
+            Change(path, one, one, now)
+            for path, one in pairs.items()
+            if one.hashed == first.leaves_by_path[path].hashed
+        ]
+        clocks = {name: (at - _BEFORE, at + _AHEAD) for name, at in _BEGAN.items()}
+        same = LostChanges().unsaved(same, self._checks.program(frame), clocks, {})
         return {
-            path: NotedValue(one.hashed, one.hashed, noted_text(one.value, one.hashed), 0)
-            for path, one in [*pairs.items()][:_MOST_UNCHANGED]
+            one.path: NotedValue(one.now.hashed, one.now.hashed, noted_text(one.now.value, one.now.hashed), 0)
+            for one in same[:_MOST_UNCHANGED]
         }
 
     def _noted(self, one: Change) -> NotedValue:
