@@ -31,12 +31,12 @@ loader = samebits.data.DataLoader(loader.dataset, batch_sampler=batches)
 """
 STREAM = """
 class Stream(torch.utils.data.IterableDataset):
-    at = 0
+    reached = 0
     def __iter__(self):
         BEGIN
         for _ in range(16):
-            self.at = (self.at + 1) % 61
-            yield x[self.at % 16] + self.at / 9, self.at % 2
+            self.reached = (self.reached + 1) % 61
+            yield x[self.reached % 16] + self.reached / 9, self.reached % 2
 stream = Stream()
 loader = samebits.data.Pipeline.from_iterable(stream).batch(4)
 """
@@ -44,17 +44,17 @@ LOST = {
     "set at the end of an epoch": (DATASET, "if step.ends_epoch: data.set_epoch(step.epoch + 1)", "loader.dataset.epoch"),
     "set in an epoch's first step": (DATASET, "if step.batch_index == 0: data.set_epoch(step.epoch)", "loader.dataset.epoch"),
     "an attribute": (DATASET, "if step.ends_epoch: data.epoch = step.epoch + 1", "loader.dataset.epoch"),
-    "a stream that goes on": (STREAM.replace("BEGIN", "pass"), "", "stream.at"),
+    "a stream that goes on": (STREAM.replace("BEGIN", "pass"), "", "stream.reached"),
     "a stream that counts its epochs": (
-        STREAM.replace("BEGIN", "self.n = getattr(self, 'n', 0) + 1; self.at = self.n"), "", "stream.n",
+        STREAM.replace("BEGIN", "self.n = getattr(self, 'n', 0) + 1; self.reached = self.n"), "", "stream.n",
     ),
 }  # fmt: skip
 HARMLESS = {
     "a sampler's epoch, which the loader sets": (BATCHES, "if step.ends_epoch: batches.set_epoch(step.epoch + 1)"),
     "a sampler's epoch, which nobody else sets": (BATCHES, ""),
-    "a stream that begins anew": (STREAM.replace("BEGIN", "self.at = 0"), ""),
+    "a stream that begins anew": (STREAM.replace("BEGIN", "self.reached = 0"), ""),
     "a stream's shards, read once": (
-        STREAM.replace("BEGIN", "self.at = 0; self.kept = getattr(self, 'kept', {}); self.kept.setdefault(3, x * 2)"), "",
+        STREAM.replace("BEGIN", "self.reached = 0; self.kept = getattr(self, 'kept', {}); self.kept.setdefault(3, x * 2)"), "",
     ),
 }  # fmt: skip
 BY_EPOCH = SCRIPT.replace(

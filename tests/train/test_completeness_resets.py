@@ -34,7 +34,7 @@ def test_what_is_overwritten_only_sometimes_is_named(name, tmp_path):
     ("name", "says"),
     [
         ("a file in memory, read first", "a BytesIO, a local variable"),
-        ("an average in the collate function", "what its collate function keeps from batch to batch"),
+        ("an average in the collate function", 'samebits.state.attributes(loader, "collate_fn.buf")'),
     ],
 )
 def test_the_error_says_what_holds_the_state(name, says, tmp_path):

@@ -92,7 +92,9 @@ def loop(
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 5)
     loader = samebits.data.Pipeline.from_source(range(48)).shuffle().map(element).batch(12)
     objects = {"model": ddp if given == "ddp" else net, "opt": opt, "scheduler": scheduler}
-    with samebits.Run(run_dir, save=save, **objects) as run:
+    with samebits.Run(
+        run_dir, save=save, ignore=["seen"], **objects
+    ) as run:  # a list of this process's commits
 
         def train_on(steps):
             for step, x in steps:

@@ -57,8 +57,11 @@ def test_objects_without_names_are_answered_with_the_line_to_type(tmp_path, mode
     calls = [
         (lambda: samebits.Run("d", model, opt), r'Run\("d", model=model, opt=opt\)'),
         (lambda: samebits.Run(tmp_path / "d", model, keep=3), r'd", model=model, keep=3\)'),
-        (lambda: samebits.Run("d", nn.Linear(1, 1)), r'Run\("d", model=...\)'),
-        (lambda: samebits.Run("d", torch.optim.SGD(model.parameters(), 1)), r'Run\("d", optimizer=...\)'),
+        (lambda: samebits.Run("d", nn.Linear(1, 1)), r'Run\("d", model=nn.Linear\(1, 1\)\)'),
+        (
+            lambda: samebits.Run("d", torch.optim.SGD(model.parameters(), 1)),
+            r'Run\("d", optimizer=torch.optim.SGD\(model',
+        ),
         (lambda: samebits.Run(None, model), r"Run\(None, model=model\)"),
         (lambda: samebits.Run(model, opt), r'Run\("runs/name", model=model, opt=opt\)'),
         (

@@ -127,12 +127,14 @@ class Attributes:
             inner = next((name for name in parts.passed_over if name.startswith(f"{path}.")), "")
             if (
                 id(one) not in self._at_start
-                and not _is_items(one)
+                and not (_is_items(one) and not _loses_factory(path, parts.held))
                 and (inner or not _can_be_made(type(one)))
             ):
                 found[path] = f"a {type(one).__qualname__}, added in the loop, " + (
                     f"with {inner}, which only the program can make. Give it plain values instead"
                     if inner
+                    else "with a factory, which only the program can make. Keep its plain values instead"
+                    if _is_items(one)
                     else "of a class that is not the program's. Keep its plain values instead"
                 )
         if found:
@@ -397,6 +399,12 @@ def _can_be_made(kind: type) -> bool:
     return is_user_type(kind) and classes.find_class(classes.name_of(kind)) is kind
 
 
+def _loses_factory(path: str, held: Mapping[str, Any]) -> bool:
+    """Returns True for a defaultdict that no other one has made: its factory is in no commit."""
+    outer = held.get(path[: path.rindex("[")] if path.endswith("]") else "")
+    return getattr(held[path], "default_factory", None) is not None and type(outer) is not defaultdict
+
+
 def _is_items(value: Any) -> bool:
     return type(value) in _SIZED.values()
 
@@ -409,10 +417,14 @@ def _shape(value: Any, numbers: dict[int, int]) -> list[Any]:
 
 
 def _container(now: Any, kind: str, shape: Any) -> Any:
-    """Returns a container with these keys or this length: `now`, if it is one of its kind."""
+    """Returns a container with these keys or this length: `now`, if it is one of its kind.
+
+    A defaultdict makes what it lacks, as in training: the factories of inner ones are known to it alone.
+    """
     held = now if type(now) is _SIZED[kind] else _SIZED[kind]()
     if isinstance(held, dict):
-        items = {key: held.get(key) for key in shape}
+        makes = getattr(held, "default_factory", None)
+        items = {key: held[key] if makes else held.get(key) for key in shape}
         held.clear()
         held.update(items)
     else:

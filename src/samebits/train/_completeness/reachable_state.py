@@ -460,7 +460,9 @@ class StateSnapshot(Walk):
         samplers = (getattr(value, "sampler", None), batches, getattr(batches, "sampler", None))
         self.samplers.update(map(type, samplers))
         self.loader(path, value, depth)
-        self._hung_attributes(path, value, depth)
+        own = [vars(base) for base in type(value).__mro__ if is_user_type(base)]
+        if not any("state_dict" in names for names in own):  # a commit has the state of a loader
+            self._hung_attributes(path, value, depth)
 
     def holder(self, path: str, value: Any, depth: int) -> None:
         """Walks the user's objects and functions in one of samebits (`Trainer`), without its counters."""
