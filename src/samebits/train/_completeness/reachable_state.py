@@ -582,6 +582,11 @@ def take(
             if is_user_type(type(one))
         ]
         roots += [("loader", name, one) for name, one in held]
+    modules = {id(sys.modules.get(one.f_globals.get("__name__", ""))) for one in frames}
+    saved_globals = {name for module, name in walk.saved_attributes if module in modules}
+    if frames[-1].f_locals is frames[-1].f_globals:
+        carried = {name: value for name, value in carried.items() if name not in saved_globals}
+    outer = {name: value for name, value in outer.items() if name not in saved_globals}
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
     _, after = carried_locals.assigned_in_loop(frame)
