@@ -314,7 +314,7 @@ class Completeness:
         )  # fmt: skip
         states, now.states = own_states(objects, saved)
         if self._at_start is None:
-            self._at_start = frozenset(now.leaves_by_path)
+            self._at_start = frozenset({**now.leaves_by_path, **now.named})
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now
