@@ -598,6 +598,7 @@ WORDS = {
         "ctypes",
     ),
     *(
+        "a cursor",
         "an object with __next__",
         "multiprocessing.Value",
         "a database (sqlite3)",

@@ -197,7 +197,7 @@ def _candidates(way: Sequence[WayStep]) -> list[str]:
 def _can_be_set(step: WayStep) -> bool:
     """Returns True if a restored value can be assigned, or is filled in where it is."""
     if isinstance(step.owner, tuple):
-        return False
+        return isinstance(step.value, list | dict | set | deque)
     if type(step.value) not in PLAIN and not isinstance(step.value, (tuple, *CONSTANTS)):
         return True
     return isinstance(step.owner, list | dict | deque) or step.path.rpartition(".")[2] in attributes_of(
