@@ -36,9 +36,9 @@ BUDGET = {
     "random": 5330,
     "replica": 4680,
     "rounding": 2580,
-    "state": 1120,
+    "state": 1130,
     "testing": 870,
-    "train": 9210,
+    "train": 9280,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
