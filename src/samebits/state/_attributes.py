@@ -119,6 +119,7 @@ class Attributes:
         parts = self._parts()
         self._placed.note(parts.values, made)
         self._at_start = {id(one): one for one in parts.held.values()}
+        self._kinds_at_start = {path: type(one) for path, one in parts.held.items()}
 
     def _check_new(self, parts: Parts) -> None:
         """Raises `InvalidArgumentError` for an object of the loop that a resume could not make again."""
@@ -127,6 +128,7 @@ class Attributes:
             inner = next((name for name in parts.passed_over if name.startswith(f"{path}.")), "")
             if (
                 id(one) not in self._at_start
+                and self._kinds_at_start.get(path) is not type(one)  # a resumed program makes one, too
                 and not (_is_items(one) and not _loses_factory(path, parts.held))
                 and (inner or not _can_be_made(type(one)))
             ):
