@@ -195,7 +195,10 @@ def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numb
 )
 def test_the_sweep_has_measured_the_kernels_that_run_now():
     """No kernel's code changed since the last sweep; else repeat it: CONTRIBUTING.md, "The op table", has the commands."""
-    assert not changed_since(swept_kernels(), kernel_digests())
+    changed = changed_since(swept_kernels(), kernel_digests())
+    assert not changed, (
+        "python tools/op_table/sweep.py sweep.json && python tools/op_table/update.py sweep.json"
+    )
 
 
 def test_another_kernel_is_named_and_another_comment_is_not(tmp_path):

@@ -32,6 +32,7 @@ from samebits.determinism.table._overload_facts import (
     OverloadRow,
     ReviewedOverloads,
     all_reviews,
+    read_others,
     reviewed,
 )
 from samebits.determinism.table._verdicts import op_table
@@ -135,7 +136,8 @@ def main(arguments: list[str]) -> None:
     write(pinned, FILE)
     if "--pin" in arguments or after is not pinned:  # else the differences of the others stay
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
-    seen = cases(evidence.read_seen_cases(evidence.SEEN_FILE), every.values(), files)
+    others = read_others(FILE_OTHERS, pinned).values()  # with the new rows, where these are theirs
+    seen = cases(evidence.read_seen_cases(evidence.SEEN_FILE), [pinned, *others], files)
     write_cases(seen, evidence.SEEN_FILE)
     for file in files:
         if "kernels" in file:

@@ -13,7 +13,7 @@ from samebits._garbage_collection import without_garbage_collection
 STEPS, SECONDS = 50_000, 0.2
 """Steps of one loader, pipeline or question: about 0.1 s. Seconds of the processor, where steps cost more."""
 CHECK_STEPS, CHECK_SECONDS = 2_000_000, 20.0
-"""The same of one check of a run, of which the largest programs that we know take a twentieth."""
+"""The same of one check of a run: the largest program in this tree takes at most a fifth of the steps."""
 _EACH = 256
 """Steps between two looks at the clock."""
 

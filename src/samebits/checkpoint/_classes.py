@@ -41,11 +41,8 @@ def _is_of_attributes(kind: type) -> bool:
 
 def find_class(name: str, base: type = object) -> type | None:
     """Returns a class that the program has, made from `base`, whose instances are their attributes."""
-    module, _, path = name.partition(":")
-    for found in (_at(module, path), *_below(base)):
-        if isinstance(found, type) and issubclass(found, base) and name_of(found) == name:
-            return found if _is_of_attributes(found) else None
-    return None
+    found = next(named(name, base), None)
+    return found if found is not None and _is_of_attributes(found) else None
 
 
 def is_instance(value: Any) -> bool:

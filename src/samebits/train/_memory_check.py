@@ -68,7 +68,7 @@ def _values(
 ) -> Iterator[_CommittedValue]:
     for path, value in _leaves(saved["run_state"]):
         yield _value("run.state", path, _MADE, value)
-    shared = shared_with_parameters(objects)
+    shared = {(name, ("state", number, key)) for name, number, key in shared_with_parameters(objects)}
     for name, state in saved["objects"].items():
         thing = objects[name]
         if isinstance(thing, Attributes):
@@ -79,7 +79,7 @@ def _values(
         else:
             role = _OPTIMIZER if isinstance(thing, torch.optim.Optimizer) else _OBJECT
             for path, value in _leaves(state):
-                if (name, *path[1:]) not in shared:
+                if (name, path) not in shared:
                     yield _value(name, path, role, value)
     for (name, *rest), value in _leaves(saved["grads"]):
         yield _value(f"{name}.grad", tuple(rest), _FILLED if aliases.keeps_gradient(name) else _MADE, value)

@@ -318,10 +318,12 @@ def _writable_buffers(thing: Any) -> Iterator[None]:
     held = [one for one in found if one[2].layout is torch.strided and 0 in one[2].stride()]
     for module, name, buffer in held:
         module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
-    yield
-    for module, name, buffer in held:
-        _in_place.fill_tensor(buffer, module._buffers[name])
-        module._buffers[name] = buffer
+    try:
+        yield
+    finally:
+        for module, name, buffer in held:
+            _in_place.fill_tensor(buffer, module._buffers[name])
+            module._buffers[name] = buffer
 
 
 def copies_what_it_loads(thing: Stateful) -> bool:

@@ -4,12 +4,13 @@ The check of the first steps cannot look at every step: what changes late, or on
 commit also notes the digests of such values (`WholeSnapshot`) beside their digests at the first boundary of
 the process. A resumed run walks again before its first step. A value is lost if it is as at the beginning
 again, and differs from the note; what never changed in training may differ from process to process (a clock,
-a pid), but for tensors and measured numbers: a teacher that was copied from the weights before the loop is
-another one if it is copied from restored weights.
-Then the same judge as in training decides if the loop reads it before it writes it (`LostChanges`).
+a pid). Tensors and floats are compared even so: a teacher that is copied from restored weights before the
+loop differs from the first one. Then the same judge as in training decides if the loop reads it before it
+writes it (`LostChanges`).
 
-The notes of a process cost at most 0.5% of its time, and 5% until they have cost 0.2 s. A commit that cannot
-afford one repeats the last: what it says has changed was lost at any later commit, too.
+The notes of a process cost at most 0.5% of its time, and 5% until they have cost 0.2 s; the first of each
+loop is taken in a young process, too, while they have cost less than that. A commit that cannot afford a note
+repeats the last: what it says has changed was lost at any later commit, too.
 """
 
 from __future__ import annotations

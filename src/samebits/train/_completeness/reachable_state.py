@@ -576,12 +576,11 @@ def take(
     if loader is not None:
         roots.append(("loader", carried_locals.name_of(loader, frames), loader))
     if isinstance(loader, Pipeline):
-        held = [
-            (carried_locals.name_of(one, frames, "iterable"), one)
+        roots += [
+            ("loader", carried_locals.name_of(one, frames, "iterable"), one)
             for one in iterables_of(loader)
             if is_user_type(type(one))
         ]
-        roots += [("loader", name, one) for name, one in held]
     modules = {id(sys.modules.get(one.f_globals.get("__name__", ""))) for one in frames}
     saved_globals = {name for module, name in walk.saved_attributes if module in modules}
     if frames[-1].f_locals is frames[-1].f_globals:

@@ -56,7 +56,8 @@ class Note(NamedTuple):
     """The step, or the epoch of a loop over epochs, at which it was taken."""
     values: dict[str, NotedValue]
     names: dict[str, list[str]]
-    """The names of objects that the commit has, each with the object's paths; none: it had one before."""
+    """For each name of an object that the commit has, the object's paths; empty for a name that meant such an
+    object when the loop began, and does not now."""
 
     def text(self, path: str) -> str:
         """Returns what is said of a value."""
