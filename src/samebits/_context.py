@@ -243,3 +243,8 @@ def run_dirs(resolved: Path | str | None) -> list[Path]:
     if root is None or not resolved.is_relative_to(root):
         return [resolved]
     return [resolved, Path(resolved.anchor) / resolved.relative_to(root)]
+
+
+def shown_run_dir(resolved: Path | str | None) -> str:
+    """Returns the run directory as messages name it: that of the script, wherever a check moved it."""
+    return str(run_dirs(resolved)[-1] if isinstance(resolved, Path) else resolved)

@@ -140,6 +140,41 @@ def test_the_generator_of_a_datasets_object_is_named(workers, tmp_path):
             assert "default_rng(seed)" in report["verdict"]
 
 
+ROUNDED = """
+import torch, samebits
+samebits.set_random_seed(1)
+samebits.enable_op_determinism()
+class Masters:
+    def __init__(self): self.kept = torch.zeros(3)
+    def step(self): return float(self.kept.add_(0.3717).sum())
+    def state_dict(self): return {"kept": self.kept}
+    def load_state_dict(self, state): self.kept = state["kept"]
+masters = Masters()
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), 0.1)
+loader = samebits.data.DataLoader(data, batch_size=8, shuffle=True)
+with samebits.Run("runs/m", model=model, opt=opt, masters=masters, save=1) as run:
+    for step, (a, b) in run.steps(loader, epochs=4):
+        loss = (model(a) - b).square().mean() * (1 + masters.step() / 50)
+        opt.zero_grad(); loss.backward(); opt.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_verdict_quotes_the_error_that_would_stop_the_resume(tmp_path):
+    """A load_state_dict that rounds: the verdict has ResumeMismatchError's lines, with the script's own run directory. Control: exact, it is equal."""
+    script = tmp_path / "masters.py"
+    for load, expected in (("", 0), (".bfloat16().float()", 1)):
+        script.write_text(ROUNDED.replace('state["kept"]', f'state["kept"]{load}'))
+        code, report, shown = verify(script, tmp_path, "kill-mid-epoch")
+        assert code == expected, shown
+        note = "outside of verify a ResumeMismatchError stops its resume: masters.kept"
+        assert (note in report["notes"]) == bool(expected)
+    assert f"The commits in {tmp_path}/runs/m lack it" in report["verdict"]
+    assert 'run.add("masters_rest", samebits.state.attributes(masters, "kept"))' in report["verdict"]
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)

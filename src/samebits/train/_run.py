@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from samebits._arguments import require_int
-from samebits._context import Words, notify, process
+from samebits._context import Words, notify, process, shown_run_dir
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.checkpoint._store import resolve
 from samebits.data._resumable import Resumable
@@ -164,8 +164,8 @@ class Run:
         for path in ignore:
             self.ignore(path)
         self._loops = Loops()
-        self._notes = CommitNotes(str(self.run_dir))
-        self._resuming = ResumeState(str(self.run_dir), self.objects, self._state, self._loops)
+        self._notes = CommitNotes(shown_run_dir(self.run_dir))
+        self._resuming = ResumeState(shown_run_dir(self.run_dir), self.objects, self._state, self._loops)
         self._saving = CommitPolicy(
             self.run_dir,
             commits,
@@ -226,7 +226,9 @@ class Run:
             check_not_lazy(name, thing)
         self._resuming.check_contains(name)
         if self._environment is not None:
-            self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
+            self._environment.hyperparameters.check_added(
+                name, thing, shown_run_dir(self.run_dir), self._allowed
+            )
         self.objects[name] = saved
         if isinstance(saved, Resumable):
             saved._is_state = True
@@ -294,7 +296,7 @@ class Run:
             committed = commits is not None and commits.store.last is not None
             if committed and isinstance(error, IncompleteStateError):
                 error.add_note(
-                    f"The commits in {self.run_dir} lack this state: give the changed program another run "
+                    f"The commits in {shown_run_dir(self.run_dir)} lack this state: give the changed program another run "
                     "directory."
                 )
             self.preemption.uninstall()
@@ -501,7 +503,7 @@ class Run:
         self._stop_requested = True
 
     def _open(self) -> None:
-        saving, where = self._saving, str(self.run_dir)
+        saving, where = self._saving, shown_run_dir(self.run_dir)
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]

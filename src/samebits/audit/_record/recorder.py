@@ -177,7 +177,8 @@ class Recorder(Observer, TorchListener):
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
         self._harmless |= run._completeness.harmless
-        self._cures = {"adapter": run._cures, "unsaved": run._completeness.unraised, "given": [*run.objects]}
+        unsaved = {path: (type(one).__name__, str(one)) for path, one in run._completeness.unraised.items()}
+        self._cures = {"adapter": run._cures, "unsaved": unsaved, "given": [*run.objects]}
         if run._completeness.printed:
             self.note(
                 f"not compared, as they are only printed: {', '.join(sorted(run._completeness.printed))}"

@@ -37,6 +37,10 @@ from samebits.errors import InvalidArgumentError, VerifyError
 
 SHOWN_FILES = 3
 """Files written elsewhere that are named; more are only counted."""
+_OUTSIDE_OF_VERIFY = {
+    "IncompleteStateError": "an IncompleteStateError stops it",
+    "ResumeMismatchError": "a ResumeMismatchError stops its resume",
+}
 PATIENCE_S, PATIENCE = 60.0, 10.0
 """The seconds that a process may take, and the multiple of the first run's time."""
 
@@ -140,15 +144,21 @@ class _Verification:
 
     def _circumstances(self, baseline: Record, facts: BaselineFacts) -> Circumstances:
         known = (baseline.end or {}).get("cures", {})
-        resumed = [end.get("cures", {}) for end in self._ends()]
         return Circumstances(
             self.request.as_run,
             known.get("seeded", False),
             facts.across is not None,
             known.get("adapter", ""),
             frozenset(known.get("given", ())),
-            {path: text for one in resumed for path, text in one.get("unsaved", {}).items()},
+            {path: text for path, (_, text) in self._unsaved().items()},
         )
+
+    def _unsaved(self) -> dict[str, tuple[str, str]]:
+        """Returns the error that names each value outside of verify, and its text; that of the first run first."""
+        found: dict[str, tuple[str, str]] = {}
+        for end in self._ends():
+            found = end.get("cures", {}).get("unsaved", {}) | found
+        return found
 
     def _files(self) -> dict[str, str]:
         """Returns the SHA-256 of the script, its modules and the files that it read, by path."""
@@ -176,8 +186,9 @@ class _Verification:
         if len(outside) > SHOWN_FILES:
             notes = [note for note in notes if not note.startswith(OUTSIDE)]
             notes.append(OUTSIDE + shortened(outside, SHOWN_FILES))
-        if unsaved := [*(baselines[0].end or {}).get("cures", {}).get("unsaved", ())]:
-            notes.append(f"outside of verify an IncompleteStateError stops it: {shortened(unsaved)}")
+        for name, stops in _OUTSIDE_OF_VERIFY.items():
+            if paths := [path for path, (error, _) in self._unsaved().items() if error == name]:
+                notes.append(f"outside of verify {stops}: {shortened(paths)}")
         notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(

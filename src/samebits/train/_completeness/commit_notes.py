@@ -239,10 +239,10 @@ class CommitNotes:
         if lost and note is not None:
             noted = {one.path: note.text(one.path) for one in lost}
             seen = checks.seen_by_reader(frame, objects)
-            text = mismatch_message(lost, noted, frame, position, self._where, seen)
+            error = ResumeMismatchError(mismatch_message(lost, noted, frame, position, self._where, seen))
             if process.overrides.raise_incomplete:
-                raise ResumeMismatchError(text)
-            checks.unraised |= dict.fromkeys([one.path for one in lost], text)
+                raise error
+            checks.unraised |= dict.fromkeys([one.path for one in lost], error)
 
     def take(
         self,

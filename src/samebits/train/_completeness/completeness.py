@@ -28,7 +28,12 @@ from samebits._context import Position, process
 from samebits._inspect import budget, structure, user_code
 from samebits._inspect._program import carried_locals
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
+from samebits.errors import (
+    IncompleteStateError,
+    IncompleteStateWarning,
+    InvalidArgumentError,
+    SamebitsError,
+)
 from samebits.train import _object_states as state
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import (
@@ -83,7 +88,7 @@ class Completeness:
         self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
         """The lost changes of the first steps: they are raised together."""
-        self.unraised: dict[str, str] = {}
+        self.unraised: dict[str, SamebitsError] = {}
         """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
         self.pending = False
         """True from the first lost change to the error: a commit made now would not be complete."""
@@ -226,10 +231,10 @@ class Completeness:
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects, loader) if first else []
             seen = self.seen_by_reader(frame, objects)
-            text = message(changes, late, position, more, seen)
+            error = IncompleteStateError(message(changes, late, position, more, seen))
             if raises:
-                raise IncompleteStateError(text)
-            self.unraised |= dict.fromkeys([one.path for one in changes], text)
+                raise error
+            self.unraised |= dict.fromkeys([one.path for one in changes], error)
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""
