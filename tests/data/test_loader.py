@@ -225,9 +225,35 @@ def test_resumes_at_every_batch(order, workers):
         assert [batch for epoch in stream(resumed, 2) for batch in epoch] == whole[cut:], cut
 
 
+@pytest.mark.parametrize("order", ["sampler", "batch_sampler of lists"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_has_changed_in_mid_epoch_ends_the_resume(order, workers):
+    """Other indices for the batches that were given are refused, before a batch; changed for later ones only, or at an epoch's end, nothing is."""
+    weights, lists = torch.ones(37, dtype=torch.float64), [[1, 2], [3], [4, 5, 6], [7, 8]]
+    make_order = {
+        "sampler": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(weights, 30)},
+        "batch_sampler of lists": lambda: {"batch_sampler": lists},
+    }[order]
+    loader, whole = (DataLoader(Noisy(), seed=1, **make_order()) for _ in range(2))
+    states = [loader.state_dict() for _ in zip(range(2), loader, strict=False)]
+    assert len(list(whole)) == len(whole)
+    weights[5], lists[0][0] = 100.0, 9
+    for state in states:
+        changed = DataLoader(Noisy(), seed=1, num_workers=workers, **make_order())
+        changed.load_state_dict(state)
+        with pytest.raises(PipelineMismatchError, match="gives other indices for the first"):
+            next(iter(changed))
+    changed.load_state_dict(whole.state_dict())
+    assert len(list(changed)) == len(changed)
+    lists[0][0], lists[3][0] = 1, 9
+    if order != "sampler":
+        changed.load_state_dict(states[1])
+        assert len(list(changed)) == 2
+
+
 @pytest.mark.parametrize("order", ["shuffled", "sampler", "collate draws"])
 def test_the_state_is_that_of_a_pipeline(order):
-    """A loader's state has a pipeline's schema, and is after a resume that of the whole epoch; it has no digest of batches."""
+    """A loader's state has a pipeline's schema, and is after a resume that of the whole epoch; its digest is of a sampler's indices."""
     whole, cut = make(order), make(order, num_workers=2)
     batches, begun = iter(whole), iter(cut)
     for _ in range(5):
@@ -240,7 +266,7 @@ def test_the_state_is_that_of_a_pipeline(order):
         next(rest)
     assert resumed.state_dict() == whole.state_dict() == batches.state_dict() != cut.state_dict()
     assert whole.state_dict().keys() == Pipeline.range(3).with_options(seed=1).state_dict().keys()
-    assert whole.state_dict()["digest"] == "0" * 16
+    assert (whole.state_dict()["digest"] == "0" * 16) == ("sampler" not in order)
 
 
 def test_prefetched_batches_are_not_counted():

@@ -7,13 +7,15 @@ Where the code of dataset and collate provably does not draw, nothing is set; se
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import length_hint
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data as torch_data
+import xxhash
 from torch.utils.data import _utils as torch_utils
 from typing_extensions import override
 
@@ -23,9 +25,10 @@ from samebits._inspect.object_parts import attributes_of
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
 from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
 from samebits.data._calls.user_function import Function, key_words
-from samebits.data._stages.stage import INFINITE, Blocks
+from samebits.data._rolling_digest import update_digest
+from samebits.data._stages.stage import INFINITE, Blocks, State, place
 from samebits.data._workers.results import use_offered_memory
-from samebits.errors import PipelineError, UnimplementedError
+from samebits.errors import PipelineError, PipelineMismatchError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._draws import feistel
 from samebits.random._process import generator_states
@@ -91,11 +94,14 @@ class IndexOrder:
 class SamplerOrder:
     """A user's sampler or batch sampler; its draws depend on (seed, epoch) alone.
 
-    It runs in the training process. Starting at batch k replays k of its steps, without touching the dataset.
+    It runs in the training process. Starting at batch k replays k of its steps, without touching the dataset,
+    and compares their indices with those that were given.
     """
 
     sampler: Iterable[Any]
     single: bool
+    digests: dict[int, int] = field(default_factory=dict)
+    """Of the indices of all batches before one, by its number."""
     batches = INFINITE
 
     def __getstate__(self) -> None:
@@ -111,12 +117,26 @@ class SamplerOrder:
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
         """Yields the tasks from number `start` on; the sampler runs through those before it."""
-        first, of_share = 0, int_keys.fold(key, *self._rank_path())
+        first, rolled, of_share = 0, 0, int_keys.fold(key, *self._rank_path())
         for batch, indices in enumerate(self._seeded_items(int_keys.fold(key, "sampler"), epoch)):
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
+            if batch == start and self.digests.setdefault(batch, rolled) != rolled:
+                raise PipelineMismatchError(
+                    f"samebits.data.DataLoader: {self._name} gives other indices for the first {batch} batches of "
+                    f"epoch {epoch} than it gave when they were read, so that those after them would differ. What "
+                    "it draws from (its weights, its list) has changed in the middle of the epoch, or the script "
+                    "has. Change it where an epoch ends."
+                )
+            rolled = _indices_digest(rolled, indices)
             if batch >= start:
+                self.digests[batch + 1] = rolled
                 yield BatchTask(batch, batch + 1, of_share, first, indices)
             first += 1 if self.single else len(indices)
+
+    @property
+    def _name(self) -> str:
+        is_plain = type(self.sampler) is torch_data.BatchSampler
+        return type(self.sampler.sampler if is_plain else self.sampler).__name__  # type: ignore[attr-defined]
 
     def _rank_path(self) -> tuple[str | int, ...]:
         """Returns the path folded into the elements' keys: each rank counts from 0, and draws its own."""
@@ -167,6 +187,13 @@ class SamplerOrder:
                 seed = generator.initial_seed()
                 generator_states.fill(int_keys.fold(key, "generator", seed), initial_seed=seed)
                 generator.set_state(torch.default_generator.get_state())
+
+
+def _indices_digest(before: int, indices: Any) -> int:
+    try:
+        return xxhash.xxh3_64_intdigest(array("q", indices if type(indices) is list else [indices]), before)
+    except (TypeError, OverflowError):  # other indices than integers
+        return update_digest(before, indices)
 
 
 class LoaderBatches(Blocks):
@@ -227,6 +254,21 @@ class LoaderBatches(Blocks):
         )
         if self._worker_init is not None:
             self._worker_init(worker)
+
+    @override
+    def begin_at(self, state: State, digest: int) -> None:
+        if isinstance(self.order, SamplerOrder):
+            self.order.digests.clear()
+            if digest:
+                self.order.digests[place(state)[0]] = digest
+
+    @override
+    def next_digest(self, before: int, element: Any, after: State) -> int:
+        if not isinstance(self.order, SamplerOrder):
+            return before
+        number, digests = place(after)[0], self.order.digests
+        digests.pop(number - 1, None)
+        return digests[number]
 
     @override
     def tasks(self, repetition: int, first: int) -> Iterator[BatchTask]:

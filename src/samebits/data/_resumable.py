@@ -99,7 +99,7 @@ class Resumable:
     @property
     def _rolling_digest(self) -> int:
         """The rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
-        return 0 if self._live is None else self._live.rolling_digest
+        return 0 if self._live is None or not self._live.stage.has_digest else self._live.rolling_digest
 
     def _forget_iteration(self) -> None:
         """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
@@ -139,8 +139,8 @@ class PipelineIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         element = self._next_element()
-        if self._stage.has_digest:
-            self.position.rolling_digest = update_digest(self.position.rolling_digest, element)
+        position = self.position
+        position.rolling_digest = self._stage.next_digest(position.rolling_digest, element, position.state)
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,8 +178,8 @@ class PipelineIterator(Iterator[Any]):
         else:
             for _ in range(count):
                 self._next_element()
-        if self._stage.has_digest:
-            position.rolling_digest = update_digest(position.rolling_digest, ("skipped", count))
+        before = position.rolling_digest
+        position.rolling_digest = update_digest(before, ("skipped", count)) if self._stage.has_digest else 0
 
     def _next_element(self) -> Any:
         position = self.position
@@ -215,6 +215,7 @@ class PipelineIterator(Iterator[Any]):
 
     def _begin(self) -> Iterator[tuple[Any, State]]:
         self._draws = draws_of(self._stage)
+        self._stage.begin_at(self.position.state, self.position.rolling_digest)
         chosen = reader(self._stage, self._draws, self._options)
         if not isinstance(chosen, Inline):
             self._closing = weakref.finalize(self, chosen.close)

@@ -20,6 +20,7 @@ import numpy as np
 
 from samebits._context import Words
 from samebits.data._calls.user_function import Function
+from samebits.data._rolling_digest import update_digest
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
@@ -63,7 +64,7 @@ class Stage(ABC):
     unread: str | None = None
     """The reason why it may call code that cannot be read before; None: it calls only its functions."""
     has_digest = True
-    """False if iterations keep no rolling digest of the elements."""
+    """False if the rolling digest of an iteration is not that of its elements."""
     describes_in_parts = False
     """True if a fingerprint hashes the parameters one by one, so that a message can name one of them."""
     counts_epochs = True
@@ -144,6 +145,13 @@ class Stage(ABC):
     @abstractmethod
     def length(self) -> int | None:
         """Elements of one repetition; `INFINITE`; or None if it is known only after reading."""
+
+    def begin_at(self, state: State, digest: int) -> None:
+        """Notes that a bound stage is read from `state` on, where the rolling digest was `digest`."""
+
+    def next_digest(self, before: int, element: Any, after: State) -> int:
+        """Returns the rolling digest after one more element of a bound stage, and `after` it its state."""
+        return update_digest(before, element)
 
     def parts(self) -> list[str]:
         """Returns the texts that a fingerprint hashes one by one."""
