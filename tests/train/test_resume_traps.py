@@ -1,6 +1,7 @@
 """Programs in which something easily gets lost over a kill: each resumes to the bits of an uninterrupted run."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import samebits
 from at_step import AtStep
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.errors import IncompleteStateError
+from samebits.errors import IncompleteStateError, UnimplementedError
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -166,6 +167,61 @@ def an_iterator_by_hand_over_a_loader_of_the_run(run_dir, epochs=3):
     return model.state_dict()
 
 
+class Drawing(torch.utils.data.Dataset):
+    """Draws from a generator of its own, and keeps a mean of what it has read."""
+
+    def __init__(self):
+        self.generator, self.mean = random.Random(3), 0.0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.mean = 0.9 * self.mean + index
+        return torch.full((3,), self.generator.random() + self.mean)
+
+
+def a_dataset_with_state_in_a_loader_of_torchs(run_dir):
+    model, opt = make()
+    data = Drawing()
+    with samebits.Run(run_dir, model=model, opt=opt, data=samebits.state.attributes(data)) as run:
+        for _, x in run.steps(torch.utils.data.DataLoader(data, 4, shuffle=True), epochs=3):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+class Environment:
+    """Goes on from batch to batch: the run has its state."""
+
+    def __init__(self):
+        self.at = 1
+
+    def __iter__(self):
+        for _ in range(5):
+            self.at = self.at * 5 % 23
+            yield torch.full((4, 3), self.at / 23)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class SizedEnvironment(Environment):
+    def __len__(self):
+        return 5
+
+
+def an_iterable_that_goes_on_and_is_in_the_run(run_dir, kind=SizedEnvironment):
+    model, opt = make()
+    data = kind()
+    with samebits.Run(run_dir, model=model, opt=opt, data=data) as run:
+        for _, x in run.steps(data, epochs=3):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
 def ended(program, run_dir, kill=None, commits=None):
     process.overrides = CheckOverrides(commit_steps=commits)
     if kill is not None:
@@ -185,6 +241,8 @@ PROGRAMS = [
     activation_checkpointing,
     an_iterator_that_is_given_to_the_run,
     an_iterator_by_hand_over_a_loader_of_the_run,
+    a_dataset_with_state_in_a_loader_of_torchs,
+    an_iterable_that_goes_on_and_is_in_the_run,
 ]
 
 
@@ -199,6 +257,13 @@ def test_killed_and_resumed_programs_are_equal(forked, tmp_path, program):
         run_dir = tmp_path / str(cut)
         assert forked(ended, program, run_dir, cut, commits).code == -9
         assert forked(ended, program, run_dir).value == expected.value, cut
+
+
+def test_a_loader_whose_state_would_be_a_batch_ahead_is_refused(tmp_path):
+    """Without a length each batch is read a step early: where that changes an object of the run, the loop says so. Control: the same with a length."""
+    with pytest.raises(UnimplementedError, match="changes 'data', .* Give it a __len__"):
+        an_iterable_that_goes_on_and_is_in_the_run(tmp_path / "without", Environment)
+    an_iterable_that_goes_on_and_is_in_the_run(tmp_path / "with")
 
 
 def test_activation_checkpointing_repeats_the_mask():

@@ -122,10 +122,10 @@ class SamplerOrder:
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
             if batch == start and self.digests.setdefault(batch, rolled) != rolled:
                 raise PipelineMismatchError(
-                    f"samebits.data.DataLoader: {self._name} gives other indices for the first {batch} batches of "
-                    f"epoch {epoch} than it gave when they were read, so that those after them would differ. What "
-                    "it draws from (its weights, its list) has changed in the middle of the epoch, or the script "
-                    "has. Change it where an epoch ends."
+                    f"samebits.data.DataLoader: {self._name} gives other indices for the first {batch} "
+                    f"batches of epoch {epoch} than it gave when they were read, so that those after them "
+                    "would differ. What it draws from (its weights, its list) has changed in the middle of "
+                    "the epoch, or the script has. Change it where an epoch ends."
                 )
             rolled = _indices_digest(rolled, indices)
             if batch >= start:

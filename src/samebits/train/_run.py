@@ -296,8 +296,8 @@ class Run:
             committed = commits is not None and commits.store.last is not None
             if committed and isinstance(error, IncompleteStateError):
                 error.add_note(
-                    f"The commits in {shown_run_dir(self.run_dir)} lack this state: give the changed program another run "
-                    "directory."
+                    f"The commits in {shown_run_dir(self.run_dir)} lack this state: give the changed "
+                    "program another run directory."
                 )
             self.preemption.uninstall()
             notify("run_closed", self, finished=clean)

@@ -154,7 +154,7 @@ class _Verification:
         )
 
     def _unsaved(self) -> dict[str, tuple[str, str]]:
-        """Returns the error that names each value outside of verify, and its text; that of the first run first."""
+        """Returns the error that names each value outside of verify, and its text: the first one."""
         found: dict[str, tuple[str, str]] = {}
         for end in self._ends():
             found = end.get("cures", {}).get("unsaved", {}) | found

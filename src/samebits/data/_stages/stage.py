@@ -146,7 +146,7 @@ class Stage(ABC):
     def length(self) -> int | None:
         """Elements of one repetition; `INFINITE`; or None if it is known only after reading."""
 
-    def begin_at(self, state: State, digest: int) -> None:
+    def begin_at(self, state: State, digest: int) -> None:  # noqa: B027 (most have nothing to note)
         """Notes that a bound stage is read from `state` on, where the rolling digest was `digest`."""
 
     def next_digest(self, before: int, element: Any, after: State) -> int:

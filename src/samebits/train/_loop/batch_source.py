@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -17,6 +19,7 @@ from samebits.errors import EmptyDatasetError, InvalidArgumentError, Unimplement
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
 from samebits.train._loop.accelerate_loader import prepared
+from samebits.train._object_states import Stateful, checked_ahead, give_back
 from samebits.train._run_arguments import check_iterable
 
 _END = object()
@@ -39,13 +42,16 @@ class BatchSource:
         batches_per_epoch: int | None,
         call: str = "Run.steps",
         inside: Position | None = None,
+        objects: Mapping[str, Stateful] = MappingProxyType({}),
     ) -> None:
+        """`objects`: those of the run, which reading an epoch again leaves as they are."""
         self._prepared = prepared(loader)
         self._loader: Any = loader if self._prepared is None else self._prepared.batches
         loader_order.keep(self._loader)
         self._key = key
         self.limit = batches_per_epoch
-        self._call, self._inside = call, inside
+        self._call, self._inside, self._objects = call, inside, objects
+        self._give_back: Callable[[], Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self._length: int | None = None
         """Batches of the epoch under way, of a torch loader; None if unknown: then one is read ahead."""
@@ -72,6 +78,7 @@ class BatchSource:
         if isinstance(self._loader, Resumable):
             self._loader.load_state_dict(state)
             return
+        self._give_back = give_back(self._objects) if batch_index else None
         _load_loader_state(self._loader, state)
         if batch_index and type(self._loader) not in _SEQUENCES:
             user_code.warn(
@@ -99,13 +106,15 @@ class BatchSource:
         """Notes that the batch has arrived, and that the loop has it."""
         self._held = None
 
+    def replay(self, epoch: int, batch_index: int) -> None:
+        """Reads the epoch again up to this batch, where that is how its loader resumes."""
+        if self._give_back is not None:
+            self._begin(epoch, batch_index)
+
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
         if self._iterator is None:
-            if self._prepared is not None:
-                self._prepared.begin(epoch)
             self._begin(epoch, batch_index)
-            self._length = length(self._loader)
         batch, ends = self._read(epoch, batch_index)
         self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
         if self._prepared is not None:
@@ -121,6 +130,12 @@ class BatchSource:
         self._gave_last = False
 
     def _begin(self, epoch: int, batch_index: int) -> None:
+        if self._prepared is not None:
+            self._prepared.begin(epoch)
+        self._open(epoch, batch_index)
+        self._length = length(self._loader)
+
+    def _open(self, epoch: int, batch_index: int) -> None:
         if isinstance(self._loader, Resumable):
             if self._inside is not None:
                 self._iterator = self._loader._iter_at(self._inside, batch_index)
@@ -133,8 +148,13 @@ class BatchSource:
         if type(self._loader) in _SEQUENCES:
             self._iterator = islice(self._iterator, batch_index, None)
             return
-        for replayed in range(batch_index):
-            self._draw(epoch, replayed)
+        give_back, self._give_back = self._give_back, None
+        try:
+            for replayed in range(batch_index):
+                self._draw(epoch, replayed)
+        finally:
+            if give_back is not None:
+                give_back()
 
     def _read(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         ahead, self._ahead = self._ahead, None
@@ -152,7 +172,8 @@ class BatchSource:
             return batch, batch_index + 1 >= known
         if isinstance(self._loader, Resumable):
             self._before_ahead = self._loader.state_dict()
-        following = self._draw(epoch, batch_index + 1)
+        with nullcontext() if batch_index else checked_ahead(self._objects, self._call, self._loader):
+            following = self._draw(epoch, batch_index + 1)
         self._ahead = (following,)
         return batch, following is _END
 

@@ -71,6 +71,10 @@ class FixedLengthEpochs:
         """Notes that the batch has arrived, and that the loop has it."""
         self._held = None
 
+    def replay(self, epoch: int, batch_index: int) -> None:
+        """Reads the loader's pass again up to its next batch, where that is how it resumes."""
+        self._source.replay(self._pass, self._batch)
+
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns the next batch, and True if it is the last one of the epoch of `steps` batches."""
         batch, ends = self._source.next(self._pass, self._batch)

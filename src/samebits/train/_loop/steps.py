@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -145,42 +145,47 @@ class Steps(Iterator[tuple[Step, Any]]):
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-        self._note_place(frame)
-        notify("boundary", run, position, frame)
+        note = partial(run._notes.take, *look)
         outermost, ends = loop is loops.current, self._ended()
+        self._note_place(frame)
+        if first:
+            self._fetch("replay", position, note, outermost=outermost)
+        notify("boundary", run, position, frame)
         if outermost:
             # of several ranks, one that waits to raise would miss the exchange of the others
             now = ends or run.preemption.requested is not None or not run.preemption.single_process
             run._completeness.boundary(position, frame, run.objects, run.state, self._loader, ends=now)
             if first:
                 run._notes.begin(*look, run_state=run.state, position=position)
-        note = partial(run._notes.take, *look)
         if ends:
             self._over = True
             self._finish(position, note, outermost=outermost)
             raise StopIteration
         if not run._completeness.pending:
             run._saving.on_boundary(position, over=False, outermost=outermost, note=note)
-        batch = self._batch(position, note, outermost=outermost)
+        batch, loop.ends_epoch = self._fetch("next", position, note, outermost=outermost)
         draw_counts.begin(int_keys.fold(self._step_key, loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
 
-    def _batch(self, position: Position, note: TakeNote, *, outermost: bool) -> Any:
+    def _fetch(
+        self, what: Literal["replay", "next"], position: Position, note: TakeNote, *, outermost: bool
+    ) -> Any:
+        """Calls this method of the source, which waits for the loader."""
         source = self._source
         assert source is not None
         source.set_position(position)
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()
-        batch, self._loop.ends_epoch = preemption.fetch(
-            partial(source.next, position.epoch, position.batch_index),
+        fetched = preemption.fetch(
+            partial(getattr(source, what), position.epoch, position.batch_index),
             partial(self._run._saving.on_interrupt, position, outermost=outermost, note=note),
         )
         source.release()
-        return batch
+        return fetched
 
     def _finish(self, position: Position, note: TakeNote, *, outermost: bool) -> None:
         run, loop, loops = self._run, self._loop, self._run._loops
@@ -245,7 +250,7 @@ class LoopSteps(Steps):
             return
         self._set_key(int_keys.fold(run.key, loop.name))
         self._source = loop.source = with_epoch_length(
-            BatchSource(self._loader, self._key, limit), self._steps_per_epoch
+            BatchSource(self._loader, self._key, limit, objects=run.objects), self._steps_per_epoch
         )
         if loop.name in loops.done:
             run._saving.note_objects(run._resuming.made)
