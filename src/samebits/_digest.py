@@ -58,6 +58,7 @@ def leaf(value: Any) -> int:
 
 
 Parts = Iterable[tuple[Any, Any]]
+_ATOMS = frozenset({bool, int, float, str, bytes, type(None), torch.Tensor, torch.nn.Parameter, np.ndarray})
 SAME_PATH = object()
 """The key of a part that has the path of its container."""
 
@@ -67,6 +68,8 @@ def parts_of(value: Any) -> Parts | None:
 
     What a `repr` would give of a deque or a dataclass instance leaves out the middle of a large tensor.
     """
+    if type(value) in _ATOMS:  # nearly all are: the tests below cost more
+        return None
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, deque):
@@ -94,14 +97,23 @@ def walk(
         yield from walk(item, below, parts_of, levels - 1)
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yields (path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
+def leaves(value: Any, path: str = "") -> list[tuple[str, int]]:
+    """Returns (path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
 
     A set is hashed sorted; an empty container is a leaf.
     """
-    for name, one, parts in walk(value, path):
-        if parts is None or not one:
-            yield name, _whole(one)
+    found: list[tuple[str, int]] = []
+    _add_leaves(value, path, found)
+    return found
+
+
+def _add_leaves(value: Any, path: str, found: list[tuple[str, int]]) -> None:
+    """Adds what `walk` would give; nested generators cost several times as much."""
+    parts = parts_of(value)
+    if parts is None or not value:
+        found.append((path, _whole(value)))
+    for key, item in parts or ():
+        _add_leaves(item, f"{path}.{key}" if path else str(key), found)
 
 
 def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:

@@ -29,7 +29,7 @@ from samebits._inspect.budget import one_check
 from samebits.errors import ResumeMismatchError
 from samebits.train import _object_states as state
 from samebits.train._completeness import reachable_state
-from samebits.train._completeness.completeness import Completeness, clocks_now, own_states
+from samebits.train._completeness.completeness import Completeness, clocks_now, digests_of, own_states
 from samebits.train._completeness.lost_changes import (
     Change,
     LostChanges,
@@ -104,7 +104,7 @@ class LoopChanges:
                 steering=checks.steering(frame, objects, loader),
                 further=further_roots,
             )  # fmt: skip
-            now.states = own_states(objects, saved)[1]
+            now.states = digests_of(own_states(objects, saved))
         if self._first is None:
             self._first = now
         return now
@@ -125,7 +125,7 @@ class LoopChanges:
         changed += [*appeared(first, now), *(one for one in renamed(first, now) if not means_saved(one))]
         changed = [one for one in changed if not self._checks.is_ignored(one)]
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
-        states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
+        states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
         left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
         left += filter(is_saved_by_owner, changed)  # its load_state_dict may restore another value
         for one in left:

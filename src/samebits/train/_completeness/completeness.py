@@ -317,7 +317,8 @@ class Completeness:
             steering=self.steering(frame, objects, loader),
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
-        states, now.states = own_states(objects, saved)
+        states = own_states(objects, saved)
+        now.states = digests_of(states)
         if self._at_start is None:
             self._at_start = frozenset({**now.leaves_by_path, **now.named})
         for path in self._ignored:
@@ -356,14 +357,18 @@ def _is_below(path: str, ignored: str) -> bool:
     return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
 
 
-def own_states(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the states of the objects whose class is not from torch, by name, and their digests."""
-    states = {
+def own_states(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the states of the objects whose class is not from torch, by name."""
+    return {
         name: saved["objects"][name]
         for name, thing in objects.items()
         if not type(thing).__module__.startswith("torch.")
     }
-    return states, {name: digest.of_value(value) for name, value in states.items()}
+
+
+def digests_of(states: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the digest of each state, by name."""
+    return {name: digest.of_value(value) for name, value in states.items()}
 
 
 def clocks_now() -> dict[str, float]:

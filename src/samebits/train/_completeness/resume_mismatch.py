@@ -155,7 +155,7 @@ def lost_values(
     judge = LostChanges(trusts_owners=False)
     counts = {path: one.changes - 1 for path, one in note.values.items()}
     judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
-    states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)[0]}
+    states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
     names = committed_names(frame, objects, loader)
     return judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
 
