@@ -1,6 +1,7 @@
 """Transformers with `samebits.integrations.transformers.Trainer`: programs that are killed and started again."""
 
 import difflib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def trainer(folder, data, kind=Trainer, model=None, *, settings=None, **given):
     options |= {"num_train_epochs": 1, "max_steps": 4, **(settings or {})}
     arguments = transformers.TrainingArguments(str(folder), **options)
     return kind(model or Small(), arguments, train_dataset=data, **given)
+
+
+class Stop(transformers.TrainerCallback):
+    """Ends the process's training in the middle of an epoch."""
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 6:
+            raise KeyboardInterrupt
 
 
 class CountingModel(Small):
@@ -293,6 +302,47 @@ def test_what_is_not_covered_is_an_error(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+class ByLength(torch.utils.data.Sampler):
+    """Batches of rising size, in another order in each epoch."""
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        groups = [[0], [1, 2], [3, 4, 5], [6, 7, 8, 9]]
+        return iter([groups[at] for at in torch.randperm(4).tolist()])
+
+
+class Bucketed(Trainer):
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(
+            self.train_dataset, batch_sampler=ByLength(), collate_fn=self.data_collator
+        )
+
+
+def test_batches_of_a_batch_sampler_resume(tmp_path):
+    """Killed in the middle of an epoch and started again, the weights are equal; accumulated over, it is refused with the cure."""
+    ended = []
+    for name in ("whole", "again"):
+        settings = {"num_train_epochs": 3, "max_steps": -1, "learning_rate": 0.1}
+        whole = partial(
+            trainer, tmp_path / name, Rows(), Bucketed, settings=settings, run_options={"save": 1}
+        )
+        if name == "again":
+            stopped = whole(callbacks=[Stop()])
+            with pytest.raises(KeyboardInterrupt):
+                stopped.train()
+        last = whole()
+        last.train()
+        ended.append(last.model.state_dict())
+    torch.testing.assert_close(*ended, rtol=0, atol=0)
+    accumulated = trainer(
+        tmp_path / "accumulated", Rows(), Bucketed, settings={"gradient_accumulation_steps": 2}
+    )
+    with pytest.raises(UnimplementedError, match=r"batch sampler of your own \(ByLength\)"):
+        accumulated.train()
+
+
 def test_another_version_is_named(tmp_path, monkeypatch):
     """Without a private method that the adapter overrides, the trainer is refused, with the version that has it."""
     monkeypatch.delattr(transformers.Trainer, "_load_rng_state")

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,13 @@ class ResumableMixin:
             )
         error = None
         try:
+            vars(self)["get_train_dataloader"] = self._batches_of_run
             return super().train(None, *args, **kwargs)  # type: ignore[misc]
         except BaseException as raised:
             error = raised
             raise
         finally:
+            vars(self).pop("get_train_dataloader", None)
             self._open.leave(error)
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,14 +115,15 @@ class ResumableMixin:
         """Returns the attributes that are not the program's: the check for lost state passes over them."""
         return names_of_library(cls) - _OF_THE_PROGRAM
 
-    def get_train_dataloader(self) -> Any:
-        """Returns the batches of the run."""
+    def _batches_of_run(self) -> Any:
+        """Returns the batches of the run, of the loader that the trainer or a class of the program's makes."""
         own: Any = self
         accelerator, args = own.accelerator, own.args
+        del own.get_train_dataloader
         if args.world_size == 1:
             accelerator.prepare = lambda loader: loader  # it would make another loader of it
         try:
-            loader = super().get_train_dataloader()  # type: ignore[misc]
+            loader = own.get_train_dataloader()
         finally:
             vars(accelerator).pop("prepare", None)
         run = self._open.enter({})
@@ -212,6 +216,14 @@ class _MicroBatches(Batches):
         elif (size := getattr(loader, "batch_size", None)) is not None:
             split = _Split(loader.collate_fn, size, drop_last=loader.drop_last)
             keyed = keyed_loader(loader, batch_size=size * accumulate, collate_fn=split)
+        elif accumulate == 1:  # the batches of a batch sampler
+            keyed = keyed_loader(loader, collate_fn=_Split(loader.collate_fn, sys.maxsize, drop_last=False))
+        elif not isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
+            raise UnimplementedError(
+                f"samebits.integrations.transformers: gradient_accumulation_steps={accumulate} with a batch "
+                f"sampler of your own ({type(loader.batch_sampler).__name__}), whose batches have any size. "
+                "Use gradient_accumulation_steps=1 and larger batches."
+            )
         if not isinstance(keyed, KeyedLoader):
             raise UnimplementedError(
                 "samebits.integrations.transformers: the training data has no numbered elements, or batches "
