@@ -96,6 +96,18 @@ LIB = (
 )
 
 OWN = {
+    "a teacher that is None at first": HEAD
+    + TAIL
+    + "teacher = None\n"
+    + RUN
+    + """    for epoch in run.epochs(3):
+        for step, (a, b) in epoch.steps(loader):
+            loss = nn.functional.cross_entropy(model(a), b)
+            if teacher is not None:
+                loss = loss + (model(a) - teacher(a).detach()).square().mean()
+            opt.zero_grad(); loss.backward(); opt.step()
+        teacher = copy.deepcopy(model).eval()
+""",
     "MoCo: a queue beside a module": HEAD
     + TAIL
     + """
@@ -590,6 +602,7 @@ FIRST = {
 """Programs of different kinds, for the quick tests."""
 WORDS = {
     *(
+        "a teacher that is None at first",
         "a generator function",
         "itertools.count",
         "a closure variable",

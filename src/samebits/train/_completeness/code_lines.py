@@ -61,6 +61,18 @@ class LoopSource:
         is_made_before = not sets or min(sets) < self._first
         return [*([self.before] if is_made_before else []), *filter(None, behind)]
 
+    def begins_as_none(self, name: str) -> bool:
+        """Returns True for a variable that the code before the loop sets to None, and to nothing else."""
+        set_before = [use for use in self.uses(name) if use.sets and use.line < self._first]
+        nones = [
+            one
+            for one in ast.walk(self._scope or ast.Pass())
+            if isinstance(one, ast.Assign) and one.lineno < self._first
+            if isinstance(one.value, ast.Constant) and one.value.value is None
+            if any(isinstance(target, ast.Name) and target.id == name for target in one.targets)
+        ]
+        return bool(nones) and len(nones) == len(set_before)
+
     def _behind(self, line: int) -> str | None:
         """Returns the place behind the innermost statement at a line that another statement follows."""
         for body in _bodies(self._loop, line):

@@ -338,6 +338,11 @@ def _saved_object(
     One that the loop makes anew is given again, behind the line that makes it.
     """
     source, lines = found.source, program.lines(found.source)
+    if source.begins_as_none(found.text):
+        return MessageLine(
+            f"{text}: it is None before the loop, where a resumed run would need the object. Make it there, "
+            "give it to the run, and keep in run.state from when on it is used"
+        )
     name = type(found.value).__name__.lower() if root == "self" else root
     new = any(program.lacked(root, f"{root}.{path}") for path in paths)
     lines.save(name, found.text, found.value, paths, new=new)
