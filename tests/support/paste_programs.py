@@ -96,6 +96,18 @@ LIB = (
 )
 
 OWN = {
+    "two values that each epoch makes anew": HEAD
+    + TAIL
+    + STEP
+    + RUN
+    + """    for epoch in run.epochs(3):
+        hidden = (torch.zeros(2), torch.zeros(3))
+        cost = torch.zeros(2)
+        for step, (a, b) in epoch.steps(loader):
+            hidden = tuple(h + a.mean() for h in hidden)
+            cost = cost + hidden[0].mean()
+            train_step(a, b, 1 + float(cost.sum()) / 9)
+""",
     "a teacher that is None at first": HEAD
     + TAIL
     + "teacher = None\n"

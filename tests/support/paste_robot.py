@@ -28,7 +28,7 @@ from samebits.train._object_states import gather
 
 ROUNDS = 3
 """More are no cure."""
-PLACE = re.compile(r"(?:To save (?:it|them), in|In) (\S+\.py), (before|after) line (\d+)")
+PLACE = re.compile(r"(?:To save (?:it|them), in|In) (\S+\.py)(?:, (before|after) line (\d+))?:")
 INSTEAD = re.compile(r"(\S+\.state\.(\w+)) instead of (\w+) in lines? ([\d, -]+)")
 ERROR = re.compile(r"^(?:samebits\.errors\.)?(\w+(?:Error|Exception|Interrupt)): ", re.MULTILINE)
 
@@ -116,7 +116,7 @@ def cures(text):
     for line in text.splitlines():
         if header := PLACE.search(line):
             file, side, number = header.groups()
-            place = file, int(number), side
+            place = file, int(number or 0), side
         elif line.endswith("before the loop:"):  # that of the traceback
             place = place_in(text_before, "before", "for ")
         elif line.endswith(". Type"):
@@ -129,7 +129,7 @@ def cures(text):
                 new, _, old, numbers = instead.groups()
                 cure.renames.append((old, new, lines_in(numbers)))
             code = line[4:].split("  # ")[0]
-            if code.strip() and not code.startswith("#"):
+            if code.strip() and place[2]:
                 cure.inserts.append((place[1], place[2], code))
     return found
 

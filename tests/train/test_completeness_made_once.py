@@ -106,7 +106,7 @@ def test_a_sum_inside_a_loop_over_epochs_has_its_cure(tmp_path):
     )
     inside = "total += 1; count += 1; n = total + count"
     _, text = carried_state.whole("count = 0", inside, tmp_path, script=script)
-    assert "# run.state.total instead of total in lines 14, 17" in text, text
+    assert "    run.state.total instead of total in lines 14, 17" in text, text
     assert 'run.state.setdefault("count", count)' in text and 'setdefault("total"' not in text
 
 

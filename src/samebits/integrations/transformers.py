@@ -116,7 +116,7 @@ class ResumableMixin:
         return names_of_library(cls) - _OF_THE_PROGRAM
 
     def _batches_of_run(self) -> Any:
-        """Returns the batches of the run, of the loader that the trainer or a class of the program's makes."""
+        """Returns the batches of the run, of the loader that the trainer or its subclass makes."""
         own: Any = self
         accelerator, args = own.accelerator, own.args
         del own.get_train_dataloader

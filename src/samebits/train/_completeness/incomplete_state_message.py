@@ -217,13 +217,11 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
     numbers = source.lines_to_change(name)
     where = f"line{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "the loop"
     instead = f"{source.run}.state.{key} instead of {name} in {where}"
-    is_made_before = source.before in source.places(name)
-    line = (
-        f'{source.run}.state.setdefault("{key}", {name})  # and {instead}'
-        if is_made_before
-        else f"# {instead}"
+    if source.before not in source.places(name):
+        return MessageLine(text, [(source.before.partition(",")[0], instead)])
+    return MessageLine(
+        text, [(source.before, f'{source.run}.state.setdefault("{key}", {name})  # and {instead}')]
     )
-    return MessageLine(text, [(source.before, line)])
 
 
 def _ranges(numbers: list[int]) -> str:
