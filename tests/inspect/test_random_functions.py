@@ -40,6 +40,7 @@ def tree(line):
     return ast.parse(line, mode="eval").body
 
 
+@pytest.mark.slow
 def test_every_draw_of_the_libraries_is_in_the_list():
     """Python's, NumPy's (functions of the module, too) and torch's by tag and generator; a draw that is new fails here."""
     modules = {name for name in np.random.__all__ if callable(getattr(np.random, name))} - QUIET

@@ -282,6 +282,7 @@ main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "save")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_bits_of_the_whole_one(python, tmp_path):
     """An object of the user's, killed twice: equal weights; without the adapter (control) others. The check
     raises nothing.

@@ -606,10 +606,7 @@ PROGRAMS = {
 }
 FIRST = {
     "minGPT: a trainer's method",
-    "a meter of a function for each epoch",
-    "six values of a function",
     "FedAvg: clients with loaders",
-    "skrl: an agent of a package",
 }
 """Programs of different kinds, for the quick tests."""
 WORDS = {

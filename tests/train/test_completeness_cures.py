@@ -26,7 +26,7 @@ def judge(name, outcome):
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_pasted_lines_make_a_program_resume(name, tmp_path):
-    """A trainer's method, meters of an epoch, eight variables, clients with loaders: pasted once or twice, equal weights."""
+    """A trainer's method, and clients with loaders: pasted once or twice, equal weights."""
     judge(name, paste_robot.cured(PROGRAMS[name], tmp_path))
 
 

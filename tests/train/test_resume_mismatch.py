@@ -190,8 +190,6 @@ class Program:
 
 
 QUICK = (
-    "an attribute that was set once",
-    "a clock",
     "a teacher from the loop before",
     "a copy that the run has",
 )
@@ -230,6 +228,7 @@ def test_what_no_resume_loses_is_no_mismatch(name, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
 
 
+@pytest.mark.slow
 def test_the_lines_for_a_plain_value_go_on_from_the_commit(tmp_path):
     """The assignment that the error shows, pasted before the loop, gives the weights of the run that nobody killed."""
     *parts, _ = LOST["an attribute that was set once"]
