@@ -15,7 +15,7 @@ import samebits
 from at_step import AtStep
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process
-from samebits.errors import IncompleteStateError, UnimplementedError
+from samebits.errors import IncompleteStateError
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -213,6 +213,69 @@ class SizedEnvironment(Environment):
         return 5
 
 
+class Counting(torch.utils.data.Sampler):
+    """Batches that follow from a count of epochs, and from a place that each batch moves."""
+
+    def __init__(self):
+        self.epochs, self.place = 0, 1
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        self.epochs += 1
+        for number in range(5):
+            self.place = self.place * 5 % 23
+            yield [(self.place + number * self.epochs + one) % 20 for one in range(4)]
+
+
+def a_sampler_with_state(run_dir, kind=samebits.data.DataLoader, workers=0):
+    model, opt = make()
+    sampler = Counting()
+    data = kind(Noisy(), batch_sampler=sampler, num_workers=workers)
+    with samebits.Run(run_dir, model=model, opt=opt, sampler=samebits.state.attributes(sampler)) as run:
+        for _, x in run.steps(data, epochs=3):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+def a_sampler_with_state_and_workers(run_dir):
+    return a_sampler_with_state(run_dir, workers=2)
+
+
+def a_sampler_with_state_in_a_loader_of_torchs(run_dir):
+    return a_sampler_with_state(run_dir, torch.utils.data.DataLoader)
+
+
+def a_sampler_with_state_and_workers_of_torchs(run_dir):
+    return a_sampler_with_state(run_dir, torch.utils.data.DataLoader, workers=2)
+
+
+def a_generator_of_a_loader_that_draws_noise_too(run_dir):
+    model, opt = make()
+    generator = torch.Generator().manual_seed(3)
+    data = torch.utils.data.DataLoader(Noisy(), 4, shuffle=True, generator=generator)
+    with samebits.Run(run_dir, model=model, opt=opt, generator=generator) as run:
+        for _, x in run.steps(data, epochs=3):
+            step_of(model, opt, x + torch.rand(1, generator=generator))
+    return model.state_dict()
+
+
+def weights_that_change_in_mid_epoch(run_dir, kind=samebits.data.DataLoader):
+    model, opt = make()
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(20), 20)
+    weights = samebits.state.attributes(sampler, "weights")
+    with samebits.Run(run_dir, model=model, opt=opt, weights=weights) as run:
+        for step, x in run.steps(kind(Noisy(), 4, sampler=sampler), epochs=3):
+            step_of(model, opt, x)
+            sampler.weights[step.number] = 9.0
+    return model.state_dict()
+
+
+def weights_that_change_in_mid_epoch_in_a_loader_of_torchs(run_dir):
+    return weights_that_change_in_mid_epoch(run_dir, torch.utils.data.DataLoader)
+
+
 def an_iterable_that_goes_on_and_is_in_the_run(run_dir, kind=SizedEnvironment):
     model, opt = make()
     data = kind()
@@ -220,6 +283,10 @@ def an_iterable_that_goes_on_and_is_in_the_run(run_dir, kind=SizedEnvironment):
         for _, x in run.steps(data, epochs=3):
             step_of(model, opt, x)
     return model.state_dict()
+
+
+def an_iterable_without_a_length_that_is_in_the_run(run_dir):
+    return an_iterable_that_goes_on_and_is_in_the_run(run_dir, Environment)
 
 
 def ended(program, run_dir, kill=None, commits=None):
@@ -243,6 +310,14 @@ PROGRAMS = [
     an_iterator_by_hand_over_a_loader_of_the_run,
     a_dataset_with_state_in_a_loader_of_torchs,
     an_iterable_that_goes_on_and_is_in_the_run,
+    an_iterable_without_a_length_that_is_in_the_run,
+    a_sampler_with_state,
+    a_sampler_with_state_and_workers,
+    a_sampler_with_state_in_a_loader_of_torchs,
+    a_sampler_with_state_and_workers_of_torchs,
+    a_generator_of_a_loader_that_draws_noise_too,
+    weights_that_change_in_mid_epoch,
+    weights_that_change_in_mid_epoch_in_a_loader_of_torchs,
 ]
 
 
@@ -257,13 +332,6 @@ def test_killed_and_resumed_programs_are_equal(forked, tmp_path, program):
         run_dir = tmp_path / str(cut)
         assert forked(ended, program, run_dir, cut, commits).code == -9
         assert forked(ended, program, run_dir).value == expected.value, cut
-
-
-def test_a_loader_whose_state_would_be_a_batch_ahead_is_refused(tmp_path):
-    """Without a length each batch is read a step early: where that changes an object of the run, the loop says so. Control: the same with a length."""
-    with pytest.raises(UnimplementedError, match="changes 'data', .* Give it a __len__"):
-        an_iterable_that_goes_on_and_is_in_the_run(tmp_path / "without", Environment)
-    an_iterable_that_goes_on_and_is_in_the_run(tmp_path / "with")
 
 
 def test_activation_checkpointing_repeats_the_mask():

@@ -92,6 +92,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
     """
 
     _domain = "data"
+    _replayed: Callable[[], None] | None = None
+    """Called when a sampler of the program's has been read again up to where an epoch resumes."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         """Returns the order of the next epoch: the dataset may have another length in each."""
         single = not self._auto_collation
         if self._own_sampler:
-            return SamplerOrder(self._index_sampler, single)
+            return SamplerOrder(self._index_sampler, single, self._replayed)
         length = len(self.dataset)  # type: ignore[arg-type]
         return IndexOrder(
             length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single

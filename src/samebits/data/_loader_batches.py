@@ -100,6 +100,8 @@ class SamplerOrder:
 
     sampler: Iterable[Any]
     single: bool
+    replayed: Callable[[], None] | None = None
+    """Called once it has been read up to the first batch that is wanted."""
     digests: dict[int, int] = field(default_factory=dict)
     """Of the indices of all batches before one, by its number."""
     batches = INFINITE
@@ -132,6 +134,8 @@ class SamplerOrder:
                 self.digests[batch + 1] = rolled
                 yield BatchTask(batch, batch + 1, of_share, first, indices)
             first += 1 if self.single else len(indices)
+            if batch + 1 == start and self.replayed is not None:
+                self.replayed()
 
     @property
     def _name(self) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +11,7 @@ from torch.__future__ import get_swap_module_params_on_conversion
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
-from samebits.errors import InvalidArgumentError, RunMismatchError, UnimplementedError
+from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators
@@ -278,35 +276,6 @@ def restore_changed(
             _load(name, thing, saved["objects"][name], restored, where)
             _check_restored(name, thing, saved["objects"][name], where)
     return changed
-
-
-def give_back(objects: Mapping[str, Stateful]) -> Callable[[], Any]:
-    """Returns a function that gives objects the state back that they have now.
-
-    Of modules, optimizers and schedulers it does not: no loader changes them.
-    """
-    kept = _changed_by_loaders(objects)
-    return partial(restore_changed, kept, copy.deepcopy(gather(kept)), "reading the epoch again")
-
-
-def _changed_by_loaders(objects: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    own = (Attributes, HeldGenerators)
-    return {name: one for name, one in objects.items() if isinstance(one, own) or is_programs_own(one)}
-
-
-@contextmanager
-def checked_ahead(objects: Mapping[str, Stateful], call: str, loader: Any) -> Iterator[None]:
-    """Raises `UnimplementedError` where the block, which reads a batch ahead, changes an object's state."""
-    own = _changed_by_loaders(objects)
-    before = {name: digest.of_value(state) for name, state in gather(own)["objects"].items()}
-    yield
-    for name, now in gather(own)["objects"].items():
-        if digest.of_value(now) != before[name]:
-            raise UnimplementedError(
-                f"{call}(loader={type(loader).__name__}): it has no __len__, so that each batch is read "
-                f"before the step of the one before, and that changes {name!r}, which a commit "
-                "would have one batch too late. Give it a __len__, its number of batches."
-            )
 
 
 def is_programs_own(thing: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -19,7 +18,8 @@ from samebits.errors import EmptyDatasetError, InvalidArgumentError, Unimplement
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
 from samebits.train._loop.accelerate_loader import prepared
-from samebits.train._object_states import Stateful, checked_ahead, give_back
+from samebits.train._loop.loader_objects import LoaderObjects, States
+from samebits.train._object_states import Stateful
 from samebits.train._run_arguments import check_iterable
 
 _END = object()
@@ -44,14 +44,18 @@ class BatchSource:
         inside: Position | None = None,
         objects: Mapping[str, Stateful] = MappingProxyType({}),
     ) -> None:
-        """`objects`: those of the run, which reading an epoch again leaves as they are."""
+        """`objects`: those of the run; some may be parts of the loader."""
         self._prepared = prepared(loader)
         self._loader: Any = loader if self._prepared is None else self._prepared.batches
         loader_order.keep(self._loader)
         self._key = key
         self.limit = batches_per_epoch
-        self._call, self._inside, self._objects = call, inside, objects
-        self._give_back: Callable[[], Any] | None = None
+        self._call, self._inside = call, inside
+        self._objects = LoaderObjects(objects, self._loader)
+        self._at_begin: States = {}
+        """The states of objects at the begin of the epoch."""
+        self._resumed_at: tuple[States, States] | None = None
+        """Where the run resumes: those, and the states of the commit, until the epoch is read again."""
         self._iterator: Iterator[Any] | None = None
         self._length: int | None = None
         """Batches of the epoch under way, of a torch loader; None if unknown: then one is read ahead."""
@@ -70,15 +74,19 @@ class BatchSource:
         if self._held is not None:
             return self._held
         if isinstance(self._loader, Resumable):
-            return self._loader.state_dict() if self._ahead is None else self._before_ahead
-        return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
+            state = self._loader.state_dict() if self._ahead is None else self._before_ahead
+        else:
+            state = self._epoch_state if self._iterator is not None else _loader_state(self._loader)
+        return (
+            {**state, "objects": self._at_begin} if self._at_begin and self._iterator is not None else state
+        )
 
     def load(self, state: Any, batch_index: int) -> None:
         """Restores a state that was taken `batch_index` batches into an epoch."""
+        self._resumed_at = (state.get("objects", {}), self._objects.take()) if batch_index else None
         if isinstance(self._loader, Resumable):
             self._loader.load_state_dict(state)
             return
-        self._give_back = give_back(self._objects) if batch_index else None
         _load_loader_state(self._loader, state)
         if batch_index and type(self._loader) not in _SEQUENCES:
             user_code.warn(
@@ -108,7 +116,7 @@ class BatchSource:
 
     def replay(self, epoch: int, batch_index: int) -> None:
         """Reads the epoch again up to this batch, where that is how its loader resumes."""
-        if self._give_back is not None:
+        if self._resumed_at is not None and not isinstance(self._loader, Resumable):
             self._begin(epoch, batch_index)
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
@@ -136,11 +144,15 @@ class BatchSource:
         self._length = length(self._loader)
 
     def _open(self, epoch: int, batch_index: int) -> None:
+        if isinstance(self._loader, Resumable) and self._inside is not None:
+            self._iterator = self._loader._iter_at(self._inside, batch_index)
+            return
+        give_back = self._begin_objects()
         if isinstance(self._loader, Resumable):
-            if self._inside is not None:
-                self._iterator = self._loader._iter_at(self._inside, batch_index)
-                return
+            if give_back is not None:
+                self._loader._replayed = give_back
             self._iterator = iter(self._loader)
+            vars(self._loader).pop("_replayed", None)
             self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
             return
         self._epoch_state = _loader_state(self._loader)
@@ -148,13 +160,22 @@ class BatchSource:
         if type(self._loader) in _SEQUENCES:
             self._iterator = islice(self._iterator, batch_index, None)
             return
-        give_back, self._give_back = self._give_back, None
         try:
             for replayed in range(batch_index):
                 self._draw(epoch, replayed)
         finally:
             if give_back is not None:
                 give_back()
+
+    def _begin_objects(self) -> Callable[[], None] | None:
+        """Notes the states of objects at an epoch's begin; of one that is read again, returns its end."""
+        resumed, self._resumed_at = self._resumed_at, None
+        if resumed is None:
+            self._at_begin = self._objects.take()
+            return None
+        self._at_begin, committed = resumed
+        ahead = bool(getattr(self._loader, "num_workers", 0)) or length(self._loader) is None
+        return self._objects.begin_again(self._at_begin, committed, ahead=ahead) if self._at_begin else None
 
     def _read(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         ahead, self._ahead = self._ahead, None
@@ -172,8 +193,7 @@ class BatchSource:
             return batch, batch_index + 1 >= known
         if isinstance(self._loader, Resumable):
             self._before_ahead = self._loader.state_dict()
-        with nullcontext() if batch_index else checked_ahead(self._objects, self._call, self._loader):
-            following = self._draw(epoch, batch_index + 1)
+        following = self._draw(epoch, batch_index + 1)
         self._ahead = (following,)
         return batch, following is _END
 
