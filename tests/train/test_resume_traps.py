@@ -167,6 +167,41 @@ def an_iterator_by_hand_over_a_loader_of_the_run(run_dir, epochs=3):
     return model.state_dict()
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Around another optimizer, with a state_dict of its own form."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups = inner, inner.param_groups
+        self.slow = [p.detach().clone() for group in inner.param_groups for p in group["params"]]
+
+    def step(self):
+        self.inner.step()
+        with torch.no_grad():
+            for slow, p in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                p.copy_(slow.lerp_(p, 0.5))
+
+    def state_dict(self):
+        return {"fast": self.inner.state_dict(), "slow": list(self.slow)}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["fast"])
+        self.param_groups = self.inner.param_groups
+        for slow, saved in zip(self.slow, state["slow"], strict=True):
+            slow.copy_(saved)
+
+
+def an_optimizer_around_another_one(run_dir):
+    model, inner = make()
+    opt = Lookahead(inner)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    with samebits.Run(run_dir, model=model, opt=opt, schedule=schedule) as run:
+        for _, x in run.steps(loader(), epochs=3):
+            step_of(model, opt, x)
+            schedule.step()
+    return model.state_dict()
+
+
 class Drawing(torch.utils.data.Dataset):
     """Draws from a generator of its own, and keeps a mean of what it has read."""
 
@@ -308,6 +343,7 @@ PROGRAMS = [
     activation_checkpointing,
     an_iterator_that_is_given_to_the_run,
     an_iterator_by_hand_over_a_loader_of_the_run,
+    an_optimizer_around_another_one,
     a_dataset_with_state_in_a_loader_of_torchs,
     an_iterable_that_goes_on_and_is_in_the_run,
     an_iterable_without_a_length_that_is_in_the_run,

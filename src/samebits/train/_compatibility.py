@@ -13,7 +13,7 @@ import torch
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError
 from samebits.state import _in_place
-from samebits.train._object_states import Stateful, parameter_paths, unsaved_buffers
+from samebits.train._object_states import Stateful, has_form_of_torch, parameter_paths, unsaved_buffers
 from samebits.train._parameter_groups import missing
 
 IN_EACH_STATE = (
@@ -260,7 +260,7 @@ def _differences(name: str, objects: Mapping[str, Stateful], saved: Mapping[str,
         buffers = _shape_differences(name, unsaved_buffers(obj), saved["buffers"][name])
         shapes = _shape_differences(name, obj.state_dict(), saved["objects"][name])
         return shapes + buffers or _module_differences(name, obj, saved["training"][name])
-    if isinstance(obj, torch.optim.Optimizer):
+    if isinstance(obj, torch.optim.Optimizer) and has_form_of_torch(saved["objects"][name]):
         before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
         after = [len(group["params"]) for group in obj.param_groups]
         if before != after + [len(group) for group in missing(objects, saved, name)]:

@@ -372,12 +372,23 @@ def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restores dtypes: `Optimizer.load_state_dict` casts to the parameter's, in which NAdam loses bits."""
+    if not has_form_of_torch(saved):
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in saved["state"].items():
-        mine = optimizer.state[parameters[index]]
+        mine = optimizer.state.get(parameters[index], {})  # none in a class around another one
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
+            if name in mine and isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
                 mine[name] = value.to(mine[name].device)
+
+
+def has_form_of_torch(saved: Any) -> bool:
+    """Returns True for a state of `torch.optim.Optimizer`: a class around one may have a form of its own."""
+    return (
+        isinstance(saved, Mapping)
+        and {"state", "param_groups"} <= saved.keys()
+        and all(isinstance(key, int) and isinstance(one, Mapping) for key, one in saved["state"].items())
+    )
 
 
 class _HeldGroups:
@@ -414,6 +425,10 @@ def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
     if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
         return
     lost = digest.differing(thing.state_dict(), saved, bits=not copies_what_it_loads(thing))
+    if isinstance(thing, torch.optim.Optimizer):
+        lost += [
+            f"state[{key}]" for key in thing.state if isinstance(key, int)
+        ]  # an `id()` of another process
     if lost:
         raise RunMismatchError(
             f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): "

@@ -88,6 +88,8 @@ class BatchSource:
             self._loader.load_state_dict(state)
             return
         _load_loader_state(self._loader, state)
+        if self._resumed_at is not None:
+            self._objects.restore(self._resumed_at[1])  # the loader may be one of them
         if batch_index and type(self._loader) not in _SEQUENCES:
             user_code.warn(
                 f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
@@ -115,9 +117,13 @@ class BatchSource:
         self._held = None
 
     def replay(self, epoch: int, batch_index: int) -> None:
-        """Reads the epoch again up to this batch, where that is how its loader resumes."""
-        if self._resumed_at is not None and not isinstance(self._loader, Resumable):
+        """Reads the epoch again up to this batch, where that gives all objects the state of the commit."""
+        if self._resumed_at is not None and not isinstance(self._loader, Resumable) and not self._reads_ahead:
             self._begin(epoch, batch_index)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        return bool(getattr(self._loader, "num_workers", 0)) or length(self._loader) is None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
@@ -174,8 +180,9 @@ class BatchSource:
             self._at_begin = self._objects.take()
             return None
         self._at_begin, committed = resumed
-        ahead = bool(getattr(self._loader, "num_workers", 0)) or length(self._loader) is None
-        return self._objects.begin_again(self._at_begin, committed, ahead=ahead) if self._at_begin else None
+        if not self._at_begin:
+            return None
+        return self._objects.begin_again(self._at_begin, committed, ahead=self._reads_ahead)
 
     def _read(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         ahead, self._ahead = self._ahead, None

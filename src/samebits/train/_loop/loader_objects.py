@@ -34,6 +34,11 @@ class LoaderObjects:
         """Returns their states, at an epoch's begin."""
         return {name: copy.deepcopy(state.gather({name: one})) for name, one in self._reached().items()}
 
+    def restore(self, states: States) -> None:
+        """Gives them states that `take` has returned."""
+        for name, one in self._reached().items():
+            state.restore_changed({name: one}, states[name], _WHERE)
+
     def begin_again(self, begin: States, committed: States, *, ahead: bool) -> Callable[[], None]:
         """Gives them their states of the epoch's begin; returns what is called when it has been read again.
 
@@ -42,8 +47,7 @@ class LoaderObjects:
         """
         objects = self._reached()
         try:
-            for name, one in objects.items():
-                state.restore_changed({name: one}, begin[name], _WHERE)
+            self.restore(begin)
         except SamebitsError:
             raise
         except Exception as error:
