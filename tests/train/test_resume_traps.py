@@ -202,6 +202,30 @@ def an_optimizer_around_another_one(run_dir):
     return model.state_dict()
 
 
+class Member:
+    def __init__(self, model):
+        self.model, self.score = model, 0.0
+
+
+def models_that_change_places(run_dir):
+    members = [Member(make()[0]) for _ in range(3)]
+    opts = {
+        f"opt{at}": torch.optim.Adam(one.model.parameters(), 0.01 + at / 50) for at, one in enumerate(members)
+    }
+    models = {f"model{at}": one.model for at, one in enumerate(members)}
+    with samebits.Run(run_dir, **models, **opts, members=members) as run:
+        for step, x in run.steps(loader(), epochs=3):
+            for at, (one, opt) in enumerate(zip(members, opts.values(), strict=True)):
+                opt.zero_grad()
+                loss = (one.model(x) - at).square().mean()
+                loss.backward()
+                opt.step()
+                one.score = loss.item()
+            if step.number % 3 == 1:
+                members.sort(key=lambda one: one.score)
+    return [model.state_dict() for model in models.values()]
+
+
 class Drawing(torch.utils.data.Dataset):
     """Draws from a generator of its own, and keeps a mean of what it has read."""
 
@@ -344,6 +368,7 @@ PROGRAMS = [
     an_iterator_that_is_given_to_the_run,
     an_iterator_by_hand_over_a_loader_of_the_run,
     an_optimizer_around_another_one,
+    models_that_change_places,
     a_dataset_with_state_in_a_loader_of_torchs,
     an_iterable_that_goes_on_and_is_in_the_run,
     an_iterable_without_a_length_that_is_in_the_run,

@@ -113,6 +113,8 @@ class Attributes:
         """The identities of objects that the run of this adapter saves by names of their own."""
         self._placed = PlacedObjects()
         self.note_placed()
+        self._first = self._parts().with_state_dict
+        """The objects that the run saves by themselves, by the place in which the program has put them."""
 
     def note_placed(self, made: Collection[int] = ()) -> None:
         """Notes the objects that the program has put into the target, but those that a resume has `made`."""
@@ -205,7 +207,14 @@ class Attributes:
             "same": parts.same,
             "replaced": self._placed.replaced(parts.values),
             **({"shapes": shapes} if shapes else {}),
+            **({"moved": moved} if (moved := self._moved(parts)) else {}),
         }
+
+    def _moved(self, parts: Parts) -> dict[str, str]:
+        """Returns the places that hold such an object of another place: a model that has another role."""
+        first = {id(one): path for path, one in self._first.items()}
+        held = ((path, first.get(id(one), path)) for path, one in parts.with_state_dict.items())
+        return {path: was for path, was in held if was != path}
 
     def keeps(self, path: tuple[Any, ...]) -> bool:
         """Returns True for the place of a value that a resume fills in place."""
@@ -245,6 +254,8 @@ class Attributes:
             )
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, copy.deepcopy(state))
+        for path, first in saved.get("moved", {}).items():
+            self._set(path, self._first[first])
         for path, value in saved["values"].items():
             self._restore_value(path, restored.of(value))
         for path, first in saved["same"].items():
