@@ -202,6 +202,19 @@ def an_optimizer_around_another_one(run_dir):
     return model.state_dict()
 
 
+def an_object_that_is_added_between_two_loops(run_dir):
+    model, opt = make()
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for _, x in run.steps(loader(), name="first"):
+            step_of(model, opt, x)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.8)
+        run.add("schedule", schedule)
+        for _, x in run.steps(loader(), epochs=2, name="second"):
+            step_of(model, opt, x)
+            schedule.step()
+    return model.state_dict()
+
+
 class Member:
     def __init__(self, model):
         self.model, self.score = model, 0.0
@@ -368,6 +381,7 @@ PROGRAMS = [
     an_iterator_that_is_given_to_the_run,
     an_iterator_by_hand_over_a_loader_of_the_run,
     an_optimizer_around_another_one,
+    an_object_that_is_added_between_two_loops,
     models_that_change_places,
     a_dataset_with_state_in_a_loader_of_torchs,
     an_iterable_that_goes_on_and_is_in_the_run,

@@ -193,8 +193,7 @@ class ResumeState:
             else:
                 self._restore(self._saved)
             self.groups.settle()
-        # without its tensors, which may be as large as the model
-        self._saved = {"objects": dict.fromkeys(self._saved["objects"])}
+        self._saved = None  # what is added from here on, between two loops say, is new
         self.made.clear()
         self._on_demand = True
 
