@@ -155,3 +155,50 @@ def test_untied_weights_are_refused_where_their_group_is_added(untie, tmp_path):
             ):
                 optimizer.add_param_group({"params": [head.weight]})
             break
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another (SAM): both have one list of groups, or two lists of the same groups."""
+
+    def __init__(self, parameters, *, one_list):
+        super().__init__(parameters, {"lr": 0.05, "momentum": 0.9})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.base.param_groups = self.base.param_groups if one_list else [*self.base.param_groups]
+        self.param_groups = self.base.param_groups if one_list else [*self.base.param_groups]
+
+    def step(self, closure=None):
+        self.base.step()
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.base.param_groups = self.param_groups
+
+
+@pytest.mark.parametrize("one_list", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "order", [["outer", "base"], *(pytest.param(one, marks=pytest.mark.slow) for one in (["base", "outer"], ["outer"]))]
+)
+def test_optimizers_that_share_groups_share_them_after_a_resume(order, one_list, tmp_path):
+    """Whichever loads first, and where the base is in no run: a scheduler of the outer one moves the base's rate."""
+
+    def train(folder, kill=None):
+        samebits.set_random_seed(3)
+        model = nn.Linear(4, 2)
+        outer = Around(model.parameters(), one_list=one_list)
+        scheduler = torch.optim.lr_scheduler.StepLR(outer, 4, 0.5)
+        objects = {name: {"outer": outer, "base": outer.base}[name] for name in order}
+        ignored = [] if "base" in order else ["outer.base"]
+        with samebits.Run(folder, model=model, scheduler=scheduler, **objects, save=2, ignore=ignored) as run:
+            for step, batch in run.steps(batches(), epochs=3):
+                update(model, outer, batch)
+                scheduler.step()
+                if step.number == kill:
+                    raise Killed
+        assert outer.base.param_groups[0] is outer.param_groups[0]
+        assert (outer.base.param_groups is outer.param_groups) == one_list
+        return outer.base.param_groups[0]["lr"]
+
+    expected = train(tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(tmp_path / "run", 3)
+    assert train(tmp_path / "run") == expected < 0.05

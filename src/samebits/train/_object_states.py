@@ -219,7 +219,8 @@ def restore(
     bind(objects, saved, restored)
     loaded = {name: thing for name, thing in objects.items() if name not in kept}
     for name, thing in _adapters_last(loaded):
-        _load(name, thing, saved["objects"][name], restored, where)
+        with _held_groups(objects, thing):
+            _load(name, thing, saved["objects"][name], restored, where)
     for path, parameter in _parameters(objects):
         if path in saved["optimizer_only"]:
             parameter.data.copy_(saved["optimizer_only"][path])
@@ -273,7 +274,8 @@ def restore_changed(
     bind(objects, saved, restored)
     for name, thing in _adapters_last(objects):
         if name not in kept and digest.differing(now["objects"][name], saved["objects"][name]):
-            _load(name, thing, saved["objects"][name], restored, where)
+            with _held_groups(objects, thing):
+                _load(name, thing, saved["objects"][name], restored, where)
             _check_restored(name, thing, saved["objects"][name], where)
     return changed
 
@@ -290,7 +292,6 @@ def is_programs_own(thing: Any) -> bool:
 
 def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, where: str) -> None:
     """Loads the state of one object; what it may keep is a copy."""
-    held = _HeldGroups(thing) if isinstance(thing, torch.optim.Optimizer) else None
     own = saved if isinstance(thing, Attributes) or copies_what_it_loads(thing) else restored.of(saved)
     try:
         if isinstance(thing, Attributes):
@@ -305,9 +306,8 @@ def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, 
             "when the run was entered (parameter groups added, lazy layers built); else use another run "
             "directory."
         ) from error
-    if isinstance(thing, torch.optim.Optimizer) and held is not None:
+    if isinstance(thing, torch.optim.Optimizer):
         _restore_dtypes(thing, own)
-        held.put_back()
 
 
 @contextmanager
@@ -389,6 +389,16 @@ def has_form_of_torch(saved: Any) -> bool:
         and {"state", "param_groups"} <= saved.keys()
         and all(isinstance(key, int) and isinstance(one, Mapping) for key, one in saved["state"].items())
     )
+
+
+@contextmanager
+def _held_groups(objects: Mapping[str, Stateful], thing: Stateful) -> Iterator[None]:
+    """Keeps the groups of all optimizers while `thing` is loaded: one around another (SAM) may replace both's."""
+    around = [*objects.values(), *getattr(thing, "__dict__", {}).values()]
+    held = [_HeldGroups(one) for one in around if isinstance(one, torch.optim.Optimizer)]
+    yield
+    for one in held:
+        one.put_back()
 
 
 class _HeldGroups:
