@@ -120,6 +120,21 @@ class ExportedHalving(Halving, transformers.trainer_callback.ExportableState):
         return {"args": {}, "attributes": {"seen": self.seen}}
 
 
+class Once(transformers.TrainerCallback):
+    """Changes an argument at the third step, which it sets at the beginning, and adds others to arguments and state."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        args.max_grad_norm = 7.0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            args.max_grad_norm = 0.05
+            args.factor, state.factors = 0.5, [0.5]
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        model.net.bias.grad *= getattr(args, "factor", 1) * sum(getattr(state, "factors", [1]))
+
+
 class HalfExported(ExportedHalving):
     """Exports less than changes."""
 
@@ -259,13 +274,14 @@ def test_what_the_library_keeps_is_no_alarm(tmp_path, given, recwarn):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "given", [{"kind": SavedCountingTrainer}, {"callbacks": True}], ids=["trainer", "callback"]
-)
+    "given", [{"kind": SavedCountingTrainer}, {"callbacks": ExportedHalving}, {"callbacks": Once}],
+    ids=["trainer", "callback", "settings"],
+)  # fmt: skip
 def test_state_that_the_program_saves_is_restored(tmp_path, given, monkeypatch):
-    """A trainer's own state_dict, and an ExportableState that on_train_begin resets, continue after a stop in the middle."""
+    """A trainer's own state_dict, an ExportableState that on_train_begin resets, and changed arguments continue after a stop in the middle."""
 
     def end(folder, stop=None):
-        callbacks = [ExportedHalving()] if "callbacks" in given else []
+        callbacks = [given["callbacks"]()] if "callbacks" in given else []
         made = trainer(
             folder, Rows(), given.get("kind", Trainer), callbacks=callbacks, settings={"max_steps": 8},
             run_options={"save": 1},

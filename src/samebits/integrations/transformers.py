@@ -311,9 +311,25 @@ class _TrainState:
         kinds = [kind for kind in type(trainer).__mro__ if issubclass(kind, transformers.Trainer)]
         kinds = [one for one in kinds if owner_of_module(one.__module__) == "installed"]
         names = set[str]().union(*map(names_set_by, kinds)) - names_set_by(transformers.Trainer)
-        self._besides = sorted(name for name in names & vars(trainer).keys() if is_plain(vars(trainer)[name]))
-        """The plain attributes of trainers of other packages (TRL's): a commit has those that change."""
-        self._begun = {name: digest.of_value(vars(trainer)[name]) for name in self._besides}
+        fields = {one.name for one in dataclasses.fields(trainer.state)}
+        self._besides: dict[str, tuple[Any, Callable[[str], bool]]] = {
+            "besides": (trainer, names.__contains__),
+            "args": (trainer.args, lambda name: True),
+            "added": (trainer.state, lambda name: name not in fields),
+        }
+        """Plain attributes of trainers of other packages (TRL's), of the arguments, and what a program adds to
+        the state: a commit has those that change."""
+        self._begun = {key: self._digests(key) for key in self._besides}
+
+    def _digests(self, key: str) -> dict[str, str]:
+        target, has = self._besides[key]
+        return {name: digest.of_value(v) for name, v in vars(target).items() if has(name) and is_plain(v)}
+
+    def _changed(self, key: str) -> list[Any]:
+        """Returns the names of what has changed since the training began, and their state."""
+        begun, (target, _) = self._begun[key], self._besides[key]
+        names = sorted(name for name, now in self._digests(key).items() if begun.get(name) != now)
+        return [names, attributes(target, *names).state_dict()] if names else []
 
     def _stateful(self) -> list[Any]:
         trainer = self._trainer
@@ -325,14 +341,13 @@ class _TrainState:
         if self._restored is not None:
             return self._restored
         trainer = self._trainer
-        changed = [name for name, was in self._begun.items() if digest.of_value(vars(trainer)[name]) != was]
         state = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks={}))
         state["log_history"] = [_without_times(one) for one in state["log_history"]]
         return {
             "state": state,
             "callbacks": [copy.deepcopy(one.state()["attributes"]) for one in self._stateful()],
             "own": {name: copy.copy(getattr(trainer, name, 0)) for name in _OWN},
-            "besides": [changed, attributes(trainer, *changed).state_dict()] if changed else [],
+            **{key: self._changed(key) for key in self._besides},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -345,12 +360,15 @@ class _TrainState:
         for name, value in self._restored["state"].items():
             if name != "stateful_callbacks":
                 setattr(self._trainer.state, name, value)
-        if self._restored["besides"]:
-            names, values = self._restored["besides"]
-            attributes(self._trainer, *names).load_state_dict(values)
-        self._restore_callbacks(self._restored)
+        self._restore_program(self._restored)
 
-    def _restore_callbacks(self, restored: Mapping[str, Any]) -> None:
+    def _restore_program(self, restored: Mapping[str, Any]) -> None:
+        for key, (target, _) in self._besides.items():
+            names, values = restored.get(key) or [[], {}]
+            for name in names:
+                vars(target).setdefault(name)  # one that a callback adds
+            if names:
+                attributes(target, *names).load_state_dict(values)
         for one, values in zip(self._stateful(), restored["callbacks"], strict=True):
             vars(one).update(copy.deepcopy(values))
 
@@ -359,5 +377,5 @@ class _TrainState:
         if self._restored is not None:
             for name, value in self._restored["own"].items():
                 setattr(self._trainer, name, value)
-            self._restore_callbacks(self._restored)  # on_train_begin may have reset them
+            self._restore_program(self._restored)  # on_train_begin may have reset them
             self._restored = None
