@@ -154,6 +154,16 @@ KEPT = {
     "a package's cache that is filled late": ("lazy = lib.Lazy()", "", "n = lazy(step.number)", ""),
     "a value in run.state": ("", "run.state.setdefault('k', 0)", "run.state.k += 1; n = run.state.k", ""),
     "what each step sets": ("held = type('H', (), {})()\nheld.n = 0", "", "held.n = step.number; n = held.n", ""),
+    "a dict that an object of the run has instead of None": (
+        "class Best:\n"
+        "    weights, wait = None, 0\n"
+        "    def __init__(self): self.weights = None\n"
+        "    def state_dict(self): return {'weights': self.weights}\n"
+        "    def load_state_dict(self, s): self.weights = s['weights']\n"
+        "best = Best()", "run.add('best', best)",
+        "if step.number == 9: best.weights = copy.deepcopy(model.state_dict())\n"
+        "        if step.number == 15: model.load_state_dict(best.weights)", "",
+    ),
     "what only the start sets": (SWITCHED, "if run.resumed or True: data.noisy = False", "", ""),
 }  # fmt: skip
 
