@@ -278,7 +278,7 @@ def test_what_the_library_keeps_is_no_alarm(tmp_path, given, recwarn):
     ids=["trainer", "callback", "settings"],
 )  # fmt: skip
 def test_state_that_the_program_saves_is_restored(tmp_path, given, monkeypatch):
-    """A trainer's own state_dict, an ExportableState that on_train_begin resets, and changed arguments continue after a stop in the middle."""
+    """A trainer's own state_dict, an ExportableState that on_train_begin resets, and changed arguments continue after a stop."""
 
     def end(folder, stop=None):
         callbacks = [given["callbacks"]()] if "callbacks" in given else []

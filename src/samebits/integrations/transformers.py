@@ -314,11 +314,11 @@ class _TrainState:
         fields = {one.name for one in dataclasses.fields(trainer.state)}
         self._besides: dict[str, tuple[Any, Callable[[str], bool]]] = {
             "besides": (trainer, names.__contains__),
-            "args": (trainer.args, lambda name: True),
+            "args": (trainer.args, vars(trainer.args).__contains__),
             "added": (trainer.state, lambda name: name not in fields),
         }
-        """Plain attributes of trainers of other packages (TRL's), of the arguments, and what a program adds to
-        the state: a commit has those that change."""
+        """Plain attributes of trainers of other packages (TRL's), of the arguments, and what a program adds
+        to the state: a commit has those that change."""
         self._begun = {key: self._digests(key) for key in self._besides}
 
     def _digests(self, key: str) -> dict[str, str]:

@@ -393,7 +393,7 @@ def has_form_of_torch(saved: Any) -> bool:
 
 @contextmanager
 def _held_groups(objects: Mapping[str, Stateful], thing: Stateful) -> Iterator[None]:
-    """Keeps the groups of all optimizers while `thing` is loaded: one around another (SAM) may replace both's."""
+    """Keeps the groups of all optimizers in a load: one around another (SAM) may replace both's."""
     around = [*objects.values(), *getattr(thing, "__dict__", {}).values()]
     held = [_HeldGroups(one) for one in around if isinstance(one, torch.optim.Optimizer)]
     yield

@@ -62,9 +62,11 @@ class WholeSnapshot(StateSnapshot):
         """Returns a leaf of None for an attribute that an object lacks; None if there is no object."""
         owner, _, name = path.rpartition(".")
         held = self.holders.get(owner)
-        inside = tuple(f"{before}{path}{behind}" for before, behind in (("", "["), ("", "."), ("len(", ")")))
-        if held is None or not name.isidentifier() or any(one.startswith(inside) for one in self.leaves_by_path):
-            return None  # or a container is there, which has no leaf of its own
+        inside = f"{path}[", f"{path}.", f"len({path})"  # a container has no leaf of its own
+        if held is None or not name.isidentifier():
+            return None
+        if any(one.startswith(inside) for one in self.leaves_by_path):
+            return None
         root, places, owners, kind = held
         inner = (*places, StoredPlace("attr", name)), (*owners, (kind, name))
         return Leaf(NONE, None, root, *inner, installed=keeps_attributes(kind))
