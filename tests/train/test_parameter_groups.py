@@ -176,7 +176,11 @@ class Around(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("one_list", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "order", [["outer", "base"], *(pytest.param(one, marks=pytest.mark.slow) for one in (["base", "outer"], ["outer"]))]
+    "order",
+    [
+        ["outer", "base"],
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (["base", "outer"], ["outer"])),
+    ],
 )
 def test_optimizers_that_share_groups_share_them_after_a_resume(order, one_list, tmp_path):
     """Whichever loads first, and where the base is in no run: a scheduler of the outer one moves the base's rate."""
