@@ -267,7 +267,7 @@ class LoaderBatches(Blocks):
                 self.order.digests[place(state)[0]] = digest
 
     @override
-    def next_digest(self, before: int, element: Any, after: State) -> int:
+    def next_digest(self, before: int, after: State) -> int:
         if not isinstance(self.order, SamplerOrder):
             return before
         number, digests = place(after)[0], self.order.digests

@@ -140,7 +140,9 @@ class PipelineIterator(Iterator[Any]):
     def __next__(self) -> Any:
         element = self._next_element()
         position = self.position
-        position.rolling_digest = self._stage.next_digest(position.rolling_digest, element, position.state)
+        before = position.rolling_digest
+        own = self._stage.next_digest(before, position.state)
+        position.rolling_digest = update_digest(before, element) if own is None else own
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import numpy as np
 
 from samebits._context import Words
 from samebits.data._calls.user_function import Function
-from samebits.data._rolling_digest import update_digest
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
@@ -149,9 +148,8 @@ class Stage(ABC):
     def begin_at(self, state: State, digest: int) -> None:  # noqa: B027 (most have nothing to note)
         """Notes that a bound stage is read from `state` on, where the rolling digest was `digest`."""
 
-    def next_digest(self, before: int, element: Any, after: State) -> int:
-        """Returns the rolling digest after one more element of a bound stage, and `after` it its state."""
-        return update_digest(before, element)
+    def next_digest(self, before: int, after: State) -> int | None:
+        """Returns the stage's own rolling digest where its state is `after`; None: that of its elements."""
 
     def parts(self) -> list[str]:
         """Returns the texts that a fingerprint hashes one by one."""
