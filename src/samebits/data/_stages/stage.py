@@ -148,7 +148,7 @@ class Stage(ABC):
     def begin_at(self, state: State, digest: int) -> None:  # noqa: B027 (most have nothing to note)
         """Notes that a bound stage is read from `state` on, where the rolling digest was `digest`."""
 
-    def next_digest(self, before: int, after: State) -> int | None:
+    def next_digest(self, before: int, after: State) -> int | None:  # noqa: B027 (most have none)
         """Returns the stage's own rolling digest where its state is `after`; None: that of its elements."""
 
     def parts(self) -> list[str]:
