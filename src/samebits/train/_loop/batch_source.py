@@ -156,7 +156,7 @@ class BatchSource:
         give_back = self._begin_objects()
         if isinstance(self._loader, Resumable):
             if give_back is not None:
-                self._loader._replayed = give_back
+                vars(self._loader)["_replayed"] = give_back
             self._iterator = iter(self._loader)
             vars(self._loader).pop("_replayed", None)
             self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
