@@ -64,7 +64,9 @@ class SavingLines:
 
     def save(self, name: str, text: str, thing: Any, paths: Iterable[str], *, new: bool = False) -> None:
         """Adds the lines for the changes at `paths` inside `thing`; `new`: it lacks one before the loop."""
-        if id(thing) not in self._saved and _has_own_state(thing):
+        paths = list(paths)
+        is_parts = isinstance(thing, torch.utils.data.DataLoader) and all(paths)  # its state is a position
+        if id(thing) not in self._saved and _has_own_state(thing) and not is_parts:
             self._add_objects(name, text, {"": thing})
             if not isinstance(thing, torch.nn.Module):
                 self._add_objects(name, text, _parts(thing).with_state_dict)
