@@ -279,9 +279,9 @@ def late_generator(run_dir, stop=None):
     model = nn.Linear(6, 3)
     process.overrides = CheckOverrides(commit_steps=(7,))
     with samebits.Run(run_dir, model=model) as run:
-        for number, (_, x) in enumerate(run.steps(loader, epochs=3)):
+        for step, x in run.steps(loader, epochs=3):
             model.weight.data += model(x).mean() * 0.01
-            if number == stop:
+            if step.number == stop:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -215,6 +215,8 @@ class Run:
     def _add(self, name: str, thing: Any, options: tuple[str, ...]) -> None:
         saved = stateful(name, thing, options)
         before = self.objects.get(name)
+        if saved is before:  # the line is in a loop, or in a function that an epoch calls
+            return
         if isinstance(before, Attributes) and isinstance(saved, Attributes) and before.is_like(saved):
             self.objects[name] = saved  # its object was made anew, as the meter of an epoch is
             note_objects(self.objects)

@@ -50,6 +50,13 @@ class LoopSource:
         """Returns the lines with a variable."""
         return [] if self._loop is None else list(_uses(self._scope, name))
 
+    def targets(self) -> dict[int, ast.expr]:
+        """Returns the parts of the target of the `for` statement at the frame's line, by their place."""
+        line, nodes = self.frame.f_lineno, ast.walk(self._scope or ast.Pass())
+        loops = [one for one in nodes if isinstance(one, ast.For) and one.lineno <= line]
+        target = next((one.target for one in loops if line <= (one.iter.end_lineno or 0)), None)
+        return dict(enumerate(target.elts)) if isinstance(target, ast.Tuple) else {}
+
     def lines_to_change(self, name: str) -> list[int]:
         """Returns the numbers of the lines that have a variable from the loop on, or in a function."""
         return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= self._first})

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits._inspect import budget, structure, user_code
 from samebits._inspect._program import carried_locals
+from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import (
     IncompleteStateError,
@@ -92,6 +93,8 @@ class Completeness:
         """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
         self.pending = False
         """True from the first lost change to the error: a commit made now would not be complete."""
+        self.places: set[tuple[CodeType, int]] = set()
+        """The `for` statements around which iterators were looked for."""
         self._recomputed: set[str] = set()
         """The paths of values that had changed and that a step sets before it reads them."""
         self._warned: set[str] = set()
@@ -148,7 +151,8 @@ class Completeness:
     def program(self, frame: FrameType) -> UserFunctions:
         """Returns the user's functions, read once."""
         if self._program is None:
-            self._program = UserFunctions(frame, "samebits.train._loop")
+            user = carried_locals.loop_frames(frame)[0]  # not that of a progress bar around the loop
+            self._program = UserFunctions(user, "samebits.train._loop")
         return self._program
 
     def steering(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> reachable_state.Steering:
@@ -164,6 +168,15 @@ class Completeness:
     def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> Program:
         """Returns the program as one sees it who pastes the lines of a message."""
         return Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
+
+    def flow(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> OutputFlow:
+        """Returns the search for values that flow only into output."""
+        return self._judge.flow_of(self.program(frame), frozenset(committed_names(frame, objects, loader)))
+
+    def is_allowed(self, path: str) -> bool:
+        """Returns True for a path that was given to `ignore`, which counts as seen then."""
+        self._ignored |= {path: True} if path in self._ignored else {}
+        return path in self._ignored
 
     def between_epochs(self) -> Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
@@ -250,8 +263,7 @@ class Completeness:
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
         known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
         held = {id(thing) for thing in objects.values()}
-        assert self._program is not None
-        flow = self._judge.flow_of(self._program, frozenset(committed_names(frame, objects, loader)))
+        flow = self.flow(frame, objects, loader)
         return [
             name
             for group in carried_locals.assigned_in_loop(frame)

@@ -23,6 +23,7 @@ from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, check_steps, with_epoch_length
 from samebits.train._loop.steps import (
@@ -121,14 +122,15 @@ class Epochs(Iterator[Epoch]):
         run._check_open("Run.epochs")
         run.preemption.idle = False
         first = self._epoch is None
+        frame = sys._getframe(1)
+        look = self._checks, frame, None, run.objects
         if first:
+            check_wrappers(self, "epoch.number", *look)
             self._begin()
         else:
             self._end_epoch()
         conflicting_settings.check()
         process.position = None
-        frame = sys._getframe(1)
-        look = self._checks, frame, None, run.objects
         if first:
             begins = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
             run._notes.begin(*look, run_state=run.state, position=begins, by_epoch=True, over=self._over)
@@ -262,6 +264,8 @@ class Epochs(Iterator[Epoch]):
 
 class EpochSteps(Steps):
     """The steps of one epoch: those that are left of it."""
+
+    _number = "step.batch_index"
 
     def __init__(self, epochs: Epochs, loader: Iterable[Any], steps_per_epoch: int | None) -> None:
         super().__init__(epochs.run, loader, 1, epochs.loop.name, steps_per_epoch)

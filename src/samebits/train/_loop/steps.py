@@ -25,6 +25,7 @@ from samebits.random._process import draw_counts
 from samebits.train._boundary_commits import CommitPolicy, TakeNote
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
+from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
 from samebits.train._loop.preemption import Preemption
@@ -104,6 +105,8 @@ class Step:
 class Steps(Iterator[tuple[Step, Any]]):
     """An iterator of `(step, batch)`; between two, in the outermost loop, the run may be committed."""
 
+    _number = "step.number"
+
     def __init__(
         self,
         run: RunView,
@@ -132,12 +135,14 @@ class Steps(Iterator[tuple[Step, Any]]):
         run._check_open("Run.steps")
         run.preemption.idle = False
         first = self._source is None
+        frame = sys._getframe(1)
+        look = run._completeness, frame, self._loader, run.objects
+        if first:
+            check_wrappers(self, self._number, *look)
         if self._source is not None:
             self._source.end_body()
         self._advance()
         conflicting_settings.check()
-        frame = sys._getframe(1)
-        look = run._completeness, frame, self._loader, run.objects
         if self._over:
             self._leave()
             if first:
