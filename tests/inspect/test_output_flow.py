@@ -46,6 +46,10 @@ OUTPUT = {
         "v.update(optimizer.param_groups[0]['lr']); v.update(scheduler.get_last_lr()[0]); print(v.avg)",
     ),
     "a print": ("", "v += loss.item(); print(v)"),
+    "attributes of the program's own objects": (
+        "ns = types.SimpleNamespace(v=0); m = {'a': Meter()}",
+        "v += loss.item(); m['a'].sum = v; ns.v = v; print(m['a'].sum, ns.v)",
+    ),
     "never read": ("", "v += loss.item()"),
     "an f-string, rounded": ("", "v += loss.item(); print(f'{v:.2f}', round(v, 3))"),
     "a user's function that prints": ("", "v += loss.item(); show('loss', v / 3)"),
@@ -139,6 +143,14 @@ TRAINING = {
     "a file name": ("", "v += 1; model.load_state_dict(torch.load(f'{v}.pt'))"),
     "used after the loop": ("", "v += 1", "model.bias.data.fill_(v)"),
     "setattr": ("", "v += 1; setattr(model, 'scale', v)"),
+    "an attribute of a sampler": (
+        "v = np.ones(9); s = torch.utils.data.WeightedRandomSampler(torch.ones(9), 9)",
+        "v[step.number] = loss.item(); s.weights = torch.from_numpy(v + 1e-3)",
+    ),
+    "an item of an attribute": (
+        "v = np.ones(9); s = torch.utils.data.WeightedRandomSampler(torch.ones(9), 9)",
+        "v[step.number] = loss.item(); s.weights[:] = torch.from_numpy(np.sqrt(v)); print(s.weights)",
+    ),
 }
 
 
@@ -194,6 +206,25 @@ def test_an_attribute_that_is_read_by_reflection_may_train(tmp_path):
         folder = tmp_path / str(expected)
         folder.mkdir()
         assert flow_of("", inside, "pass", folder)[0].attribute("avg") is expected
+
+
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        ("import cfg as c\nprint(c.n)", True),
+        ("import cfg as c\ntrain(x[: c.n])", False),
+        ("import cfg as c\ntrain(getattr(c, 'n'))", False),
+        ("from cfg import n as m\ntrain(m['k'])", False),
+        ("import cfg\nprint(cfg.n)\ntrain(run.n)", True),
+    ],
+)
+def test_a_variable_of_a_module_is_followed_into_the_files_that_import_it(reads, expected, tmp_path):
+    """A global that only a print reads as `cfg.n` is output; a slice, a getattr, or another imported name may train."""
+    codes = []
+    for name, text in (("cfg", "n = 0\ndef more():\n    global n\n    n += 1"), ("train", reads)):
+        (tmp_path / f"{name}.py").write_text(text)
+        codes.append(compile(text, str(tmp_path / f"{name}.py"), "exec"))
+    assert OutputFlow(codes, {"run"}).variable(None, "n") is expected
 
 
 def test_without_source_nothing_is_called_output():

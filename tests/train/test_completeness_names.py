@@ -132,6 +132,29 @@ def test_a_resume_compares_what_a_name_means(name):
     assert "best = run.state.pool[1]" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        "arrays.numpy()",
+        *(pytest.param(f"arrays{one}", marks=pytest.mark.slow) for one in ("", "[:]", ".view(2, 2)")),
+    ],
+)
+def test_a_write_through_an_older_name_is_not_lost_in_silence(view):
+    """A view made before the run loads has other memory after a resume: what is written into it is an error then."""
+    make = f"arrays = torch.zeros(4); view = {view}; arrays = arrays.clone() if run.resumed else arrays"
+    body = "w = run.state.held; view[0] = step.number"
+    before = f"{make}; run.state.setdefault('held', arrays)"
+    killed(15, before, body)
+    with pytest.raises(ResumeMismatchError, match=r"view: it was run\.state\.held"):
+        run(before, body)
+    os.rename("run", "before")
+    before = f"arrays = run.state.setdefault('held', torch.zeros(4)); view = {view}"
+    killed(15, before, body)
+    resumed = run(before, body)
+    os.rename("run", "killed")
+    assert run(before, body) == resumed
+
+
 def test_a_name_of_what_load_state_dict_replaces():
     """A second name of a list holds the old one after `self.items = ...`: an error of the resume; after `self.items[:] = ...` it is none."""
     body = "buffer.items.append(x[0]); w = recent[-1] + recent[len(recent) // 2]"

@@ -30,6 +30,13 @@ ARITHMETIC = words(
 LIBRARIES = words(
     "math np numpy torch statistics datetime timedelta time json os pd tabulate humanize textwrap"
 )
+NAMESPACES = words("SimpleNamespace Namespace parse_args tqdm trange track Progress SummaryWriter DataFrame")
+"""What makes an object whose attributes only the program, or an output, reads."""
+OUTPUT_MODULES = words("wandb mlflow neptune comet_ml logging plt tqdm rich pd pandas")
+FETCHERS = "Sampler", "Dataset", "Loader"
+"""Ends of the names of classes that fetch batches by their attributes."""
+PLAIN_BASES = words("Sampler Dataset IterableDataset MapDataset")
+"""Bases of these that have no attributes of their own."""
 CALCULATE = words("sklearn scipy math statistics numpy")
 READS = words(
     """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy

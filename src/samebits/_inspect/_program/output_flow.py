@@ -17,10 +17,14 @@ from samebits._inspect._program.call_kinds import (
     CALCULATE,
     COLLECTS,
     CONTAINERS,
+    FETCHERS,
     FILLS,
     KEEPS,
     LIBRARIES,
+    NAMESPACES,
     OUTPUT,
+    OUTPUT_MODULES,
+    PLAIN_BASES,
     QUIET,
     READS,
     REFLECTS,
@@ -76,8 +80,18 @@ class OutputFlow:
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._steering: dict[str, frozenset[str]] = {}
+        self._shared = False
+        """True for a variable whose memory others read: what is written to it counts, too."""
         self._root: tuple[Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
+
+    def is_shared_output(self, code: types.CodeType | None, name: str) -> bool:
+        """Returns True if a variable flows only into output and nothing is written into its object."""
+        self._shared, known, self._answers = True, self._answers, {}
+        try:
+            return self.variable(code, name)
+        finally:
+            self._shared, self._answers = False, known
 
     def variable(self, code: types.CodeType | None, name: str) -> bool:
         """Returns True if the variable flows only into output; False if that is not known.
@@ -87,7 +101,25 @@ class OutputFlow:
         if (code, name) not in self._answers:
             scopes = self._sources.trees if code is None else [self._sources.scope_of(code)]
             self._answers[code, name] = bool(scopes) and all(self._is_output_in(one, name) for one in scopes)
+            if code is None and self._answers[code, name]:
+                self._answers[code, name] = self._is_output_of_modules(name)
         return self._answers[code, name]
+
+    def _is_output_of_modules(self, name: str) -> bool:
+        """Returns True if a module's variable flows only into output as `cfg.n`, and under imported names."""
+        imports = [node for node in self._sources.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = [one for node in imports for one in node.names]
+        known = [(one.name, one.asname or one.name.partition(".")[0]) for one in names]
+        modules, others = {short for _, short in known}, {short for full, short in known if full == name}
+        read = [
+            one
+            for one in self._sources.nodes
+            if isinstance(one, ast.Call | ast.Attribute)
+            and (_text_of_getattr(one) == name or (_loads_attribute(one, name) and root_of(one) in modules))
+        ]
+        return all(self.variable(None, one) for one in others - {name}) and all(
+            self._is_output(one, self._sources.scope_around(one), 0) for one in read
+        )
 
     def _is_output_in(self, scope: Scope | None, name: str) -> bool:
         self._ask(scope, name)
@@ -200,7 +232,9 @@ class OutputFlow:
             call = self._sources.parents[above]
             return isinstance(call, ast.Call) and self._is_output_of_call(above, call, scope, depth)
         if isinstance(above, ast.Attribute | ast.Subscript) and not isinstance(above.ctx, ast.Load):
-            return above.value is node or self._store(above, scope, depth)
+            return (above.value is node and not self._shared) or (
+                above.value is not node and self._store(above, scope, depth)
+            )
         if isinstance(above, ast.Lambda):
             return self._is_output(above, self._sources.scope_around(self._sources.parents[above]), depth)
         if isinstance(above, ast.Yield | ast.YieldFrom | ast.Await):
@@ -228,6 +262,8 @@ class OutputFlow:
 
     def _is_output_of_call(self, node: ast.AST, call: ast.Call, scope: Scope, depth: int) -> bool:
         name = called(call)
+        if self._shared and node is call.func and name not in READS:
+            return False
         if node is call.func:  # a method of the object: `meter.update(loss)`
             if name in FILLS and self._is_container(call, scope):
                 return True  # it returns None
@@ -371,9 +407,24 @@ class OutputFlow:
             or self._may_be_committed(scope, root)
         ):
             return False
+        if attributes and self._is_read_by_package(holder, scope):
+            return False
         if attributes:
             return self._attribute(attributes[0], depth + 1)
         return self._variable(scope, root, depth + 1)
+
+    def _is_read_by_package(self, holder: ast.expr, scope: Scope) -> bool:
+        """Returns True if methods of a package may read what is stored: `sampler.weights = w`."""
+        while not isinstance(holder, ast.Attribute):
+            holder = holder.value  # type: ignore[attr-defined]
+        kinds = self._sources.classes_of(holder.value, scope)
+        if kinds is not None:
+            return any(one.endswith(FETCHERS) for one in kinds - self._sources.bases.keys() - PLAIN_BASES)
+        made = [one for one in self._sources.made_as(holder.value, scope) if isinstance(one, ast.Call)]
+        own = self._sources.functions.keys() | self._sources.bases.keys() | NAMESPACES
+        if any(called(one) not in own and root_of(one.func) not in OUTPUT_MODULES for one in made):
+            return True
+        return not made and not any(_loads_attribute(one, holder.attr) for one in self._sources.nodes)
 
     def _may_be_committed(self, scope: Scope, name: str, depth: int = 0) -> bool:
         """Returns True if a variable may be part of a commit: `for group in optimizer.param_groups`."""

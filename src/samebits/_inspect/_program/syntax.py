@@ -105,7 +105,7 @@ class Sources:
         named = self.functions.get(called(call), [])
         if not named or not isinstance(call.func, ast.Attribute):
             return [one for one in named if not isinstance(self.parents[one], ast.ClassDef)] or named
-        kinds = self._classes_of(call.func.value, self.scope_around(call))
+        kinds = self.classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 
     def makers_of(self, call: ast.Call) -> list[ast.FunctionDef]:
@@ -113,22 +113,24 @@ class Sources:
         made = self.functions.get("__init__", [])
         return [one for one in made if getattr(self.parents[one], "name", "") == called(call)]
 
-    def _classes_of(self, holder: ast.expr, scope: Scope) -> set[str] | None:
+    def classes_of(self, holder: ast.expr, scope: Scope) -> set[str] | None:
         """Returns the names of the classes that an object may have, with their bases; None if not known."""
         if isinstance(holder, ast.Name) and self.is_self(holder.id, scope):
             around: ast.AST = scope
             while not isinstance(around, ast.ClassDef | ast.Module):
                 around = self.parents[around]
             return self._with_bases({around.name}) if isinstance(around, ast.ClassDef) else None
-        name = last_name(holder)
-        places = [scope] if isinstance(holder, ast.Name) else self.trees
-        made = [value for place in places for value in values_of(place, name)]
-        if not made and isinstance(holder, ast.Name):
-            made = [value for tree in self.trees for value in values_of(tree, name)]
-        made = [value for value in made if not isinstance(value, ast.Constant)]  # `meter = None` at first
+        made = self.made_as(holder, scope)
         kinds = {called(value) if isinstance(value, ast.Call) else "" for value in made}
         known = kinds and all(kind in self.bases for kind in kinds)
         return self._with_bases(kinds) if known else None
+
+    def made_as(self, holder: ast.expr, scope: Scope) -> list[ast.expr]:
+        """Returns what is assigned to a variable or an attribute, without constants."""
+        name = last_name(holder)
+        made = values_of(scope, name) if isinstance(holder, ast.Name) else []
+        made = made or [value for tree in self.trees for value in values_of(tree, name or "?")]
+        return [value for value in made if not isinstance(value, ast.Constant)]  # `meter = None` at first
 
     def _with_bases(self, kinds: set[str]) -> set[str]:
         while more := {base for kind in kinds for base in self.bases.get(kind, ())} - kinds:

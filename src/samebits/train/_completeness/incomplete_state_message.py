@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from samebits._context import Position
@@ -18,7 +19,7 @@ from samebits.train._completeness.code_lines import LoopSource, sources_around
 from samebits.train._completeness.cures import SavingLines, is_below
 from samebits.train._completeness.lost_changes import Change, Late, is_fetched, means_saved
 from samebits.train._completeness.reachable_state import PACKAGE
-from samebits.train._completeness.saved_objects import joined
+from samebits.train._completeness.saved_objects import joined, memory_of
 from samebits.train._object_states import saved_identities
 
 _SHORT = 4
@@ -217,11 +218,21 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
     numbers = source.lines_to_change(name)
     where = f"line{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "the loop"
     instead = f"{source.run}.state.{key} instead of {name} in {where}"
+    if views := _names_of_same_memory(found):
+        text += f"; make {', '.join(views)}, of the same memory, from {source.run}.state.{key} after the line"
     if source.before not in source.places(name):
         return MessageLine(text, [(source.before.partition(",")[0], instead)])
     return MessageLine(
         text, [(source.before, f'{source.run}.state.setdefault("{key}", {name})  # and {instead}')]
     )
+
+
+def _names_of_same_memory(found: Variable) -> list[str]:
+    """Returns the other variables that hold a tensor or an array, or views of it."""
+    kinds = torch.Tensor, np.ndarray
+    held = {name: one for name, one in found.source.frame.f_locals.items() if isinstance(one, kinds)}
+    memory = memory_of(found.value) if isinstance(found.value, kinds) else None
+    return [name for name, one in held.items() if name != found.text and memory_of(one) == memory]
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -253,7 +264,14 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
         if role.saves:
             cure = f"give its loader to the run, Run({root}=loader), which resumes it where it was"
         return MessageLine(f"{subject} (an iterator, {where}): {cure}; or index by step.number.")
-    if means_saved(change) and not program.may_have_two_names(str(change.now.value or change.before.value)):
+    meant = str(change.now.value or change.before.value)
+    if means_saved(change) and "[a view" in meant:
+        owner = meant.partition("[a view")[0]
+        return MessageLine(
+            f"{subject} ({where}): it was a view of {owner}, and has other memory after a resume. Make it "
+            f"from {owner}, after the line that gives that to the run."
+        )
+    if means_saved(change) and not program.may_have_two_names(meant):
         return MessageLine(
             f"{subject} ({where}): it means {change.now.value or 'another object'}, and which it means is in "
             "no commit. Keep the index or the key in run.state and take the object by that; or take it "

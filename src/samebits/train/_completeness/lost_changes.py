@@ -339,7 +339,10 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False
     code = next((one.f_code for one in carried_locals.loop_frames(frame) if place.name in one.f_locals), None)
-    if not aliased and flow.variable(code if place.kind == "local" else None, place.name):
+    code = code if place.kind == "local" else None
+    if means_saved(change):
+        return flow.is_shared_output(code, place.name)
+    if not aliased and flow.variable(code, place.name):
         return True
     return _is_printed_attribute(change, flow)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from samebits._inspect import rng_states, structure
@@ -31,7 +32,7 @@ from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
 from samebits.train._completeness import kinds_of_state
-from samebits.train._completeness.saved_objects import SavedObjects, saved_path
+from samebits.train._completeness.saved_objects import SavedObjects, memory_of, saved_path
 from samebits.train._loop.accelerate_loader import prepared
 
 PACKAGE = "package"
@@ -175,6 +176,9 @@ class StateSnapshot(Walk):
         for value in kinds_of_state.inner(saved):
             if isinstance(value, torch.Tensor):
                 self._saved.add(kinds_of_state.of_tensor(value))
+            elif isinstance(value, np.ndarray):
+                self._saved.add(memory_of(value))
+                self._seen.add(id(value))
             else:
                 self._seen.add(id(value))
 

@@ -64,7 +64,7 @@ class SavedObjects:
         """Returns the path of a saved object, or of one whose memory the value is a view of; else None."""
         paths = self._paths.get(_key(value), [])
         if not paths and isinstance(value, torch.Tensor | np.ndarray):
-            owners, at = self._memory.get(_memory(value), ([], 0))
+            owners, at = self._memory.get(memory_of(value), ([], 0))
             paths = [f"{one}[a view: {_offset(value) - at}, {[*value.shape]}]" for one in owners]
         return saved_path(paths)
 
@@ -80,7 +80,7 @@ class SavedObjects:
         if path in self._wanted:
             self._wanted[path] = value
         if isinstance(value, torch.Tensor | np.ndarray):
-            self._memory.setdefault(_memory(value), (paths, _offset(value)))
+            self._memory.setdefault(memory_of(value), (paths, _offset(value)))
         if len(paths) < _PATHS and path not in paths:
             paths.append(path)
             return True
@@ -125,21 +125,22 @@ def joined(name: str, path: str) -> str:
 
 
 def _key(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and (memory := _memory(value)) > 0:
+    if isinstance(value, torch.Tensor) and (memory := memory_of(value)) > 0:
         return memory, _offset(value), value.dtype, value.shape, value.stride()
     return id(value)
 
 
-def _memory(value: Any) -> int:
+def memory_of(value: Any) -> int:
     """Returns what is equal for all views of one memory."""
     if isinstance(value, torch.Tensor):
         return kinds_of_state.of_tensor(value)
     while isinstance(value.base, np.ndarray):
         value = value.base
-    return id(value)
+    return memory_of(value.base) if isinstance(value.base, torch.Tensor) else _offset(value)
 
 
 def _offset(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return int(value.__array_interface__["data"][0])
-    return value.storage_offset() * value.element_size() if value.layout is torch.strided else 0
+    inside = value.storage_offset() * value.element_size() if value.layout is torch.strided else 0
+    return memory_of(value) + inside
