@@ -31,7 +31,7 @@ LIBRARIES = words(
     "math np numpy torch statistics datetime timedelta time json os pd tabulate humanize textwrap"
 )
 NAMESPACES = words("SimpleNamespace Namespace parse_args tqdm trange track Progress SummaryWriter DataFrame")
-"""What makes an object whose attributes only the program, or an output, reads."""
+"""Makers of objects whose attributes only the program, or an output, reads."""
 OUTPUT_MODULES = words("wandb mlflow neptune comet_ml logging plt tqdm rich pd pandas")
 FETCHERS = "Sampler", "Dataset", "Loader"
 """Ends of the names of classes that fetch batches by their attributes."""
