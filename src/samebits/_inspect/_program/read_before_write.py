@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Sequence
 from types import CodeType
 from typing import NamedTuple
 
+import torch
+
 from samebits._inspect._program.bytecode import (
     ATTRIBUTES,
     GLOBALS,
@@ -269,7 +271,7 @@ class ReadBeforeWrite:
             return _READ
         kind = ("attr", "set", "built") if opname.startswith(ATTRIBUTES) else ("name",)
         if place.name in names and place.kind in kind and not opname.startswith("LOAD_FAST"):
-            return _READ
+            return _NOTHING if self._is_of_tensors(items, at, place) else _READ
         return self._access_by_calls(names, items, at, place)
 
     def _access_to_contents(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
@@ -287,6 +289,12 @@ class ReadBeforeWrite:
         head = next((head for own, head in self._heads if own is items), -1)
         filled = place.kind != "whole" and is_filled(items, at, head, place.kind)
         return _Access(reads=not filled, writes=filled)
+
+    def _is_of_tensors(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> bool:
+        """Returns True for a call of a tensor's method: `x.mean()` is no read of a value `self.mean`."""
+        is_method = place.kind == "attr" and hasattr(torch.Tensor, place.name)
+        taken = use(items, at) if is_method and place.name not in self._program.functions else None
+        return taken is not None and taken.is_called(items)
 
     def _access_by_calls(
         self, names: tuple[str, ...], items: Sequence[dis.Instruction], at: int, place: StoredPlace
