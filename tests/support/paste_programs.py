@@ -314,6 +314,22 @@ opt = torch.optim.SGD(model.parameters(), 0.1)
     for step, (a, b) in run.steps(loader, epochs=1):
         train_step(a, b)
 """,
+    "a tensor that the first forward makes": HEAD
+    + """
+class Norm(nn.Module):
+    def forward(self, x):
+        old = getattr(self, "mean", None)
+        self.mean = x.mean(0) if old is None else 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+model = nn.Sequential(Norm(), nn.Linear(4, 2))
+opt = torch.optim.SGD(model.parameters(), 0.1)
+"""
+    + STEP
+    + RUN
+    + """
+    for step, (a, b) in run.steps(loader, epochs=1):
+        train_step(a, b)
+""",
     "kornia: augmentations in a Sequential": HEAD
     + LIB
     + TAIL

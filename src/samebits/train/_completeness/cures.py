@@ -113,6 +113,7 @@ class SavingLines:
             for path, parts in tried.items():
                 if not parts.unsavable and _covers(parts, way[-1].path):
                     named[path] = None
+                    self._set_before(joined(text, path), way[-1])
                     others |= parts.with_state_dict
                     break
             else:
@@ -120,6 +121,13 @@ class SavingLines:
         if named:
             self.attributes(name, text, named)
         self._add_objects(name, text, others)
+
+    def _set_before(self, text: str, step: WayStep) -> None:
+        """Adds the line that gives a module an attribute that its first forward makes."""
+        owner, _, name = text.rpartition(".")
+        made = isinstance(step.owner, torch.nn.Module) and step.path.rpartition(".")[2] == name
+        if made and not any(name in code.co_names for code in _inits(type(step.owner))):
+            self.code.append(f'{text} = getattr({owner}, "{name}", None)')
 
     def _add_objects(self, name: str, text: str, objects: Mapping[str, Any]) -> None:
         """Adds lines for objects inside another, unless the run has them."""
@@ -184,6 +192,11 @@ def _changed_with(thing: Any, names: set[str]) -> list[str]:
         for name, item in attributes_of(thing).items()
         if name in mentioned and isinstance(item, MUTABLE) and is_plain(item)
     ]
+
+
+def _inits(kind: type) -> list[types.CodeType]:
+    own = [vars(base).get("__init__") for base in kind.__mro__]
+    return [one.__code__ for one in own if isinstance(one, types.FunctionType)]
 
 
 def _candidates(way: Sequence[WayStep]) -> list[str]:
