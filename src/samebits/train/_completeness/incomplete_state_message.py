@@ -322,7 +322,7 @@ def _of_loader(root: str, subject: str, group: list[Change], program: Program) -
     """Returns the entry for a value in a loader: lines for what the loop sets and each batch reads."""
     part, found = subject.split(".")[1], program.variable(root)
     text = f"{subject}: of a loader a commit holds the position, and not this"
-    if found and part not in {"sampler", "batch_sampler"} and not is_fetched(group[0]):
+    if found and (part in {"sampler", "batch_sampler"} or not is_fetched(group[0])):
         program.saved.add(id(found.value))
         return _saved_object(text, root, found, _paths(root, group), program)
     return MessageLine(

@@ -75,7 +75,9 @@ class LoaderObjects:
         ids = [id(getattr(one, "target", one)) for one in own.values()]
         if ids != self._found[0]:
             reached: dict[int, Any] = {}
-            generators_in(_roots(self._loader) if ids else [], reached)
+            if roots := _roots(self._loader) if ids else []:
+                generators_in(roots, reached)
+                reached[id(self._loader)] = self._loader
             found = [name for name, one in zip(own, ids, strict=True) if one in reached]
             self._found = ids, found
         return {name: own[name] for name in self._found[1]}
