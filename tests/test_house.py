@@ -21,24 +21,24 @@ KEPT = {
 OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
-    ".": 1150,
-    "_inspect": 5240,
+    ".": 1170,
+    "_inspect": 5310,
     "_native": 3130,
     "arithmetic": 11580,
-    "audit": 5390,
+    "audit": 5400,
     "callbacks": 1270,
     "checkpoint": 4750,
     "cli": 2190,
-    "data": 8950,
+    "data": 9010,
     "determinism": 10750,
-    "integrations": 2100,
+    "integrations": 2130,
     "nn": 1630,
     "random": 5330,
     "replica": 4680,
     "rounding": 2580,
-    "state": 1130,
+    "state": 1140,
     "testing": 870,
-    "train": 9280,
+    "train": 9660,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
