@@ -21,6 +21,20 @@ class Seeder:
     def update(self, v):
         self.n += 1
         torch.manual_seed(self.n)
+class Levels:
+    def __init__(self): self.level = 1
+    def __getitem__(self, at): return at * self.level
+class Watch:
+    def __init__(self, held): self.held, self.values = held, []
+    def step(self, v):
+        self.values.append(v)
+        if len(self.values) > 3: self.held.level += 1
+    def rate(self, v):
+        self.values.append(v)
+        if len(self.values) > 3: self.held.param_groups[0]["lr"] *= 0.5
+    def count(self, v):
+        self.held.sum += v
+        print(self.held.sum)
 class Thrower:
     def __init__(self): self.n = 0
     def tick(self):
@@ -45,6 +59,7 @@ OUTPUT = {
         "v = Meter()",
         "v.update(optimizer.param_groups[0]['lr']); v.update(scheduler.get_last_lr()[0]); print(v.avg)",
     ),
+    "an object that counts in a meter": ("v = Watch(Meter())", "v.count(loss.item())"),
     "a print": ("", "v += loss.item(); print(v)"),
     "attributes of the program's own objects": (
         "ns = types.SimpleNamespace(v=0); m = {'a': Meter()}",
@@ -133,6 +148,8 @@ TRAINING = {
     "a lambda": ("f = lambda z: z * v", "v = v + 1; loss = f(loss)"),
     "a generator": ("def g():\n        while True: yield v\n    g = g()", "v = v + 1; loss = loss * next(g)"),
     "an object that seeds": ("v = Seeder()", "v.update(1)"),
+    "an object that sets another's attribute": ("v = Watch(Levels())", "v.step(loss.item())"),
+    "an object that sets a rate": ("v = Watch(optimizer)", "v.rate(loss.item())"),
     "an object that raises": ("v = Thrower()", "v.tick()"),
     "an object that gets the parameters": ("v = Meter()", "v.update(model.parameters())"),
     "a list of what is trained": ("v = []", "v.append(model.weight); v[0].data.fill_(1)"),

@@ -489,14 +489,21 @@ class OutputFlow:
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await):
             return False
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            return self._sources.is_self(root_of(node), function) or not self._may_be_committed(
-                function, root_of(node)
-            )
+            return self._is_quiet_store(node, function, depth)
         if not isinstance(node, ast.Call):
             return True
         if self._sources.functions_of(node):
             return self._are_quiet(node, depth)
         return called(node) in QUIET or self._is_arithmetic(node)
+
+    def _is_quiet_store(self, node: ast.expr, function: ast.FunctionDef, depth: int) -> bool:
+        """Returns True for a store into a part of the object itself, or into what flows only into output."""
+        names = _attributes_in(node)
+        own = self._sources.is_self(root_of(node), function)
+        if len(names) <= own:
+            return own or not self._may_be_committed(function, root_of(node))
+        others = TRAINED.isdisjoint(names) and not self._is_read_by_package(node, function)
+        return others and not self._mentions_committed(node) and self._attribute(names[0], depth + 1)
 
     def _given_committed(self, call: ast.Call) -> bool:
         """Returns True if a call gets an object of the run, or perhaps a part; numbers are no parts."""
@@ -518,6 +525,15 @@ def _text_of_getattr(node: ast.AST) -> str:
     if not isinstance(node, ast.Call) or called(node) != "getattr" or len(node.args) < 2:
         return ""
     return str(node.args[1].value) if isinstance(node.args[1], ast.Constant) else ""
+
+
+def _attributes_in(node: ast.expr) -> list[str]:
+    """Returns ["n", "data"] for `self.data[0].n`."""
+    names = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        names += [node.attr] if isinstance(node, ast.Attribute) else []
+        node = node.value
+    return names
 
 
 def _loads_attribute(node: ast.AST, name: str) -> bool:
