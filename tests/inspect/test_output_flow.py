@@ -26,7 +26,7 @@ class Levels:
     def __getitem__(self, at): return at * self.level
 class Watch:
     def __init__(self, held): self.held, self.values = held, []
-    def step(self, v):
+    def look(self, v):
         self.values.append(v)
         if len(self.values) > 3: self.held.level += 1
     def rate(self, v):
@@ -148,7 +148,7 @@ TRAINING = {
     "a lambda": ("f = lambda z: z * v", "v = v + 1; loss = f(loss)"),
     "a generator": ("def g():\n        while True: yield v\n    g = g()", "v = v + 1; loss = loss * next(g)"),
     "an object that seeds": ("v = Seeder()", "v.update(1)"),
-    "an object that sets another's attribute": ("v = Watch(Levels())", "v.step(loss.item())"),
+    "an object that sets another's attribute": ("v = Watch(Levels())", "v.look(loss.item())"),
     "an object that sets a rate": ("v = Watch(optimizer)", "v.rate(loss.item())"),
     "an object that raises": ("v = Thrower()", "v.tick()"),
     "an object that gets the parameters": ("v = Meter()", "v.update(model.parameters())"),
