@@ -22,7 +22,7 @@ OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1170,
-    "_inspect": 5310,
+    "_inspect": 5330,
     "_native": 3130,
     "arithmetic": 11580,
     "audit": 5400,
