@@ -52,17 +52,16 @@ class LoaderObjects:
             raise
         except Exception as error:
             raise CorruptCommitError(
-                f"{_WHERE}: a commit holds what no run writes ({error!r:.200})."
+                f"{_WHERE}: the newest commit holds what no run writes ({error!r:.200}). Remove its "
+                "folder to resume from the one before."
             ) from error
 
         def give_back() -> None:
             for name, one in objects.items():
-                own = {name: one}
-                was_read = digest.of_value(state.gather(own)["objects"]) != digest.of_value(
-                    begin[name]["objects"]
-                )
-                if not (ahead and was_read):
-                    state.restore_changed(own, committed[name], _WHERE)
+                own, before = {name: one}, begin[name]["objects"]
+                if ahead and digest.of_value(state.gather(own)["objects"]) != digest.of_value(before):
+                    continue  # reading has changed it
+                state.restore_changed(own, committed[name], _WHERE)
 
         return give_back
 
