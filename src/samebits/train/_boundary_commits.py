@@ -26,6 +26,7 @@ from samebits.train import _resume as resume
 from samebits.train._async_commits import Commits
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._environment_check import Environment, RunSeed
+from samebits.train._loop import entry_state
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._memory_check import check_memory
@@ -199,6 +200,10 @@ class CommitPolicy:
         if all(value is None for value in self.commits.store.values().values()):
             self._best.warn("Run")
 
+    def entry_state(self) -> entry_state.EntryState | None:
+        """Returns the state by now, for the commits until the loop or the epoch that begins has ended."""
+        return None if self.commits is None else entry_state.encoded(self._state())
+
     def request_commit(self) -> None:
         """Requests a commit at the next boundary: at once, after a loop that has ended."""
         self._requested = True
@@ -302,6 +307,12 @@ class CommitPolicy:
                 raise
             self._deferred_error = error
 
+    def _state(self) -> dict[str, Any]:
+        saved = state.gather(self._objects)
+        saved["run_state"] = dict(self._run_state)
+        saved["aliases"] = self._aliases.state(saved, self._objects)
+        return saved
+
     def _commit(self, position: Position, note: TakeNote = lambda *_: None, *, wait: bool = True) -> None:
         """Commits the boundary at `position`; without `wait` it, or a newer one, becomes durable later."""
         self._requested = False
@@ -309,9 +320,7 @@ class CommitPolicy:
             return
         assert self._environment is not None
         started = time.perf_counter()
-        saved = state.gather(self._objects)
-        saved["run_state"] = dict(self._run_state)
-        saved["aliases"] = self._aliases.state(saved, self._objects)
+        saved = self._state()
         check = partial(check_memory, saved, self._objects, self._aliases)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())

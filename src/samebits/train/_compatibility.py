@@ -13,6 +13,7 @@ import torch
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError
 from samebits.state import _in_place
+from samebits.train._loop.entry_state import decoded
 from samebits.train._object_states import Stateful, has_form_of_torch, parameter_paths, unsaved_buffers
 from samebits.train._parameter_groups import missing
 
@@ -54,10 +55,19 @@ def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> 
         wrong = [part for part, is_right in _parts_right(saved).items() if not is_right]
         if not wrong and _fits(objects, saved):
             wrong = [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
+        for entry in _entries(saved["loops"].get("current")):
+            check_content({**decoded(entry), "loops": {"step": 0, "done": {}, "current": None}}, objects)
+    except CorruptCommitError:
+        raise
     except Exception as error:
         raise CorruptCommitError(f"a state that no Run writes: {error!r:.200}") from error
     if wrong:
         raise CorruptCommitError(f"{', '.join(wrong)} of the state: none that a Run writes")
+
+
+def _entries(current: Any) -> list[Any]:
+    """Returns the states of an epoch's begin and of a loop's end in the place of a loop."""
+    return [current[name] for name in ("entered_with", "ended_with") if current and name in current]
 
 
 def _fits(objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:

@@ -248,6 +248,15 @@ def _adapters_last(objects: Mapping[str, Stateful]) -> list[tuple[str, Stateful]
     return sorted(objects.items(), key=lambda item: isinstance(item[1], Attributes))
 
 
+def part_of(saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns what a gathered state has of these objects."""
+    own = {*saved} - {"run_state", "aliases"}
+    return {  # a parameter's path begins with the name of its object
+        part: {key: one for key, one in values.items() if key.split(".")[0] in names} if part in own else values
+        for part, values in saved.items()
+    }
+
+
 def restore_changed(
     objects: Mapping[str, Stateful],
     saved: Mapping[str, Any],

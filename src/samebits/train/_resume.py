@@ -28,7 +28,9 @@ from samebits.errors import CorruptCommitError, RunMismatchError, SamebitsError
 from samebits.state._in_place import Restored
 from samebits.train import _compatibility as compatibility
 from samebits.train import _object_states as state
+from samebits.train import _parameter_groups as parameter_groups
 from samebits.train._environment_check import Environment
+from samebits.train._loop.entry_state import EntryState, decoded
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._parameter_groups import AddedGroups
 
@@ -107,6 +109,8 @@ class ResumeState:
         """The validation that the commit is in, until it has been entered."""
         self._restored = self._on_demand = False
         """If the objects were restored before the loop, and if the program asked for it (`run.restore()`)."""
+        self._entered = False
+        """If the state is that of an epoch's begin, or of a loop's end."""
         self.made: dict[int, Any] = {}
         """The objects that were made for saved ones, by their ids, until the loop begins."""
         self._loaded: dict[str, str] = {}
@@ -181,6 +185,28 @@ class ResumeState:
             self._restore(self._saved)
         self._on_demand = True
 
+    def enter(self, entry: EntryState | None) -> None:
+        """Restores the state in which code began that runs again; `restore_at_loop` follows behind it."""
+        if entry is None or self._saved is None:
+            return
+        with self._refusing():
+            before = decoded(entry)
+            self.groups.make(before)
+            now, groups = parameter_groups.names(self._objects), before["param_groups"]
+            objects = {
+                name: one
+                for name, one in self._objects.items()
+                if name in before["objects"] and now.get(name) == groups.get(name)  # more groups by now
+            }
+            before = state.part_of(before, objects)
+            restored = Restored(self.made)
+            restored.bind_items(before["run_state"], self._run_state, set(before["aliases"]["run_state"]))
+            state.restore_changed(objects, before, self._where, restored=restored)
+            restored.again()
+            self._run_state.refill(before["run_state"], before["aliases"], restored)
+            state.share_again(objects, before["aliases"].get("optimizers", ()))
+        self._entered = True
+
     def restore_at_loop(self, *, in_epoch: bool = False) -> None:
         """Restores what is not restored yet, or the program has changed since; the commit is then done with.
 
@@ -189,7 +215,7 @@ class ResumeState:
         assert self._saved is not None
         with self._refusing():
             if self._restored:
-                self._put_back(self._saved, in_epoch=in_epoch)
+                self._put_back(self._saved, in_epoch=in_epoch or self._entered)
             else:
                 self._restore(self._saved)
             self.groups.settle()

@@ -377,6 +377,8 @@ class OutputFlow:
         if "property" in decorated:
             return self._attribute(scope.name, depth + 1)
         calls = self._sources.calls.get(scope.name, [])
+        if scope.name == "forward" or any(_is_of_super(call) for call in calls):
+            return False  # a library calls what overrides a method of its class
         return bool(calls) and all(
             self._is_output(call, self._sources.scope_around(call), depth + 1) for call in calls
         )
@@ -534,6 +536,11 @@ def _attributes_in(node: ast.expr) -> list[str]:
         names += [node.attr] if isinstance(node, ast.Attribute) else []
         node = node.value
     return names
+
+
+def _is_of_super(call: ast.Call) -> bool:
+    base = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return isinstance(base, ast.Call) and called(base) == "super"
 
 
 def _loads_attribute(node: ast.AST, name: str) -> bool:

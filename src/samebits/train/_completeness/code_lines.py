@@ -68,6 +68,15 @@ class LoopSource:
         is_made_before = not sets or min(sets) < self._first
         return [*([self.before] if is_made_before else []), *filter(None, behind)]
 
+    def behind_first(self, name: str) -> str | None:
+        """Returns the place behind the statement before the loop that sets a variable first."""
+        lines = sorted(use.line for use in self.uses(name) if use.sets and not use.in_function)
+        if not lines or lines[0] >= self._first:
+            return None
+        body = next((one for one in _bodies(self._scope, lines[0])), [])
+        end = next((one.end_lineno for one in body if _has(one, lines[0])), None)
+        return f"{self._file}, after line {end}"
+
     def begins_as_none(self, name: str) -> bool:
         """Returns True for a variable that the code before the loop sets to None, and to nothing else."""
         set_before = [use for use in self.uses(name) if use.sets and use.line < self._first]

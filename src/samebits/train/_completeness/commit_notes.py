@@ -25,6 +25,7 @@ import torch
 
 from samebits._context import Position, process
 from samebits._inspect import user_code
+from samebits._inspect._program.derived_names import derived_names
 from samebits._inspect.budget import one_check
 from samebits.errors import ResumeMismatchError
 from samebits.train import _object_states as state
@@ -79,6 +80,8 @@ class LoopChanges:
     def __init__(self, checks: Completeness, loop: str) -> None:
         self.loop, self._checks = loop, checks
         self._first: WholeSnapshot | None = None
+        self.derived: set[str] = set()
+        """The variables that the code before the loop computes from the state."""
         self._clocks = clocks_now()
         self._judge = LostChanges()
         self._last: dict[str, bytes] = {}
@@ -107,6 +110,9 @@ class LoopChanges:
             now.states = digests_of(own_states(objects, saved))
         if self._first is None:
             self._first = now
+            runs = (one for scope in (frame.f_locals, frame.f_globals) for one in scope.values())
+            held = {id(one) for one in runs if type(one).__module__ == "samebits.train._run"}
+            self.derived = derived_names(frame, state.saved_identities(objects) | held)
         return now
 
     @one_check()
@@ -141,14 +147,17 @@ class LoopChanges:
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
     def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, frame: FrameType) -> dict[str, NotedValue]:
-        pairs = {path: now.leaves_by_path[path] for path in now.measured() & first.measured()}
+        paths = now.measured(self.derived) & first.measured(self.derived)
+        pairs = {path: now.leaves_by_path[path] for path in paths}
         same = [
             Change(path, one, one, now)
             for path, one in pairs.items()
             if one.hashed == first.leaves_by_path[path].hashed
         ]
         clocks = {name: (at - _BEFORE, at + _AHEAD) for name, at in _BEGAN.items()}
-        same = LostChanges().unsaved(same, self._checks.program(frame), clocks, {})
+        judged = [one for one in same if not now.is_of_loader(one.path)]
+        kept = {one.path for one in LostChanges().unsaved(judged, self._checks.program(frame), clocks, {})}
+        same = [one for one in same if one.path in kept or now.is_of_loader(one.path)]
         return {
             one.path: NotedValue(one.now.hashed, one.now.hashed, noted_text(one.now.value, one.now.hashed), 0)
             for one in same[:_MOST_UNCHANGED]
@@ -239,7 +248,10 @@ class CommitNotes:
         if lost and note is not None:
             noted = {one.path: note.text(one.path) for one in lost}
             seen = checks.seen_by_reader(frame, objects)
-            error = ResumeMismatchError(mismatch_message(lost, noted, frame, position, self._where, seen))
+            made = {path for path, one in note.values.items() if not one.changes}
+            error = ResumeMismatchError(
+                mismatch_message(lost, noted, frame, position, self._where, seen, made, changes.derived)
+            )
             if process.overrides.raise_incomplete:
                 raise error
             checks.unraised |= dict.fromkeys([one.path for one in lost], error)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from samebits._context import Position
 from samebits._inspect._program import carried_locals
@@ -33,6 +36,8 @@ _TEXT = 80
 OUTSIDE = frozenset({"local", "global", "package"})
 """The kinds of roots of values that no object of the run and no loader holds."""
 _SHOWN = 6
+_KEPT = (list, tuple, dict, int, torch.Tensor, np.ndarray)
+"""What `run.state` takes as it is."""
 _SETTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -130,6 +135,7 @@ def lost_values(
     values that no object of the run and no loader holds.
     """
     changed: dict[str, Change] = {}
+    read: list[str] = []
     for path, noted in note.values.items():
         named = now.at(path)  # of an object that has no leaf of its own
         leaf = now.leaves_by_path.get(path) or named or now.absent(path)
@@ -142,6 +148,8 @@ def lost_values(
         if leaf.hashed == noted.first or fresh or not noted.changes:
             was = leaf._replace(hashed=noted.hashed, value=_value(noted.text))
             changed[path] = Change(path, leaf, was, now)
+            if not noted.changes and path in now.leaves_by_path and now.is_of_loader(path):
+                read.append(path)
     for path, paths in note.names.items():
         leaf, meant = now.at(path) or now.absent(path), saved_path(paths)
         if leaf is None or (outside and leaf.root not in OUTSIDE) or not (meant or paths_of(leaf)):
@@ -157,7 +165,8 @@ def lost_values(
     judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
     states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
     names = committed_names(frame, objects, loader)
-    return judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
+    of_loader = [changed.pop(path) for path in read if path in changed]
+    return of_loader + judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
 
 
 def mismatch_message(
@@ -167,18 +176,23 @@ def mismatch_message(
     position: Position,
     where: str,
     program: Program,
+    made: Collection[str] = (),
+    derived: Collection[str] = (),
 ) -> str:
     """Returns the message.
 
     `texts`: by path the `repr` of the value at the commit, empty if it is not plain; `where`: the run's
-    folder.
+    folder; `made`: paths of what was made before the loop; `derived`: the variables made from the state.
     """
-    shown, entries = lost[:_SHOWN], entries_of(lost, program)
+    of_loader = [one for one in lost if one.now.root == "loader" and one.path in made]
+    shown, entries = lost[:_SHOWN], entries_of([one for one in lost if one not in of_loader], program)
     lines = [f"  - {one.path}: {_compared(one, texts[one.path])}" for one in shown]
     if len(lost) > _SHOWN:
         lines.append(f"  - and {len(lost) - _SHOWN} more: {', '.join(one.path for one in lost[_SHOWN:16])}")
     lines += [f"The commits in {where} lack it: give the changed program another run directory."]
     lines += [one.text for one in entries if not one.code]
+    if of_loader:
+        lines.append(_of_loader(program, sorted(derived)))
     lines += blocks(entries)
     if setting := _setting(lost, texts, frame, program):
         lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
@@ -191,6 +205,21 @@ def mismatch_message(
         + f"\nNothing in {where} was changed. What does no harm: Run(ignore=[{named}]). check_complete=False "
         "turns the check off."
     )
+
+
+def _of_loader(program: Program, derived: list[str]) -> str:
+    """Returns the cure for what a loader reads, and the code inside `with` made."""
+    text = (
+        "The loader reads it, and code inside `with samebits.Run(...)` made it, where a resumed run has the "
+        "state of its commit. Make it before `with`"
+    )
+    for source in program.sources:
+        for name in derived if source.run else ():
+            value = source.frame.f_locals.get(name)
+            if type(value) in _KEPT and (place := source.behind_first(name)):
+                line = f'{name} = {source.run}.state.setdefault("{name}", {name})'
+                return f"{text}. Or, to keep it, in {place}:\n    {line}"
+    return f"{text}."
 
 
 def _compared(change: Change, noted: str) -> str:

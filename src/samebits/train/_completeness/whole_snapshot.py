@@ -12,7 +12,7 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -49,14 +49,31 @@ class WholeSnapshot(StateSnapshot):
         self._contents: set[str] = set()
         """The paths of tensors and arrays."""
 
-    def measured(self) -> set[str]:
-        """Returns the paths of the program's tensors, arrays and floats, which no state has."""
+    def measured(self, derived: Collection[str] = ()) -> set[str]:
+        """Returns the paths of values that are compared even if they are as when the loop began.
+
+        The program's tensors, arrays and floats; what is in a loader; variables that are `derived` from the
+        state, but for flags and texts. Other values may differ from process to process.
+        """
         return {
             path
             for path, one in self.leaves_by_path.items()
-            if one.root in {"local", "global"} and not one.installed
-            if type(one.value) is float or path in self._contents
+            if (
+                one.root in {"local", "global"}
+                and not one.installed
+                and (
+                    type(one.value) is float
+                    or path in self._contents
+                    or (one.places[0].name in derived and type(one.value) not in (bool, str))
+                )
+            )
+            or (one.root == "loader" and (path in self._contents or one.value is None))
         }
+
+    def is_of_loader(self, path: str) -> bool:
+        """Returns True for what torch's own parts of a loader hold: indices, tensors, weights; or its items."""
+        one = self.leaves_by_path[path]
+        return one.root == "loader" and (one.installed or not one.owners)
 
     def absent(self, path: str) -> Leaf | None:
         """Returns a leaf of None for an attribute that an object lacks; None if there is no object."""

@@ -2,8 +2,9 @@
 
 A commit falls between two steps of an epoch. Before the first step of an epoch, what the program does at its
 beginning is part of the commit; what it does after the last one is part of the next commit. A resumed run
-enters the body of its epoch again, and its state is restored when the first step is fetched: the code before
-the steps runs a second time, without an effect on what was saved, and the code after them runs as ever.
+enters the body of its epoch again with the state of the epoch's begin, if the code before the steps may read
+it; its own state is restored when the first step is fetched. So that code computes what it did the first
+time, without an effect on what was saved, and the code after the steps runs as ever.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
+from samebits.train._loop.entry_state import may_read_state
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, check_steps, with_epoch_length
 from samebits.train._loop.steps import (
     RunView,
@@ -107,6 +109,7 @@ class Epochs(Iterator[Epoch]):
         self._epochs = epochs
         self._epoch: Epoch | None = None
         self._over = False
+        self._reads_state: bool | None = None
         self._loader: Any = None
         self._loader_state: Any = None
         """The state of the loader at the end of the loop in the commit, which continues."""
@@ -145,6 +148,7 @@ class Epochs(Iterator[Epoch]):
                 loops.finish(stopped=run._stop_requested)
                 note = partial(run._notes.take, *look, by_epoch=True)
                 run._saving.on_boundary(position, over=True, outermost=True, note=note)
+                loops.ended_with = run._saving.entry_state()
             elif not first:
                 run._notes.take(*look, position, {"run_state": run.state}, by_epoch=True)
         if self._over:
@@ -154,6 +158,10 @@ class Epochs(Iterator[Epoch]):
         self._epoch = Epoch(loop.epoch, self)
         self.outside_of_steps("epoch begins")
         loop.body = loops.step
+        if self.saved is None:
+            if self._reads_state is None:
+                self._reads_state = may_read_state(frame, run.objects)
+            loop.entered_with = run._saving.entry_state() if self._reads_state else None
         return self._epoch
 
     def outside_of_steps(self, part: str) -> None:
@@ -234,6 +242,9 @@ class Epochs(Iterator[Epoch]):
             run._resuming.restore_at_loop()
             loop.batch_index, self.saved = self.saved["batch_index"], None
             warn_beyond(run, loop, self._epochs, loop.epoch, loop.batch_index)
+            return
+        loop.entered_with = self.saved.get("entered_with")
+        run._resuming.enter(loop.entered_with)
 
     def _end_epoch(self) -> None:
         """Ends the body of an epoch, whose loop over steps may have been left by `break`."""

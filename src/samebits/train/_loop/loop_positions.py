@@ -13,6 +13,7 @@ from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.train._loop.batch_source import BatchSource, length
+from samebits.train._loop.entry_state import EntryState
 
 
 class FixedLengthEpochs:
@@ -156,6 +157,8 @@ class Loop:
     """The iterator of the `for` statement: freed after a `break`, if there is no other reference."""
     call_site: tuple[int, CodeType, int] | None = None
     """The frame (its identity), its code and the instruction that requested the step under way."""
+    entered_with: EntryState | None = None
+    """The state with which the code of its epoch before the steps began (`run.epochs`)."""
     restore_body: Callable[[], None] | None = None
     """Restores the position in the outer body when a nested loop continues."""
 
@@ -184,6 +187,8 @@ class Loops:
     """From the outermost to the innermost."""
     saved: dict[str, Any] | None = None
     """The outermost loop of the restored commit, until the program's loop has taken over its position."""
+    ended_with: EntryState | None = None
+    """The state at the end of the last finished loop, with which the code before the next one begins."""
     validation: Position | None = None
     """Position where the validation under way began."""
     asked: dict[str, int] = field(default_factory=dict)
@@ -288,8 +293,11 @@ class Loops:
         if loop.by_epoch:
             current["by_epoch"] = True
         current["loader"] = None if loop.source is None else loop.source.state()
+        entries = {"entered_with": loop.entered_with, "ended_with": self.ended_with}
+        current |= {name: entry for name, entry in entries.items() if entry is not None}
         return {"step": self.step, "done": dict(self.done), "current": current}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restores a committed state; its loop must come next."""
         self.step, self.done, self.saved = saved["step"], dict(saved["done"]), saved["current"]
+        self.ended_with = (self.saved or {}).get("ended_with")

@@ -197,6 +197,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         if outermost:
             loops.finish(stopped=run._stop_requested)
             run._saving.on_boundary(position, over=True, outermost=True, note=note)
+            loops.ended_with = run._saving.entry_state()
             run._end_loop(loop.name)
             run.preemption.idle = True
         else:
@@ -303,6 +304,7 @@ def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> d
     if loops.current is not None:  # the loop before was left by `break`
         loops.step += 1
         loops.finish(stopped=True)
+        loops.ended_with = None
         run._end_loop(loop.name)
     loops.under_way.append(loop)
     saved, loops.saved = loops.saved, None
@@ -327,6 +329,8 @@ def resume_finished(run: RunView, loop: Loop, end: dict[str, Any], epochs: int, 
             f"{call}(name={loop.name!r}, epochs={epochs}): in {run.run_dir} this loop ended after "
             f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
         )
+    if next(reversed(loops.done)) == loop.name and loops.saved is not None:
+        run._resuming.enter(loops.ended_with)  # the code behind it runs again
     if last:
         run._resuming.restore_at_loop()  # changes before it (a fresh head, say) were part of the state
     if not end["stopped"]:
