@@ -108,12 +108,6 @@ FIRST_LOOP = """for step, (a, b) in run.steps(loader, epochs=1, name="first"):
     """
 LOST = {
     "a copy of restored weights": ("", "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "", "teacher.0.weight"),
-    "a teacher from the loop before": (
-        "", FIRST_LOOP + "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "", "teacher.0.weight",
-    ),
-    "a number that restored weights give": (
-        "", FIRST_LOOP + "level = model(x).mean().item()", "n = level", "", "level",
-    ),
     "a rate that is read from a restored optimizer": (
         "", "base = opt.param_groups[0]['lr']", "opt.param_groups[0]['lr'] = base * 0.9 ** step.number", "", "base",
     ),
@@ -136,6 +130,12 @@ LOST = {
     "a cell of a package's closure": ("called = lib.make()\ndef use(): return called()", "", "n = use()", "", "called.n"),
 }  # fmt: skip
 KEPT = {
+    "a teacher from the loop before": (
+        "", FIRST_LOOP + "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "",
+    ),
+    "a number that restored weights give": (
+        "", FIRST_LOOP + "level = model(x).mean().item()", "n = level", "",
+    ),
     "a copy of first weights": ("teacher = copy.deepcopy(model)", "", "n = float(teacher(a).sum())", ""),
     "a copy that the run has": (
         "", "teacher = copy.deepcopy(model)\n    run.add('teacher', teacher)", "n = float(teacher(a).sum())", "",

@@ -239,6 +239,17 @@ def check_fits(
         )
 
 
+def is_like(one: Any, other: Any) -> bool:
+    """Returns True for two modules, or two optimizers, that take each other's state."""
+    if type(one) is not type(other) or not isinstance(one, torch.nn.Module | torch.optim.Optimizer):
+        return False
+    return isinstance(one, torch.optim.Optimizer) or _shapes(one) == _shapes(other)
+
+
+def _shapes(module: Any) -> dict[str, Any]:
+    return {name: getattr(value, "shape", None) for name, value in module.state_dict().items()}
+
+
 def check_compiled(name: str, obj: Any) -> None:
     """Raises for a compiled module whose code depends on the shapes that this process has met so far."""
     context = getattr(obj, "dynamo_ctx", None)

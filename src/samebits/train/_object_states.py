@@ -250,9 +250,9 @@ def _adapters_last(objects: Mapping[str, Stateful]) -> list[tuple[str, Stateful]
 
 def part_of(saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns what a gathered state has of these objects."""
-    own = {*saved} - {"run_state", "aliases"}
+    whole = ("run_state", "aliases")
     return {  # a parameter's path begins with the name of its object
-        part: {key: one for key, one in values.items() if key.split(".")[0] in names} if part in own else values
+        part: {key: one for key, one in values.items() if part in whole or key.split(".")[0] in names}
         for part, values in saved.items()
     }
 

@@ -31,7 +31,7 @@ from samebits.train import _rank_agreement as rank_agreement
 from samebits.train._async_commits import Commits
 from samebits.train._boundary_commits import BestCommits, CommitPolicy
 from samebits.train._cadence import Cadence, Save
-from samebits.train._compatibility import check_compiled, check_not_lazy
+from samebits.train._compatibility import check_compiled, check_not_lazy, is_like
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._environment_check import Environment, check_names
@@ -153,6 +153,8 @@ class Run:
         check_options(keep, grace, ignore)
         cadence = Cadence(save)
         self.objects: dict[str, Stateful] = {}
+        self._added_in: dict[str, int | None] = {}
+        """By the name of an object, the epoch of `run.epochs` in whose body it was added; None: before it."""
         self._state = RunState()
         self.resumed = False
         self.run_dir = None if run_dir is None else resolve(run_dir, "Run: run_dir")
@@ -201,7 +203,7 @@ class Run:
         It has `state_dict` and `load_state_dict`, or is of a class that `samebits.state.adapter_for` knows
         (an environment of gymnasium, a list, a generator). Of an object that the loop makes anew, such as the
         meter of an epoch, `samebits.state.attributes` is added again by the same name; from here on the new
-        one is saved.
+        one is saved. So is a module or an optimizer that the body of each epoch makes and adds.
 
         Args:
             name: of the object, in commits and messages.
@@ -221,17 +223,21 @@ class Run:
             self.objects[name] = saved  # its object was made anew, as the meter of an epoch is
             note_objects(self.objects)
             return
-        if name in self.objects:
+        loop = self._loops.current
+        epoch = loop.epoch if loop is not None and loop.by_epoch else None
+        added_in = self._added_in.get(name)
+        anew = None not in (epoch, added_in) and epoch != added_in and is_like(before, saved)
+        if name in self.objects and not anew:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         check_compiled(name, thing)
         if self.run_dir is not None:
             check_not_lazy(name, thing)
         self._resuming.check_contains(name)
-        if self._environment is not None:
+        if self._environment is not None and epoch is None:  # those of each epoch may be others
             self._environment.hyperparameters.check_added(
                 name, thing, shown_run_dir(self.run_dir), self._allowed
             )
-        self.objects[name] = saved
+        self.objects[name], self._added_in[name] = saved, epoch
         if isinstance(saved, Resumable):
             saved._is_state = True
         note_objects(self.objects)

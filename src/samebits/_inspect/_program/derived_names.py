@@ -1,7 +1,7 @@
-"""Variables that the code before a loop computes from the state of a run: a resume computes them from another.
+"""Variables that code before a loop computes from the state of a run: a resume computes them from another.
 
-`k = int((scores(model) > 0.5).sum())` between `with` and the loop: a resumed run has the weights of its commit
-there. A pid, a port or an argument may differ from process to process; such a variable may not.
+`k = int((scores(model) > 0.5).sum())` between `with` and the loop: there a resumed run has the weights of its
+commit. A pid, a port or an argument may differ from process to process; such a variable may not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits._inspect._program.syntax import Sources, called, made_in, walk
 
 
 def derived_names(frame: FrameType, held: Collection[int]) -> set[str]:
-    """Returns the variables of a frame that come from objects with the identities `held`, made in a `with`."""
+    """Returns the variables, made inside `with`, that come from objects with the identities `held`."""
     variables = {**frame.f_globals, **frame.f_locals}
     roots = {name for name, value in variables.items() if id(value) in held}
     scope = Sources([frame.f_code]).scope_of(frame.f_code)

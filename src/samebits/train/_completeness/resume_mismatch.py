@@ -37,7 +37,7 @@ OUTSIDE = frozenset({"local", "global", "package"})
 """The kinds of roots of values that no object of the run and no loader holds."""
 _SHOWN = 6
 _KEPT = (list, tuple, dict, int, torch.Tensor, np.ndarray)
-"""What `run.state` takes as it is."""
+"""Types of values that `run.state` takes."""
 _SETTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 

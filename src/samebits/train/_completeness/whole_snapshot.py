@@ -71,7 +71,7 @@ class WholeSnapshot(StateSnapshot):
         }
 
     def is_of_loader(self, path: str) -> bool:
-        """Returns True for what torch's own parts of a loader hold: indices, tensors, weights; or its items."""
+        """Returns True for what torch's parts of a loader hold (indices, tensors, weights), or its items."""
         one = self.leaves_by_path[path]
         return one.root == "loader" and (one.installed or not one.owners)
 

@@ -23,6 +23,7 @@ from samebits._inspect import user_code
 from samebits._inspect._program.syntax import syntax_tree
 from samebits.checkpoint._codec import decode, encode
 from samebits.errors import UnsavableStateError
+from samebits.state._in_place import fill_tensor
 
 EntryState = dict[str, Any]
 """A state as a commit has it: its tree as text, and copies of its tensors."""
@@ -54,7 +55,9 @@ def decoded(entry: EntryState) -> dict[str, Any]:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return copied.copy_(tensor) if tensor.numel() else copied
+    if tensor.numel():
+        fill_tensor(copied, tensor)
+    return copied
 
 
 def may_read_state(frame: FrameType, objects: Mapping[str, Any]) -> bool:
@@ -68,10 +71,10 @@ def may_read_state(frame: FrameType, objects: Mapping[str, Any]) -> bool:
     if loop is None or not isinstance(loop.target, ast.Name):
         return True
     held = {id(getattr(one, "target", one)) for one in objects.values()}
-    return _Body({**frame.f_globals, **frame.f_locals}, held).may_read(loop.body, loop.target.id)
+    return _EpochBody({**frame.f_globals, **frame.f_locals}, held).may_read(loop.body, loop.target.id)
 
 
-class _Body:
+class _EpochBody:
     """Statements up to the steps of an epoch, and the values of names where they run."""
 
     def __init__(self, names: Mapping[str, Any], held: set[int], depth: int = 0) -> None:
@@ -83,10 +86,10 @@ class _Body:
             if self._is_plain(statement):
                 continue
             return not self._has_plain_steps(statement, epoch)
-        return True  # where are the steps?
+        return True  # the steps were not found
 
     def _has_plain_steps(self, statement: ast.stmt, epoch: str) -> bool:
-        """Returns True for the loop over the steps, or the call of a function with it, that reads no state."""
+        """Returns True for the loop over the steps, or a call of a function with it, that reads no state."""
         if isinstance(statement, ast.For):
             call: ast.expr = statement.iter
             while isinstance(call, ast.Call) and not _is_steps(call, epoch) and call.args:
@@ -111,7 +114,7 @@ class _Body:
         names = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
         names |= {name: self._value(one) for name, one in bound.arguments.items()}
         given = (name for name, one in bound.arguments.items() if _is_named(one, epoch))
-        body = _Body(names, self._held, self._depth + 1)
+        body = _EpochBody(names, self._held, self._depth + 1)
         return not body.may_read(found[0].body, next(given, ""))
 
     def _is_plain(self, statement: ast.stmt) -> bool:
@@ -127,7 +130,8 @@ class _Body:
             if name in _CALLED_FOR_EFFECT and (code is None or user_code.is_library(code.co_filename)):
                 return True
         stored = [one for one in ast.walk(statement) if isinstance(getattr(one, "ctx", None), ast.Store)]
-        return all(isinstance(one, ast.Name | ast.Tuple) for one in stored) and self._is_value(statement.value)
+        names = all(isinstance(one, ast.Name | ast.Tuple) for one in stored)
+        return names and self._is_value(statement.value)
 
     def _is_value(self, node: ast.AST) -> bool:
         """Returns True for an expression that is made of constants, plain variables and new objects."""
