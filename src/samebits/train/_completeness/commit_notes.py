@@ -232,11 +232,13 @@ class CommitNotes:
         if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
             return
         lost: list[Change] = []
+        derived: set[str] = set()
         started = time.thread_time()
         try:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
             saved = state.gather(objects) | {"run_state": run_state}
             now = changes.walk(frame, objects, saved, loader, note.names if note else None)
+            derived = changes.derived
             if note is not None:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
@@ -250,7 +252,7 @@ class CommitNotes:
             seen = checks.seen_by_reader(frame, objects)
             made = {path for path, one in note.values.items() if not one.changes}
             error = ResumeMismatchError(
-                mismatch_message(lost, noted, frame, position, self._where, seen, made, changes.derived)
+                mismatch_message(lost, noted, frame, position, self._where, seen, made, derived)
             )
             if process.overrides.raise_incomplete:
                 raise error
