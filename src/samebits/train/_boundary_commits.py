@@ -295,7 +295,7 @@ class CommitPolicy:
         commits = self.commits
         alone = self.ranks.world_size == 1 and process.overrides.commit_steps is None
         if alone and commits is not None and commits.cadence.by_itself:
-            commits.reserve(state.gather(self._objects))
+            commits.reserve({**state.gather(self._objects), "loops": self._loops.state()})
 
     @contextmanager
     def _deferring_errors(self) -> Iterator[None]:

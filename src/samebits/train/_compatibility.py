@@ -56,7 +56,9 @@ def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> 
         if not wrong and _fits(objects, saved):
             wrong = [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
         for entry in _entries(saved["loops"].get("current")):
-            check_content({**decoded(entry), "loops": {"step": 0, "done": {}, "current": None}}, objects)
+            before = {**decoded(entry), "loops": {"step": 0, "done": {}, "current": None}}
+            wrong += [part for part in IN_EACH_STATE if not isinstance(before.get(part), dict)]
+            check_content(before, objects)
     except CorruptCommitError:
         raise
     except Exception as error:

@@ -77,6 +77,16 @@ class LoopSource:
         end = next((one.end_lineno for one in body if _has(one, lines[0])), None)
         return f"{self._file}, after line {end}"
 
+    def rounds(self) -> list[ast.For | ast.While]:
+        """Returns the plain loops around the loop of the run."""
+        loops = [one for one in ast.walk(self._scope or ast.Pass()) if isinstance(one, ast.For | ast.While)]
+        return [one for one in loops if _has(one, self.frame.f_lineno) and one.lineno < self._first]
+
+    def is_set_in_round(self, name: str) -> bool:
+        """Returns True for a variable that is set in the body of a plain loop around the loop of the run."""
+        sets = [use.line for use in self.uses(name) if use.sets and use.line < self._first]
+        return any(_has(one, at) for one in self.rounds() for at in sets)
+
     def begins_as_none(self, name: str) -> bool:
         """Returns True for a variable that the code before the loop sets to None, and to nothing else."""
         set_before = [use for use in self.uses(name) if use.sets and use.line < self._first]

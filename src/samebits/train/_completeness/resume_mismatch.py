@@ -36,6 +36,11 @@ _TEXT = 80
 OUTSIDE = frozenset({"local", "global", "package"})
 """The kinds of roots of values that no object of the run and no loader holds."""
 _SHOWN = 6
+_OF_ROUNDS = (
+    "Each round computes it inside `with samebits.Run(...)`, where a resumed run has the state of its commit. "
+    "Let the rounds be epochs of the run: `for epoch in run.epochs(n):` with `for step, batch in "
+    "epoch.steps(loader):`. The code before the steps of an epoch begins with the state it had."
+)
 _KEPT = (list, tuple, dict, int, torch.Tensor, np.ndarray)
 """Types of values that `run.state` takes."""
 _SETTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -166,7 +171,11 @@ def lost_values(
     states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
     names = committed_names(frame, objects, loader)
     of_loader = [changed.pop(path) for path in read if path in changed]
-    return of_loader + judge.judge(changed, frame, checks.program(frame), {}, states, names).lost
+    # a copy in the commit gives nothing back to a variable that code before the loop has computed
+    made = {path: changed.pop(path) for path in [*changed] if path in note.values and not counts[path] + 1}
+    program = checks.program(frame)
+    lost = judge.judge(made, frame, program, {}, {}, names).lost if made else []
+    return of_loader + lost + judge.judge(changed, frame, program, {}, states, names).lost
 
 
 def mismatch_message(
@@ -185,16 +194,21 @@ def mismatch_message(
     folder; `made`: paths of what was made before the loop; `derived`: the variables made from the state.
     """
     of_loader = [one for one in lost if one.now.root == "loader" and one.path in made]
-    shown, entries = lost[:_SHOWN], entries_of([one for one in lost if one not in of_loader], program)
+    rounds = {name for name in derived for source in program.sources if source.is_set_in_round(name)}
+    of_rounds = [one for one in lost if one.path in made and one.now.places[0].name in rounds]
+    others = [one for one in lost if one not in of_loader and one not in of_rounds]
+    shown, entries = lost[:_SHOWN], entries_of(others, program)
     lines = [f"  - {one.path}: {_compared(one, texts[one.path])}" for one in shown]
     if len(lost) > _SHOWN:
         lines.append(f"  - and {len(lost) - _SHOWN} more: {', '.join(one.path for one in lost[_SHOWN:16])}")
     lines += [f"The commits in {where} lack it: give the changed program another run directory."]
     lines += [one.text for one in entries if not one.code]
-    if of_loader:
+    if of_rounds or (of_loader and program.sources and program.sources[0].rounds()):
+        lines.append(_OF_ROUNDS)
+    elif of_loader:
         lines.append(_of_loader(program, sorted(derived)))
     lines += blocks(entries)
-    if setting := _setting(lost, texts, frame, program):
+    if not rounds and (setting := _setting(lost, texts, frame, program)):
         lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
         lines += [f"        {line}" for line in setting]
     named = ", ".join(f'"{path}"' for path in dict.fromkeys(one.path for one in shown))

@@ -99,19 +99,22 @@ class _EpochBody:
         if not isinstance(call, ast.Call) or not self._passes_values(call) or self._depth > 2:
             return False
         function = self._value(call.func)
-        plain = getattr(function, "__func__", function)
-        tree = syntax_tree(plain.__code__.co_filename) if isinstance(plain, FunctionType) else None
+        tree = syntax_tree(function.__code__.co_filename) if isinstance(function, FunctionType) else None
         found = [
-            one for one in ast.walk(tree or ast.Pass())
-            if isinstance(one, ast.FunctionDef) and _begins(one) == plain.__code__.co_firstlineno
-        ]  # fmt: skip
+            one
+            for one in ast.walk(tree or ast.Pass())
+            if isinstance(one, ast.FunctionDef) and _begins(one) == function.__code__.co_firstlineno
+        ]
         if len(found) != 1:
             return False
-        bound = inspect.signature(plain).bind_partial(
-            *([call.func.value] if plain is not function and isinstance(call.func, ast.Attribute) else []),
-            *call.args, **{one.arg: one.value for one in call.keywords if one.arg},
-        )  # fmt: skip
-        names = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        of_object = owner is not None and not isinstance(self._value(owner), type | ModuleType)
+        named = {one.arg: one.value for one in call.keywords if one.arg}
+        try:
+            bound = inspect.signature(function).bind(*[owner] * of_object, *call.args, **named)
+        except TypeError:
+            return False
+        names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         names |= {name: self._value(one) for name, one in bound.arguments.items()}
         given = (name for name, one in bound.arguments.items() if _is_named(one, epoch))
         body = _EpochBody(names, self._held, self._depth + 1)
@@ -142,7 +145,11 @@ class _EpochBody:
         if isinstance(node, ast.Attribute):
             return isinstance(self._value(node.value), ModuleType | Namespace)
         if isinstance(node, ast.Call):
-            made = isinstance(self._value(node.func), type | BuiltinFunctionType)
+            function = self._value(node.func)
+            if function is len:
+                return all(isinstance(one, ast.Name | ast.Attribute) for one in node.args)
+            of_text = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Constant)
+            made = of_text or isinstance(function, type | BuiltinFunctionType)
             return made and all(map(self._is_value, [*node.args, *(one.value for one in node.keywords)]))
         children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
         return isinstance(node, _EXPRESSIONS) and all(map(self._is_value, children))
