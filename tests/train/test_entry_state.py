@@ -275,11 +275,12 @@ args = argparse.Namespace(lr=0.1)
 def plain_function(run, t):
     def train(epoch, loader, model, optimizer):
         losses, began = Meter("loss", ":.4e"), time.time()
-        prefix = "Epoch: [{}]".format(epoch)
+        prefix = f"Epoch: [{epoch}]"
         size, total = len(loader), 0.0
         model.train()
         for step, (x,) in epoch.steps(loader):
             t.step(step, x)
+            assert prefix and size and total == losses.sum and began
 
     loader, model, optimizer = t.loader, t.model, t.optimizer
     for epoch in run.epochs(1):

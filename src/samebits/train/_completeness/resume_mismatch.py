@@ -37,8 +37,8 @@ OUTSIDE = frozenset({"local", "global", "package"})
 """The kinds of roots of values that no object of the run and no loader holds."""
 _SHOWN = 6
 _OF_ROUNDS = (
-    "Each round computes it inside `with samebits.Run(...)`, where a resumed run has the state of its commit. "
-    "Let the rounds be epochs of the run: `for epoch in run.epochs(n):` with `for step, batch in "
+    "Each round computes it inside `with samebits.Run(...)`, where a resumed run has the state of its "
+    "commit. Let the rounds be epochs of the run: `for epoch in run.epochs(n):` with `for step, batch in "
     "epoch.steps(loader):`. The code before the steps of an epoch begins with the state it had."
 )
 _KEPT = (list, tuple, dict, int, torch.Tensor, np.ndarray)
