@@ -226,6 +226,26 @@ def test_an_attribute_that_is_read_by_reflection_may_train(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("def forward(self, x): return super().forward(x) / self.tau", False),
+        ("def forward(self, x): return nn.Linear.forward(self, x) / self.tau", False),
+        ("def forward(self, x):\n        y = super().forward(x)\n        return y / self.tau", False),
+        ("def __getitem__(self, x): return super().__getitem__(x) / self.tau", False),
+        ("def scale(self, y): return y / self.tau\n    def forward(self, x): return self.scale(super().forward(x))", False),
+        ("def extra_repr(self): return super().extra_repr() + f'{self.tau}'", False),
+        ("def __repr__(self): return super().__repr__() + f'{self.tau}'", True),
+        ("def told(self): return f'{self.tau}'\n    def tell(self): print(self.told())", True),
+    ],
+)
+def test_what_overrides_a_method_of_a_library_may_train(method, expected, tmp_path):
+    """An attribute in what `forward` returns reaches a weight, whoever calls `super().forward`. Control: a text, a print."""
+    (tmp_path / "net.py").write_text(f"from torch import nn\nclass Net(nn.Linear):\n    {method}\n")
+    code = compile((tmp_path / "net.py").read_text(), str(tmp_path / "net.py"), "exec")
+    assert OutputFlow([code], {"model"}).attribute("tau") is expected
+
+
+@pytest.mark.parametrize(
     ("reads", "expected"),
     [
         ("import cfg as c\nprint(c.n)", True),

@@ -45,6 +45,10 @@ READS = words(
     perf_counter time monotonic now"""
 )
 """Methods that return a value and change nothing."""
+ITERATES = words(
+    "parameters named_parameters buffers named_buffers modules named_modules children state_dict"
+)
+"""Methods of a module that change nothing, and return what is trained."""
 QUIET = OUTPUT | READS | COLLECTS | {"reset", "clear", "super"}
 CHANGES = words("seed manual_seed initial_seed save load copyto put place putmask fill_diagonal")
 """Functions of libraries that change something."""

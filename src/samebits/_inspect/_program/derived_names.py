@@ -7,28 +7,30 @@ commit. A pid, a port or an argument may differ from process to process; such a 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
-from samebits._inspect._program.syntax import Sources, called, made_in, walk
+from samebits._inspect._program.syntax import Sources, called, root_of, walk
 
 
 def derived_names(frame: FrameType, held: Collection[int]) -> set[str]:
-    """Returns the variables, made inside `with`, that come from objects with the identities `held`."""
+    """Returns the variables, set or changed inside `with`, that come from objects with the identities `held`."""
     variables = {**frame.f_globals, **frame.f_locals}
     roots = {name for name, value in variables.items() if id(value) in held}
     scope = Sources([frame.f_code]).scope_of(frame.f_code)
     if scope is None or not roots:
         return set()
     line = frame.f_lineno
-    blocks = [one for one in walk(scope) if isinstance(one, ast.With) and _has(one, line)]
+    nodes = list(walk(scope))
+    blocks = [one for one in nodes if isinstance(one, ast.With) and _has(one, line)]
+    loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, line)]
     first = blocks[0].lineno if blocks else 0
     made = [
         (name, value)
-        for name, values in made_in(scope).items()
-        for value, _ in values
-        if first < value.lineno < line
+        for node in nodes
+        if isinstance(node, ast.stmt) and node.lineno > first and not (loops and _has(loops[-1], node.lineno))
+        for name, value in _changes(node)
     ]
     found = set(roots)
     while more := {n for n, value in made if n not in found and _reads(value, found, roots, variables)}:
@@ -36,7 +38,20 @@ def derived_names(frame: FrameType, held: Collection[int]) -> set[str]:
     return found - roots
 
 
-def _has(node: ast.With, line: int) -> bool:
+def _changes(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Yields the variables that a statement sets or changes, each with what it gets."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        parts = [one for target in targets for one in walk(target)]
+        yield from ((one.id, node.value) for one in parts if isinstance(one, ast.Name))
+    elif isinstance(node, ast.For):
+        yield from ((one.id, node.iter) for one in walk(node.target) if isinstance(one, ast.Name))
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # `seen.append(loss)`
+        name = root_of(node.value.func) if isinstance(node.value.func, ast.Attribute) else ""
+        yield from ((name, one) for one in node.value.args if name)
+
+
+def _has(node: ast.With | ast.For | ast.While, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 

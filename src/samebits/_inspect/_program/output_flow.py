@@ -19,6 +19,7 @@ from samebits._inspect._program.call_kinds import (
     CONTAINERS,
     FETCHERS,
     FILLS,
+    ITERATES,
     KEEPS,
     LIBRARIES,
     NAMESPACES,
@@ -54,6 +55,8 @@ from samebits._inspect._program.syntax import (
 from samebits._inspect.budget import spend
 
 _TEXTS = frozenset({"__str__", "__repr__", "__format__"})
+_BY_NAME = frozenset({"__getattr__", "__getattribute__"})
+"""Methods whose callers write the attribute's name."""
 _DEPTH = 40
 
 
@@ -135,7 +138,7 @@ class OutputFlow:
             isinstance(one, ast.Attribute | ast.Name)
             and last_name(one) in REFLECTS
             and not _text_of_getattr(self._sources.parents[one])
-            and getattr(self._sources.scope_around(one), "name", "") not in _TEXTS
+            and getattr(self._sources.scope_around(one), "name", "") not in _TEXTS | _BY_NAME
             for one in self._sources.nodes
         )
         return bool(self._sources.trees) and not reflects and self._attribute(name, 0)
@@ -463,7 +466,7 @@ class OutputFlow:
         name = called(call)
         if self._sources.functions_of(call):
             return depth < _DEPTH and self._are_quiet(call, depth)
-        if name in OUTPUT or name in READS or self._is_arithmetic(call):
+        if name in OUTPUT or name in READS or name in ITERATES or self._is_arithmetic(call):
             return name in OUTPUT or not isinstance(self._sources.parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
         inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import linecache
 import types
@@ -104,7 +105,11 @@ class Sources:
         """Returns the user's functions that a call may call, by name, and by the object's class if known."""
         named = self.functions.get(called(call), [])
         if not named or not isinstance(call.func, ast.Attribute):
-            return [one for one in named if not isinstance(self.parents[one], ast.ClassDef)] or named
+            plain = [one for one in named if not isinstance(self.parents[one], ast.ClassDef)]
+            is_builtin = hasattr(builtins, called(call)) and not any(
+                values_of(tree, called(call)) for tree in self.trees
+            )
+            return plain if is_builtin else plain or named  # `update = meter.update`
         kinds = self.classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 

@@ -46,6 +46,15 @@ class LoopSource:
         """The place before the loop, or before the loop over epochs around it; empty if it is not known."""
         return "" if self._loop is None else f"{self._file}, before line {self._first}"
 
+    def before_of(self, name: str) -> str:
+        """The place for a line about a variable: before the outermost plain loop around that does not set it."""
+        return "" if self._loop is None else f"{self._file}, before line {self._first_of(name)}"
+
+    def _first_of(self, name: str) -> int:
+        sets = [use.line for use in self.uses(name) if use.sets and use.line < self._first]
+        outside = (one.lineno for one in self.rounds() if all(at < one.lineno for at in sets))
+        return min([*outside, self._first])
+
     def uses(self, name: str) -> list[LineUse]:
         """Returns the lines with a variable."""
         return [] if self._loop is None else list(_uses(self._scope, name))
@@ -59,14 +68,15 @@ class LoopSource:
 
     def lines_to_change(self, name: str) -> list[int]:
         """Returns the numbers of the lines that have a variable from the loop on, or in a function."""
-        return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= self._first})
+        first = self._first_of(name)
+        return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= first})
 
     def places(self, name: str) -> list[str]:
         """Returns the places for a line about a variable's object: before the loop, behind what sets it."""
         sets = [use.line for use in self.uses(name) if use.sets and not use.in_function]
         behind = [self._behind(line) for line in sorted({line for line in sets if line >= self._first})]
         is_made_before = not sets or min(sets) < self._first
-        return [*([self.before] if is_made_before else []), *filter(None, behind)]
+        return [*([self.before_of(name)] if is_made_before else []), *filter(None, behind)]
 
     def behind_first(self, name: str) -> str | None:
         """Returns the place behind the statement before the loop that sets a variable first."""
@@ -78,9 +88,15 @@ class LoopSource:
         return f"{self._file}, after line {end}"
 
     def rounds(self) -> list[ast.For | ast.While]:
-        """Returns the plain loops around the loop of the run."""
-        loops = [one for one in ast.walk(self._scope or ast.Pass()) if isinstance(one, ast.For | ast.While)]
-        return [one for one in loops if _has(one, self.frame.f_lineno) and one.lineno < self._first]
+        """Returns the plain loops around the loop of the run, inside its `with`."""
+        line, nodes = self.frame.f_lineno, list(ast.walk(self._scope or ast.Pass()))
+        runs = [
+            one.lineno
+            for one in nodes
+            if isinstance(one, ast.With) and _has(one, line) and "Run(" in ast.unparse(one.items[-1])
+        ]
+        loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, line)]
+        return [one for one in loops if max(runs, default=0) < one.lineno < self._first]
 
     def is_set_in_round(self, name: str) -> bool:
         """Returns True for a variable that is set in the body of a plain loop around the loop of the run."""

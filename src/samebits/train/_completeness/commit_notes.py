@@ -139,7 +139,8 @@ class LoopChanges:
                 self._changes[one.path] = self._changes.get(one.path, 0) + 1
                 self._last[one.path] = one.now.hashed
         names = {path: sorted(paths_of(one), key=len) for path, one in now.named.items() if one.value != path}
-        meant = [path for path, one in first.named.items() if paths_of(one) and now.at(path)]
+        meant = [path for path, one in first.named.items() if paths_of(one)]
+        meant = [path for path in meant if now.at(path) or now.has_parts(path)]
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }

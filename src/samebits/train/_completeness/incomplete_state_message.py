@@ -220,10 +220,10 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
     instead = f"{source.run}.state.{key} instead of {name} in {where}"
     if views := _names_of_same_memory(found):
         text += f"; make {', '.join(views)}, of the same memory, from {source.run}.state.{key} after the line"
-    if source.before not in source.places(name):
+    if source.before_of(name) not in source.places(name):
         return MessageLine(text, [(source.before.partition(",")[0], instead)])
     return MessageLine(
-        text, [(source.before, f'{source.run}.state.setdefault("{key}", {name})  # and {instead}')]
+        text, [(source.before_of(name), f'{source.run}.state.setdefault("{key}", {name})  # and {instead}')]
     )
 
 

@@ -100,8 +100,13 @@ def _place(path: str, name: str) -> StoredPlace:
 
 
 def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSnapshot) -> list[Change]:
-    """Returns changes from None to an object or a container, and new attributes of the user's objects."""
+    """Returns changes from None to an object or a container, new attributes of the user's objects, and what a
+    name holds that meant an object of the commit before, and does not now.
+    """
     found = []
+    left = [path for path, one in before.named.items() if paths_of(one)]
+    left = [path for path in left if path not in now.named or not paths_of(now.named[path])]
+    inside = tuple(f"{path}{mark}" for path in left for mark in "[.")
     empty = {path: one for path, one in before.leaves_by_path.items() if one.hashed == reachable_state.NONE}
     for path, one in now.leaves_by_path.items():
         if path in before.leaves_by_path:
@@ -114,7 +119,9 @@ def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSn
             # no length that a commit holds by chance
             made = old._replace(hashed=b"made " + one.hashed, way=old.way[:-1])
             found.append(Change(base, old, made, now))
-        elif one.places[-1].kind == "attr" and one.owners and not one.installed and before.met(one.way[-2]):
+        elif path.startswith(inside) or (
+            one.places[-1].kind == "attr" and one.owners and not one.installed and before.met(one.way[-2])
+        ):
             found.append(Change(path, one._replace(hashed=reachable_state.NONE, value=None), one, now))
     return found
 
@@ -334,7 +341,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
         return False
     trains = place.name in change.taken.sees_training
     if trains or any(flow.methods_train(kind.__name__) for kind, _ in change.now.owners):
-        return False
+        return change.now.value is not None and _is_printed_attribute(change, flow)
     role = change.taken.roots[place.name]
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False

@@ -491,6 +491,11 @@ class StateSnapshot(Walk):
         else:
             self.tensor(path, value, depth)
 
+    def array(self, path: str, value: Any, depth: int) -> None:
+        """Adds one leaf, unless the commit holds the memory: `w = model.weight.detach().numpy()`."""
+        if memory_of(value) not in self._saved:
+            super().array(path, value, depth)
+
     def iterator_of_the_user(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless it was given to the run, or is the iteration of a loader that was."""
         if id(value) in self._given or id(getattr(value, "position", None)) in self._positions:

@@ -79,14 +79,16 @@ class WholeSnapshot(StateSnapshot):
         """Returns a leaf of None for an attribute that an object lacks; None if there is no object."""
         owner, _, name = path.rpartition(".")
         held = self.holders.get(owner)
-        inside = f"{path}[", f"{path}.", f"len({path})"  # a container has no leaf of its own
-        if held is None or not name.isidentifier():
-            return None
-        if any(one.startswith(inside) for one in self.leaves_by_path):
+        if held is None or not name.isidentifier() or self.has_parts(path):
             return None
         root, places, owners, kind = held
         inner = (*places, StoredPlace("attr", name)), (*owners, (kind, name))
         return Leaf(NONE, None, root, *inner, installed=keeps_attributes(kind))
+
+    def has_parts(self, path: str) -> bool:
+        """Returns True for a container, which has no leaf of its own."""
+        inside = f"{path}[", f"{path}.", f"len({path})"
+        return any(one.startswith(inside) for one in self.leaves_by_path)
 
     def tensor_of_content(self, path: str, value: torch.Tensor, depth: int) -> None:
         """Adds a leaf by content, unless the commit holds its memory."""
@@ -95,7 +97,7 @@ class WholeSnapshot(StateSnapshot):
             self.add(path, _of_content(value))
 
     def array_of_content(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf."""
+        """Adds one leaf, unless the commit holds its memory."""
         self._contents.add(path)
         self.array(path, value, depth)
 

@@ -146,7 +146,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         if self._over:
             self._leave()
             if first:
-                run._notes.begin(*look, run_state=run.state, position=loops.position(), over=True)
+                ended = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
+                run._notes.begin(*look, run_state=run.state, position=ended, over=True)
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
