@@ -232,7 +232,10 @@ def test_an_attribute_that_is_read_by_reflection_may_train(tmp_path):
         ("def forward(self, x): return nn.Linear.forward(self, x) / self.tau", False),
         ("def forward(self, x):\n        y = super().forward(x)\n        return y / self.tau", False),
         ("def __getitem__(self, x): return super().__getitem__(x) / self.tau", False),
-        ("def scale(self, y): return y / self.tau\n    def forward(self, x): return self.scale(super().forward(x))", False),
+        (
+            "def scale(self, y): return y / self.tau\n    def forward(self, x): return self.scale(super().forward(x))",
+            False,
+        ),
         ("def extra_repr(self): return super().extra_repr() + f'{self.tau}'", False),
         ("def __repr__(self): return super().__repr__() + f'{self.tau}'", True),
         ("def told(self): return f'{self.tau}'\n    def tell(self): print(self.told())", True),

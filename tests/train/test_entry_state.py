@@ -187,7 +187,47 @@ def epochs_after_epochs(run, t):
             t.step(step, x, weight, teacher)
 
 
+def a_scheduler_of_the_first_epoch(run, t):
+    for epoch in run.epochs(4):
+        warm = None
+        if epoch == 0:
+            warm = torch.optim.lr_scheduler.LinearLR(t.optimizer, 0.1, total_iters=4)
+            run.add("warm", warm)
+        for step, (x,) in epoch.steps(t.loader):
+            t.step(step, x)
+            if warm is not None:
+                warm.step()
+
+
+def clients_behind_the_steps(run, t):
+    for epoch in run.epochs(4):
+        for step, (x,) in epoch.steps(t.loader):
+            t.step(step, x)
+        client = copy.deepcopy(t.model)
+        rate = torch.optim.SGD(client.parameters(), 0.1)
+        run.add("client", client)
+        run.add("rate", rate)
+        for _, (x,) in run.steps(t.loader, name="client"):
+            rate.zero_grad()
+            client(x).square().mean().backward()
+            rate.step()
+        with torch.no_grad():
+            for one, other in zip(t.model.parameters(), client.parameters(), strict=True):
+                one.lerp_(other, 0.5)
+
+
+def a_mean_that_is_printed(run, t):
+    model, mean = t.model, None
+    for epoch in run.epochs(4):
+        for step, (x,) in epoch.steps(t.loader):
+            t.step(step, x)
+            value = model(x).mean().item()
+            mean = value if mean is None else 0.9 * mean + 0.1 * value
+        print(f"epoch {epoch}: {mean:.3f}")
+
+
 PROGRAMS = [
+    a_scheduler_of_the_first_epoch, clients_behind_the_steps, a_mean_that_is_printed,
     hard_examples, an_order_of_scores, a_snapshot, a_module_that_is_added_in_each_epoch,
     an_optimizer_that_is_added_in_each_epoch, a_weight_of_run_state, a_shuffled_list_of_run_state,
     a_shuffled_list_of_the_run, an_argument_of_a_function, a_rate_of_the_optimizer, groups_that_are_added,
@@ -439,9 +479,18 @@ def hard_examples_after_a_break(run, t):
         t.step(step, x)
 
 
+def what_rounds_collect(run, t):
+    model, norms = t.model, []
+    for number in range(4):
+        for step, (x,) in run.steps(t.loader, name=f"round {number}"):
+            t.step(step, x, 1 + sum(norms))
+        norms.append(model[0].weight.norm().item())
+
+
 @pytest.mark.parametrize(
     ("program", "path"),
     [
+        (what_rounds_collect, "norms"),
         (hard_examples_of_the_first_loop, "loader.dataset.indices"), (an_order_of_the_first_loop, "loader[0]"),
         (a_count_of_the_first_loop, "count"), (starts_in_run_state, "starts"),
         (hard_examples_after_a_break, "loader.dataset.indices"),

@@ -108,6 +108,10 @@ FIRST_LOOP = """for step, (a, b) in run.steps(loader, epochs=1, name="first"):
     """
 LOST = {
     "a copy of restored weights": ("", "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "", "teacher.0.weight"),
+    "a container that run.state held before": (
+        "", "model.cfg = run.state.setdefault('cfg', {'w': 1.0})",
+        "n = model.cfg['w'] + run.state.cfg['w']; run.state.update(cfg={'w': 0.5}) if step.number == 9 else None", "", "model.cfg",
+    ),
     "a rate that is read from a restored optimizer": (
         "", "base = opt.param_groups[0]['lr']", "opt.param_groups[0]['lr'] = base * 0.9 ** step.number", "", "base",
     ),
@@ -130,6 +134,10 @@ LOST = {
     "a cell of a package's closure": ("called = lib.make()\ndef use(): return called()", "", "n = use()", "", "called.n"),
 }  # fmt: skip
 KEPT = {
+    "an array over a parameter": ("w = model[0].weight.detach().numpy()", "", "w *= 0.99", ""),
+    "a flag for a print": (
+        "first = True", "", "if first:\n            print(sum(p.numel() for p in model.parameters()))\n            first = False", "",
+    ),
     "a teacher from the loop before": (
         "", FIRST_LOOP + "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "",
     ),

@@ -100,8 +100,13 @@ def _parts_right(saved: Mapping[str, Any]) -> dict[str, bool]:
         "loops": _is_count(saved["loops"].get("step"))
         and _holds(saved["loops"].get("done"), dict)
         and (current is None or (_holds(current) and isinstance(current.get("name"), str)))
-        and all(_is_count(current.get(key)) for key in ("epoch", "batch_index") if current),
+        and all(_is_count(current.get(key)) for key in ("epoch", "batch_index") if current)
+        and (not current or _are_texts(current.get("anew", []))),
     }  # fmt: skip
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and {*map(type, values)} <= {str}
 
 
 def _is_taken(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:

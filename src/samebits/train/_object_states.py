@@ -69,6 +69,11 @@ class RunState(dict[str, Any]):
         _in_place.move_to_devices(self, aliases["devices"])
 
 
+_OF_OBJECTS = (
+    "types", "objects", "grads", "requires_grad", "param_groups", "optimizer_only", "training", "buffers",
+    "forward_syncs",
+)  # fmt: skip
+"""The parts of a gathered state, by the names of objects, or by paths that begin with these."""
 NO_ALIASES: dict[str, Any] = {"run_state": [], "grads": [], "devices": []}
 
 
@@ -249,12 +254,11 @@ def _adapters_last(objects: Mapping[str, Stateful]) -> list[tuple[str, Stateful]
 
 
 def part_of(saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns what a gathered state has of these objects."""
-    whole = ("run_state", "aliases")
-    return {  # a parameter's path begins with the name of its object
-        part: {key: one for key, one in values.items() if part in whole or key.split(".")[0] in names}
-        for part, values in saved.items()
-    }
+    """Returns a state with what is gathered of these objects alone."""
+    found = dict(saved)
+    for part in found.keys() & _OF_OBJECTS:
+        found[part] = {key: one for key, one in saved[part].items() if key.split(".")[0] in names}
+    return found
 
 
 def restore_changed(

@@ -214,6 +214,7 @@ class ResumeState:
         """
         assert self._saved is not None
         with self._refusing():
+            self._saved = self._without_added_later(self._saved)
             if self._restored:
                 self._put_back(self._saved, in_epoch=in_epoch or self._entered)
             else:
@@ -222,6 +223,12 @@ class ResumeState:
         self._saved = None  # what is added from here on, between two loops say, is new
         self.made.clear()
         self._on_demand = True
+
+    def _without_added_later(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Returns a commit without the objects that only the rest of an epoch's body adds, or an earlier one."""
+        anew = set((saved["loops"]["current"] or {}).get("anew", ()))
+        left = (saved["objects"].keys() - self._objects.keys()) & anew
+        return state.part_of(saved, saved["objects"].keys() - left) if left else saved
 
     def _restore(self, saved: dict[str, Any]) -> None:
         compatibility.check_fits(self._objects, saved, self._where)

@@ -153,8 +153,6 @@ class Run:
         check_options(keep, grace, ignore)
         cadence = Cadence(save)
         self.objects: dict[str, Stateful] = {}
-        self._added_in: dict[str, int | None] = {}
-        """By the name of an object, the epoch of `run.epochs` in whose body it was added; None: before it."""
         self._state = RunState()
         self.resumed = False
         self.run_dir = None if run_dir is None else resolve(run_dir, "Run: run_dir")
@@ -225,7 +223,7 @@ class Run:
             return
         loop = self._loops.current
         epoch = loop.epoch if loop is not None and loop.by_epoch else None
-        added_in = self._added_in.get(name)
+        added_in = self._loops.added_in.get(name)
         anew = None not in (epoch, added_in) and epoch != added_in and is_like(before, saved)
         if name in self.objects and not anew:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
@@ -237,7 +235,8 @@ class Run:
             self._environment.hyperparameters.check_added(
                 name, thing, shown_run_dir(self.run_dir), self._allowed
             )
-        self.objects[name], self._added_in[name] = saved, epoch
+        self.objects[name] = saved
+        self._loops.added_in[name] = epoch
         if isinstance(saved, Resumable):
             saved._is_state = True
         note_objects(self.objects)

@@ -7,8 +7,9 @@ commit. A pid, a port or an argument may differ from process to process; such a 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Collection, Iterator, Mapping
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from samebits._inspect._program.syntax import Sources, called, root_of, walk
@@ -18,24 +19,28 @@ def derived_names(frame: FrameType, held: Collection[int]) -> set[str]:
     """Returns the variables, set or changed inside `with`, that come from objects with the identities `held`."""
     variables = {**frame.f_globals, **frame.f_locals}
     roots = {name for name, value in variables.items() if id(value) in held}
-    scope = Sources([frame.f_code]).scope_of(frame.f_code)
-    if scope is None or not roots:
-        return set()
-    line = frame.f_lineno
-    nodes = list(walk(scope))
-    blocks = [one for one in nodes if isinstance(one, ast.With) and _has(one, line)]
-    loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, line)]
-    first = blocks[0].lineno if blocks else 0
-    made = [
-        (name, value)
-        for node in nodes
-        if isinstance(node, ast.stmt) and node.lineno > first and not (loops and _has(loops[-1], node.lineno))
-        for name, value in _changes(node)
-    ]
+    made = _changes_around(frame.f_code, frame.f_lineno) if roots else []
     found = set(roots)
     while more := {n for n, value in made if n not in found and _reads(value, found, roots, variables)}:
         found |= more
     return found - roots
+
+
+@functools.lru_cache(maxsize=64)
+def _changes_around(code: CodeType, line: int) -> list[tuple[str, ast.expr]]:
+    """Returns the changes of variables in the `with` around a line, outside of loops over steps."""
+    scope = Sources([code]).scope_of(code)
+    nodes = [] if scope is None else list(walk(scope))
+    blocks = [one for one in nodes if isinstance(one, ast.With) and _has(one, line)]
+    first = blocks[0].lineno if blocks else 0
+    loops = [one for one in nodes if isinstance(one, ast.For) and ".steps(" in ast.unparse(one.iter)]
+    return [
+        change
+        for node in nodes
+        if isinstance(node, ast.stmt) and node.lineno > first
+        if not any(_has(one, node.lineno) for one in loops)
+        for change in _changes(node)
+    ]
 
 
 def _changes(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -51,7 +56,7 @@ def _changes(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         yield from ((name, one) for one in node.value.args if name)
 
 
-def _has(node: ast.With | ast.For | ast.While, line: int) -> bool:
+def _has(node: ast.With | ast.For, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 

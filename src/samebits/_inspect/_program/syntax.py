@@ -106,10 +106,9 @@ class Sources:
         named = self.functions.get(called(call), [])
         if not named or not isinstance(call.func, ast.Attribute):
             plain = [one for one in named if not isinstance(self.parents[one], ast.ClassDef)]
-            is_builtin = hasattr(builtins, called(call)) and not any(
-                values_of(tree, called(call)) for tree in self.trees
-            )
-            return plain if is_builtin else plain or named  # `update = meter.update`
+            if plain or not named or not hasattr(builtins, called(call)):
+                return plain or named  # `update = meter.update`
+            return named if any(values_of(tree, called(call)) for tree in self.trees) else []
         kinds = self.classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 

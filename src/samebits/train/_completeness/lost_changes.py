@@ -339,6 +339,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     aliased = not means_saved(change) and change.taken.has_other_names(change.now)
     if aliased and change.now.value is None:  # a number in an attribute has no second name
         return False
+    aliased = aliased and change.before.hashed != reachable_state.NONE  # all that are None are one object
     trains = place.name in change.taken.sees_training
     if trains or any(flow.methods_train(kind.__name__) for kind, _ in change.now.owners):
         return change.now.value is not None and _is_printed_attribute(change, flow)
@@ -539,7 +540,7 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
 
 def committed_names(frame: FrameType, objects: Mapping[str, Any], loader: Any) -> set[str]:
     """Returns the names of variables that hold the run, its objects or loader; and the objects' own names."""
-    held = {id(thing) for thing in objects.values()} | {id(loader)}
+    held = {id(thing) for thing in [*objects.values(), loader] if thing is not None}
     frames = carried_locals.loop_frames(frame)
     found = {
         name

@@ -493,7 +493,10 @@ class StateSnapshot(Walk):
 
     def array(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless the commit holds the memory: `w = model.weight.detach().numpy()`."""
-        if memory_of(value) not in self._saved:
+        owner = value
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if not isinstance(owner, torch.Tensor) or kinds_of_state.of_tensor(owner) not in self._saved:
             super().array(path, value, depth)
 
     def iterator_of_the_user(self, path: str, value: Any, depth: int) -> None:

@@ -64,7 +64,7 @@ class WholeSnapshot(StateSnapshot):
                 and (
                     type(one.value) is float
                     or path in self._contents
-                    or (one.places[0].name in derived and type(one.value) not in (bool, str))
+                    or (one.places[0].name in derived and _is_number_or_container(one))
                 )
             )
             or (one.root == "loader" and (path in self._contents or one.value is None))
@@ -159,6 +159,11 @@ def further_roots(frames: list[types.FrameType], program: UserFunctions) -> Iter
         for inner, value in sorted(vars(sys.modules[name]).items()):
             if _is_counter(value) and not inner.startswith("__"):
                 yield PACKAGE, f"{name}.{inner}", value
+
+
+def _is_number_or_container(one: Leaf) -> bool:
+    """Returns True for the value of a variable, or an item of it; no flag or text, and no attribute."""
+    return type(one.value) not in (bool, str) and all(place.kind != "attr" for place in one.places)
 
 
 def _is_counter(value: Any) -> bool:

@@ -189,6 +189,8 @@ class Loops:
     """The outermost loop of the restored commit, until the program's loop has taken over its position."""
     ended_with: EntryState | None = None
     """The state at the end of the last finished loop, with which the code before the next one begins."""
+    added_in: dict[str, int | None] = field(default_factory=dict)
+    """By the name of an object, the epoch in whose body (`run.epochs`) it was added; None: before."""
     validation: Position | None = None
     """Position where the validation under way began."""
     asked: dict[str, int] = field(default_factory=dict)
@@ -295,6 +297,8 @@ class Loops:
         current["loader"] = None if loop.source is None else loop.source.state()
         entries = {"entered_with": loop.entered_with, "ended_with": self.ended_with}
         current |= {name: entry for name, entry in entries.items() if entry is not None}
+        if anew := sorted(name for name, epoch in self.added_in.items() if epoch is not None):
+            current["anew"] = anew
         return {"step": self.step, "done": dict(self.done), "current": current}
 
     def load(self, saved: dict[str, Any]) -> None:
