@@ -22,14 +22,14 @@ OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1170,
-    "_inspect": 5330,
+    "_inspect": 5420,
     "_native": 3130,
     "arithmetic": 11580,
     "audit": 5400,
     "callbacks": 1270,
     "checkpoint": 4750,
     "cli": 2190,
-    "data": 9010,
+    "data": 9030,
     "determinism": 10750,
     "integrations": 2130,
     "nn": 1630,
@@ -38,7 +38,7 @@ BUDGET = {
     "rounding": 2580,
     "state": 1140,
     "testing": 870,
-    "train": 9660,
+    "train": 10150,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import samebits
 from samebits.checkpoint import load_commit
-from samebits.errors import CorruptCommitError, DuplicateNameError, ResumeMismatchError
+from samebits.errors import CorruptCommitError, DuplicateNameError, IncompleteStateError, ResumeMismatchError
 from samebits.train._compatibility import check_content
 from samebits.train._completeness import commit_notes
 from samebits.train._loop import epochs as epochs_module
@@ -207,7 +207,9 @@ def clients_behind_the_steps(run, t):
         rate = torch.optim.SGD(client.parameters(), 0.1)
         run.add("client", client)
         run.add("rate", rate)
-        for _, (x,) in run.steps(t.loader, name="client"):
+        for step, (x,) in run.steps(t.loader, name="client"):
+            if step.number == t.kill:
+                raise KilledError
             rate.zero_grad()
             client(x).square().mean().backward()
             rate.step()
@@ -477,6 +479,80 @@ def hard_examples_after_a_break(run, t):
     loader = samebits.data.DataLoader(Subset(TensorDataset(DATA), hard), batch_size=5, shuffle=True)
     for step, (x,) in run.steps(loader, epochs=3, name="second"):
         t.step(step, x)
+
+
+def the_same_loader_after_epochs(run, t):
+    for epoch in run.epochs(2, name="first"):
+        for step, (x,) in epoch.steps(t.loader):
+            t.step(step, x)
+    for step, (x,) in run.steps(t.loader, epochs=2, name="second"):
+        t.step(step, x)
+
+
+@pytest.mark.parametrize("kill", [12, 13])
+def test_a_loader_goes_on_behind_the_epochs_that_ended(tmp_path, kill):
+    """Killed between the end of `run.epochs` and the first commit of the next loop, the loader reads its next epoch."""
+    whole = weights(tmp_path / "whole", the_same_loader_after_epochs)
+    assert weights(tmp_path / "run", the_same_loader_after_epochs, kill) is None
+    assert weights(tmp_path / "run", the_same_loader_after_epochs) == whole
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+        self.active = (self.a,)
+
+    def forward(self, x):
+        return self.active[0](x) + 0.3 * self.b(x)
+
+
+def modules_that_change_places(run, t):
+    t.model = Heads()
+    optimizer = torch.optim.Adam(t.model.parameters(), 0.05)
+    t.model.active = ()
+    run.add("heads", t.model)
+    run.add("second", optimizer)
+    for step, (x,) in run.steps(t.loader, epochs=4):
+        if step.number == 7:
+            t.model.a, t.model.b = t.model.b, t.model.a
+        loss = (t.model.a(x) + 0.3 * t.model.b(x).detach()).square().mean()
+        if step.number == t.kill:
+            raise KilledError
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_modules_that_change_places_keep_their_optimizers_state(tmp_path):
+    """`m.a, m.b = m.b, m.a` in mid-training: Adam's averages go to the weights that they are of."""
+    whole = weights(tmp_path / "whole", modules_that_change_places)
+    assert weights(tmp_path / "run", modules_that_change_places, 15) is None
+    assert weights(tmp_path / "run", modules_that_change_places) == whole
+
+
+def test_which_of_its_modules_an_attribute_means_is_named(tmp_path):
+    """A plain tuple in a module that points at another of its modules is an error; one that never changes is none."""
+    for changes in (True, False):
+        t = Training(None)
+        model = Heads()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def train(model=model, optimizer=optimizer, changes=changes, t=t):
+            with samebits.Run(tmp_path / str(changes), model=model, optimizer=optimizer, save=2) as run:
+                for step, (x,) in run.steps(t.loader, epochs=6):
+                    loss = model(x).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    if changes and step.number == 20:
+                        model.active = (model.b,)
+
+        if changes:
+            with pytest.raises(IncompleteStateError, match=r"model\.active\[0\]"):
+                train()
+        else:
+            train()
 
 
 def what_rounds_collect(run, t):

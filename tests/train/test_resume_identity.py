@@ -167,9 +167,6 @@ REFUSED: dict[str, Callable[[Any, Pool], Any]] = {
     "a buffer": lambda state, pool: state.update(view=pool.model.mean),
     "a weight as a new attribute": lambda state, pool: setattr(pool, "best", pool.model.weight.detach()),
     "a view of a kept attribute": lambda state, pool: setattr(pool, "head", pool.array[:2]),
-    "a moment that is the weight": lambda state, pool: pool.optimizer.state[pool.model.weight].update(
-        anchor=pool.model.weight.detach()
-    ),
     "a part of a file": lambda state, pool: state.update(
         view=np.asarray(np.memmap(pool.folder / "file", np.float32, "w+", shape=(4,)))
     ),

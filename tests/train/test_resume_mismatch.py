@@ -109,7 +109,7 @@ FIRST_LOOP = """for step, (a, b) in run.steps(loader, epochs=1, name="first"):
 LOST = {
     "a copy of restored weights": ("", "teacher = copy.deepcopy(model)", "n = float(teacher(a).sum())", "", "teacher.0.weight"),
     "a container that run.state held before": (
-        "", "model.cfg = run.state.setdefault('cfg', {'w': 1.0})",
+        "class Net(nn.Sequential): pass\nmodel = Net(*model)", "model.cfg = run.state.setdefault('cfg', {'w': 1.0})",
         "n = model.cfg['w'] + run.state.cfg['w']; run.state.update(cfg={'w': 0.5}) if step.number == 9 else None", "", "model.cfg",
     ),
     "a rate that is read from a restored optimizer": (

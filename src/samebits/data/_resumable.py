@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from samebits._arguments import require
 from samebits._context import Position, Words, process
@@ -19,6 +20,16 @@ from samebits.data._state_dict import ReadPosition
 from samebits.data._workers.inline_or_parallel import Inline, draws_of, reader
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
+
+_ORDINALS = itertools.count()
+
+
+def number_made() -> int:
+    """Returns how many pipelines and loaders this process has made."""
+    return int(_ORDINALS.__reduce__()[1][0])
+
+
+_MADE: weakref.WeakValueDictionary[int, Resumable] = weakref.WeakValueDictionary()
 
 
 class Resumable:
@@ -38,6 +49,15 @@ class Resumable:
     """The iterator that the last `load_state_dict` has set to its state."""
     _is_state = False
     """True for an object of a run, which commits its position: `iter()` in a step is then its next epoch."""
+    _ordinal: int
+    """The number of these that the process had made before."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Makes one, and numbers it."""
+        made = super().__new__(cls)
+        vars(made)["_ordinal"] = number_made()
+        _MADE[next(_ORDINALS)] = made
+        return made
 
     def __iter__(self) -> PipelineIterator:
         if process.position is not None and not self._is_state:
@@ -95,6 +115,13 @@ class Resumable:
         if "delivered" not in state:
             self.load_state_dict(state)  # which says that it is none
         self._next, self._live = (state["epoch"] + bool(state["delivered"]), None), None
+
+    @staticmethod
+    def _continue_numbered(ordinal: int, state: Any) -> None:
+        """Does so with the one that has this number, if it is the pipeline of the state."""
+        found = _MADE.get(ordinal)
+        if found is not None and isinstance(state, dict) and state.get("pipeline") == found.fingerprint():
+            found._continue_after(state)
 
     @property
     def _rolling_digest(self) -> int:

@@ -79,9 +79,14 @@ class AddedGroups:
         self._patches.undo()
 
     def make(self, saved: Mapping[str, Any]) -> None:
-        """Adds the groups of a commit that the optimizers lack; its state has their values."""
+        """Adds the groups of a commit that the optimizers lack; its state has their values.
+
+        Modules that have changed places in training (`m.a, m.b = m.b, m.a`) have their parameters in another
+        order than in the constructor: states of an optimizer go by their number.
+        """
         for name, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
+                _order(thing, saved.get("param_groups", {}).get(name, []), self._objects)
                 for parameters in missing(self._objects, saved, name):
                     thing.add_param_group({"params": parameters})
                     self._made.append([id(one) for one in parameters])
@@ -132,6 +137,17 @@ class AddedGroups:
                 "resumed run could not make this group again. Give the module that has them to the run, "
                 'before the loop: run.add("body", body); or add the group before `with`.'
             )
+
+
+def _order(optimizer: torch.optim.Optimizer, wanted: Groups, objects: Mapping[str, Any]) -> None:
+    """Puts the parameters of each group in the order of their names in a commit, if they are the same."""
+    here = dict(named_parameters(objects))
+    paths = {id(parameter): path for path, parameter in here.items()}
+    for group, names_of_group in zip(optimizer.param_groups, wanted, strict=False):
+        mine = [paths.get(id(one)) for one in group["params"]]
+        same = None not in mine and len({*mine}) == len(mine) and {*mine} == {*names_of_group}
+        if same and mine != names_of_group:
+            group["params"][:] = [here[str(path)] for path in names_of_group]
 
 
 def _parameters(group: dict[str, Any]) -> list[Any]:

@@ -225,7 +225,7 @@ class ResumeState:
         self._on_demand = True
 
     def _without_added_later(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns a commit without the objects that only the rest of an epoch's body adds, or an earlier one."""
+        """Returns a commit without the objects that only later code of an epoch adds, or an earlier epoch."""
         anew = set((saved["loops"]["current"] or {}).get("anew", ()))
         left = (saved["objects"].keys() - self._objects.keys()) & anew
         return state.part_of(saved, saved["objects"].keys() - left) if left else saved

@@ -16,7 +16,7 @@ from samebits._inspect._program.syntax import Sources, called, root_of, walk
 
 
 def derived_names(frame: FrameType, held: Collection[int]) -> set[str]:
-    """Returns the variables, set or changed inside `with`, that come from objects with the identities `held`."""
+    """Returns the variables, set or changed inside `with`, that come from objects with these identities."""
     variables = {**frame.f_globals, **frame.f_locals}
     roots = {name for name, value in variables.items() if id(value) in held}
     made = _changes_around(frame.f_code, frame.f_lineno) if roots else []

@@ -47,7 +47,7 @@ class LoopSource:
         return "" if self._loop is None else f"{self._file}, before line {self._first}"
 
     def before_of(self, name: str) -> str:
-        """The place for a line about a variable: before the outermost plain loop around that does not set it."""
+        """The place for a line about a variable: before the outermost plain loop that does not set it."""
         return "" if self._loop is None else f"{self._file}, before line {self._first_of(name)}"
 
     def _first_of(self, name: str) -> int:

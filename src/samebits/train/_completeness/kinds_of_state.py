@@ -60,6 +60,7 @@ _OF_A_SNAPSHOT = {
     "loader": "loader_and_attributes",
     "module": "hooked_module",
     "tensor": "uncommitted_tensor",
+    "array": "uncommitted_array",
 }
 """The methods of `StateSnapshot` that do more than those of any walk."""
 

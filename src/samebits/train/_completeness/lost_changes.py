@@ -336,10 +336,10 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     is_variable = place.kind in {"local", "name"} and change.now.root in {"local", "global"}
     if not is_variable or change.now.generator:
         return False
-    aliased = not means_saved(change) and change.taken.has_other_names(change.now)
+    is_none = change.now.way[-1:] == (id(None),)  # in a resumed run: all that are None are one object
+    aliased = not (means_saved(change) or is_none) and change.taken.has_other_names(change.now)
     if aliased and change.now.value is None:  # a number in an attribute has no second name
         return False
-    aliased = aliased and change.before.hashed != reachable_state.NONE  # all that are None are one object
     trains = place.name in change.taken.sees_training
     if trains or any(flow.methods_train(kind.__name__) for kind, _ in change.now.owners):
         return change.now.value is not None and _is_printed_attribute(change, flow)

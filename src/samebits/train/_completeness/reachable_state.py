@@ -491,13 +491,13 @@ class StateSnapshot(Walk):
         else:
             self.tensor(path, value, depth)
 
-    def array(self, path: str, value: Any, depth: int) -> None:
+    def uncommitted_array(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless the commit holds the memory: `w = model.weight.detach().numpy()`."""
         owner = value
         while isinstance(owner, np.ndarray):
             owner = owner.base
         if not isinstance(owner, torch.Tensor) or kinds_of_state.of_tensor(owner) not in self._saved:
-            super().array(path, value, depth)
+            self.array(path, value, depth)
 
     def iterator_of_the_user(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless it was given to the run, or is the iteration of a loader that was."""

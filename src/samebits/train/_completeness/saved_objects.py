@@ -113,7 +113,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...{number}]", item
     elif isinstance(value, list | tuple | deque) and len(value) <= kinds_of_state.MOST_ITEMS:
         yield from ((f"{path}[{number}]", item) for number, item in enumerate(value))
-    elif is_user_type(type(value)) and not isinstance(value, Attributes):
+    elif is_user_type(type(value)) and not isinstance(value, Attributes) and not _saves_parts_alone(value):
         own = own_names(type(value))
         found = attributes_of(value).items()
         yield from ((f"{path}.{name}", item) for name, item in found if name not in own)
@@ -144,3 +144,11 @@ def _offset(value: Any) -> int:
         return int(value.__array_interface__["data"][0])
     inside = value.storage_offset() * value.element_size() if value.layout is torch.strided else 0
     return memory_of(value) + inside
+
+
+def _saves_parts_alone(value: Any) -> bool:
+    """Returns True for a module that saves its parameters, buffers and modules, and no other attribute."""
+    names, base = ("state_dict", "get_extra_state"), torch.nn.Module
+    return isinstance(value, base) and all(
+        getattr(type(value), name) is getattr(base, name) for name in names
+    )

@@ -99,7 +99,7 @@ class WholeSnapshot(StateSnapshot):
     def array_of_content(self, path: str, value: Any, depth: int) -> None:
         """Adds one leaf, unless the commit holds its memory."""
         self._contents.add(path)
-        self.array(path, value, depth)
+        self.uncommitted_array(path, value, depth)
 
     def whole_optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """Adds one leaf of an optimizer's state and learning rates, and walks what was hung on it."""
@@ -178,7 +178,7 @@ def _action_of(kind: type) -> str | None:
 
 
 _OF_A_NOTE = {
-    "array": "array_of_content",
+    "uncommitted_array": "array_of_content",
     "function_and_attributes": "function_and_cells",
     "mapping": "whole_mapping",
     "optimizer": "whole_optimizer",

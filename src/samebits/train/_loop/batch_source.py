@@ -69,6 +69,11 @@ class BatchSource:
         self._gave_last = False
         self._forget_iteration()  # an earlier iteration of the user's, who read a first batch, say
 
+    @property
+    def ordinal(self) -> int | None:
+        """The number of the loader among those that the program has made; None for one of torch's."""
+        return self._loader._ordinal if isinstance(self._loader, Resumable) else None
+
     def state(self) -> Any:
         """Returns the state of the loader for a commit, plain values and tensors."""
         if self._held is not None:

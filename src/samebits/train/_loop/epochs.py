@@ -233,6 +233,9 @@ class Epochs(Iterator[Epoch]):
             end = run._loops.done[loop.name]
             self._over = resume_finished(run, loop, end, self._epochs, "Run.epochs")
             self._loader_state = end["loader"]
+            number = end.get("ordinal")
+            if self._over and isinstance(number, int):  # the next loop may read the same loader
+                Resumable._continue_numbered(number + run._loops.loaders_before, _of_pass(end["loader"]))
             return
         self.saved = begin_outermost(run, loop, f"Run.epochs(name={loop.name!r})", by_epoch=True)
         if self.saved is None:
@@ -271,6 +274,11 @@ class Epochs(Iterator[Epoch]):
     def _ended(self) -> bool:
         run = self.run
         return self.loop.epoch >= self._epochs or run._stop_requested or reaches_limit(run._loops.step)
+
+
+def _of_pass(state: Any) -> Any:
+    """Returns the loader's own state, where epochs have a length of their own, too."""
+    return state["loader"] if isinstance(state, dict) and "steps" in state else state
 
 
 class EpochSteps(Steps):

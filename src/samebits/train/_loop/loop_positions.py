@@ -11,6 +11,7 @@ from typing import Any
 from samebits._arguments import require, require_int
 from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
+from samebits.data._resumable import number_made
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.train._loop.batch_source import BatchSource, length
 from samebits.train._loop.entry_state import EntryState
@@ -34,6 +35,11 @@ class FixedLengthEpochs:
     def rolled(self) -> int:
         """Rolling digest of the batches of the loader's pass, if it keeps one."""
         return self._source.rolled
+
+    @property
+    def ordinal(self) -> int | None:
+        """The number of the loader among those that the program has made."""
+        return self._source.ordinal
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a commit: the position in the loader, and the loader's own state."""
@@ -189,6 +195,8 @@ class Loops:
     """The outermost loop of the restored commit, until the program's loop has taken over its position."""
     ended_with: EntryState | None = None
     """The state at the end of the last finished loop, with which the code before the next one begins."""
+    loaders_before: int = field(default_factory=number_made)
+    """The number of loaders that the process had made before the run."""
     added_in: dict[str, int | None] = field(default_factory=dict)
     """By the name of an object, the epoch in whose body (`run.epochs`) it was added; None: before."""
     validation: Position | None = None
@@ -254,6 +262,9 @@ class Loops:
         loop = self.under_way[0]
         loader = None if loop.source is None else loop.source.finish()
         self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
+        if loop.by_epoch and loop.source is not None:
+            number = loop.source.ordinal
+            self.done[loop.name]["ordinal"] = None if number is None else number - self.loaders_before
         self.under_way.clear()
 
     @property
