@@ -36,7 +36,7 @@ BUDGET = {
     "random": 5330,
     "replica": 4680,
     "rounding": 2580,
-    "state": 1140,
+    "state": 1150,
     "testing": 870,
     "train": 10150,
     "trainer": 1530,

@@ -531,6 +531,31 @@ def test_modules_that_change_places_keep_their_optimizers_state(tmp_path):
     assert weights(tmp_path / "run", modules_that_change_places) == whole
 
 
+def a_list_of_the_active_module(run, t):
+    t.model = Heads()
+    optimizer = torch.optim.Adam(t.model.parameters(), 0.05)
+    t.model.active = [t.model.a]
+    run.add("heads", t.model)
+    run.add("second", optimizer)
+    run.add("rest", samebits.state.attributes(t.model, "active"))
+    for step, (x,) in run.steps(t.loader, epochs=4):
+        if step.number == 7:
+            t.model.active = [t.model.b]
+        if step.number == t.kill:
+            raise KilledError
+        loss = t.model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_the_line_for_an_attribute_restores_which_module_it_means(tmp_path):
+    """`attributes(model, "active")`, which the error types, gives back a module that was not in it at the start."""
+    whole = weights(tmp_path / "whole", a_list_of_the_active_module)
+    assert weights(tmp_path / "run", a_list_of_the_active_module, 15) is None
+    assert weights(tmp_path / "run", a_list_of_the_active_module) == whole
+
+
 def test_which_of_its_modules_an_attribute_means_is_named(tmp_path):
     """A plain tuple in a module that points at another of its modules is an error; one that never changes is none."""
     for changes in (True, False):

@@ -111,6 +111,8 @@ class Attributes:
         self._ignored, self._is_state = frozenset(ignored), is_state
         self.saved_besides: frozenset[int] = frozenset()
         """The identities of objects that the run of this adapter saves by names of their own."""
+        self.modules_of_run: dict[str, Any] = {}
+        """The modules that it saves, by their names there: "model.heads.1"."""
         self._placed = PlacedObjects()
         self.note_placed()
         self._first = self._parts().with_state_dict
@@ -211,8 +213,12 @@ class Attributes:
         }
 
     def _moved(self, parts: Parts) -> dict[str, str]:
-        """Returns the places that hold such an object of another place: a model that has another role."""
-        first = {id(one): path for path, one in self._first.items()}
+        """Returns the places that hold such an object of another place: a model that has another role.
+
+        A module that was at no place of the target has the name that it has in the run, behind a "/".
+        """
+        first = {id(one): f"/{path}" for path, one in self.modules_of_run.items()}
+        first |= {id(one): path for path, one in self._first.items()}
         held = ((path, first.get(id(one), path)) for path, one in parts.with_state_dict.items())
         return {path: was for path, was in held if was != path}
 
@@ -255,7 +261,7 @@ class Attributes:
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, copy.deepcopy(state))
         for path, first in saved.get("moved", {}).items():
-            self._set(path, self._first[first])
+            self._set(path, self.modules_of_run[first[1:]] if first[0] == "/" else self._first[first])
         for path, value in saved["values"].items():
             self._restore_value(path, restored.of(value))
         for path, first in saved["same"].items():

@@ -143,8 +143,14 @@ def note_objects(objects: Mapping[str, Stateful]) -> None:
     adapters = [one for one in objects.values() if isinstance(one, Attributes)]
     if adapters:
         identities = saved_identities(objects)
+        named = {
+            f"{name}.{path}".rstrip("."): module
+            for name, thing in objects.items()
+            if isinstance(thing, torch.nn.Module)
+            for path, module in thing.named_modules()
+        }
         for one in adapters:
-            one.saved_besides = identities
+            one.saved_besides, one.modules_of_run = identities, named
 
 
 def saved_identities(objects: Mapping[str, Any]) -> frozenset[int]:
