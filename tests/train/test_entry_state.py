@@ -17,7 +17,13 @@ from torch.utils.data import Subset, TensorDataset
 
 import samebits
 from samebits.checkpoint import load_commit
-from samebits.errors import CorruptCommitError, DuplicateNameError, IncompleteStateError, ResumeMismatchError
+from samebits.errors import (
+    CorruptCommitError,
+    DuplicateNameError,
+    IncompleteStateError,
+    ResumeMismatchError,
+    UnsavableStateError,
+)
 from samebits.train._compatibility import check_content
 from samebits.train._completeness import commit_notes
 from samebits.train._loop import epochs as epochs_module
@@ -578,6 +584,54 @@ def test_which_of_its_modules_an_attribute_means_is_named(tmp_path):
                 train()
         else:
             train()
+
+
+def part_weights(model):
+    model.b.weight.data = model.b.weight.data.clone()
+
+
+def tie_weights(model):
+    model.b.weight.data = model.a.weight.data
+
+
+def part_buffers(model):
+    model.a.count = model.a.count + 1
+
+
+@pytest.mark.parametrize(
+    ("tied", "change", "path"),
+    [
+        (True, part_weights, "b.weight"), (False, tie_weights, "b.weight"), (True, part_buffers, "b.count"),
+        (True, None, None), (False, None, None),
+    ],
+)  # fmt: skip
+def test_weights_that_part_or_are_tied_in_training_are_refused_at_the_commit(tmp_path, tied, change, path):
+    """A resume would have the memory of the beginning: UnsavableStateError by both names. Ties that stay are none."""
+    t = Training(None)
+    model, count = Heads(), torch.zeros(2)
+    for one in (model.a, model.b):
+        one.register_buffer("count", count if tied else count.clone())
+    if tied:
+        tie_weights(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train():
+        with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer, save=2) as run:
+            for step, (x,) in run.steps(t.loader, epochs=3):
+                if change is not None and step.number == 7:
+                    change(model)
+                loss = (model.a(x) + 0.3 * model.b(x)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    if change is None:
+        train()
+        return
+    with pytest.raises(
+        UnsavableStateError, match=rf"model\.a\.\w+ and model\.{path} were {'one' if tied else 'two'} "
+    ):
+        train()
 
 
 def what_rounds_collect(run, t):

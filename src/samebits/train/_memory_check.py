@@ -46,6 +46,8 @@ class _CommittedValue(NamedTuple):
 
 def check_memory(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: Aliases) -> None:
     """Raises `UnsavableStateError` for a value that a resume would not restore as it is, by its names."""
+    if (changed := aliases.changed_memory(objects)) is not None:
+        raise _changed(*changed)
     found = list(_values(saved, objects, aliases))
     for one in found:
         if one.role is _MADE:
@@ -153,3 +155,12 @@ def _is_in_file(array: Any) -> bool:
     while array is not None and not isinstance(array, np.memmap | mmap.mmap):
         array = getattr(array, "base", None)
     return array is not None
+
+
+def _changed(one: str, other: str, number: str) -> UnsavableStateError:
+    before = "one" if number == "two" else "two"
+    return UnsavableStateError(
+        f"{one} and {other} were {before} in memory when the loop began, and are {number} now; a resumed run "
+        f"would have {before} again. Tie or part them before the run; or begin with two, and as long as they "
+        "are to be equal copy one to the other in each step: other.data.copy_(one.data)."
+    )

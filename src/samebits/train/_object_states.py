@@ -82,14 +82,27 @@ class Aliases:
 
     def __init__(self) -> None:
         self._in_state, self._grads = _in_place.PlacedObjects(), _in_place.PlacedObjects()
+        self._memory: dict[str, str] = {}
+        """The names of parameters and buffers of modules, each with the first name of its memory."""
 
     def note(self, objects: Mapping[str, Stateful], run_state: RunState, made: Collection[int]) -> None:
         """Notes the objects at the beginning of a loop, but those that a resume has `made`."""
         self._in_state.note(run_state, made)
         self._grads.note(gradients(dict(_parameters(objects))), made)
+        self._memory = same_memory(objects)
         for one in objects.values():
             if isinstance(one, Attributes):
                 one.note_placed(made)
+
+    def changed_memory(self, objects: Mapping[str, Stateful]) -> tuple[str, str, str] | None:
+        """Returns two names that were one memory when the loop began and are "two" now, or that are "one"."""
+        now = same_memory(objects)
+        known = [path for path in self._memory if path in now]
+        before, after = ({(path, one[path]) for path in known} for one in (self._memory, now))
+        changed = min(before ^ after, default=None)
+        if changed is None or not {*changed} <= {*known}:
+            return None
+        return (*sorted(changed), "two" if changed in before else "one")  # type: ignore[return-value]
 
     def keeps_gradient(self, path: str) -> bool:
         """Returns True for a gradient that a resume fills in place."""
@@ -104,6 +117,27 @@ class Aliases:
             "devices": _in_place.devices_in(saved["run_state"]),
             **({"optimizers": shared} if shared else {}),
         }
+
+
+def same_memory(objects: Mapping[str, Stateful]) -> dict[str, str]:
+    """Returns the parameters and buffers of modules by name, each with the first name of its memory."""
+    first: dict[Any, str] = {}
+    found: dict[str, str] = {}
+    for name, thing in objects.items():
+        named = (
+            [*thing.named_parameters(remove_duplicate=False), *thing.named_buffers(remove_duplicate=False)]
+            if isinstance(thing, torch.nn.Module)
+            else []
+        )
+        for path, one in named:
+            if (
+                type(one) in (torch.Tensor, torch.nn.Parameter)
+                and one.layout is torch.strided
+                and one.numel()
+            ):
+                key = one.data_ptr(), one.dtype, one.shape, one.stride()
+                found[f"{name}.{path}"] = first.setdefault(key, f"{name}.{path}")
+    return found
 
 
 def shared_with_parameters(objects: Mapping[str, Stateful]) -> list[tuple[str, int, str]]:
