@@ -206,7 +206,9 @@ def _candidates(way: Sequence[WayStep]) -> list[str]:
         if private and keeps_attributes(type(step.owner)):
             return [step.path]
     containers = [outer.path for outer, step in pairwise(way) if isinstance(step.owner, list | dict | deque)]
-    modules = {step.path for step in way if isinstance(step.value, torch.nn.Module)}  # a state of their own
+    modules = {
+        step.path for step in way[:-1] if isinstance(step.value, torch.nn.Module)
+    }  # a state of their own
     return [one for one in dict.fromkeys([*containers[:1], way[-1].path]) if one not in modules]
 
 
