@@ -95,14 +95,19 @@ class Aliases:
                 one.note_placed(made)
 
     def changed_memory(self, objects: Mapping[str, Stateful]) -> tuple[str, str, str] | None:
-        """Returns two names that were one memory when the loop began and are "two" now, or that are "one"."""
-        now = same_memory(objects)
-        known = [path for path in self._memory if path in now]
-        before, after = ({(path, one[path]) for path in known} for one in (self._memory, now))
-        changed = min(before ^ after, default=None)
-        if changed is None or not {*changed} <= {*known}:
-            return None
-        return (*sorted(changed), "two" if changed in before else "one")  # type: ignore[return-value]
+        """Returns two names that were one memory when the loop began and are "two" now, or that are "one".
+
+        Buffers that have become one are left alone: an average may take those of its model in each step.
+        """
+        now, before = same_memory(objects), self._memory
+        parameters = {path for path, _ in parameter_groups.named_parameters(objects, every=True)}
+        for path in [path for path in before if path in now]:
+            first, since = before[path], now[path]
+            if first in now and since != now[first]:
+                return first, path, "two"
+            if since in before and first != before[since] and {path, since} <= parameters:
+                return since, path, "one"
+        return None
 
     def keeps_gradient(self, path: str) -> bool:
         """Returns True for a gradient that a resume fills in place."""

@@ -21,11 +21,14 @@ Groups = list[list[str | None]]
 """The paths of the parameters of each group; None for one that no module of the run names."""
 
 
-def named_parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the parameters of the modules among `objects`, by path."""
+def named_parameters(
+    objects: Mapping[str, Any], *, every: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters of the modules among `objects`, by path; by `every` path that one has."""
     for name in sorted(objects):
         if isinstance(objects[name], torch.nn.Module):
-            yield from ((f"{name}.{path}", one) for path, one in objects[name].named_parameters())
+            named = objects[name].named_parameters(remove_duplicate=not every)
+            yield from ((f"{name}.{path}", one) for path, one in named)
 
 
 def ties(objects: Mapping[str, Any]) -> set[frozenset[str]]:
