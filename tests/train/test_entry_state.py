@@ -547,12 +547,7 @@ def a_list_of_the_active_module(run, t):
     for step, (x,) in run.steps(t.loader, epochs=4):
         if step.number == 7:
             t.model.active = [t.model.b]
-        if step.number == t.kill:
-            raise KilledError
-        loss = t.model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        t.step(step, x, optimizer=optimizer)
 
 
 def test_the_line_for_an_attribute_restores_which_module_it_means(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, Self
@@ -20,14 +19,6 @@ from samebits.data._state_dict import ReadPosition
 from samebits.data._workers.inline_or_parallel import Inline, draws_of, reader
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
-
-_ORDINALS = itertools.count()
-
-
-def number_made() -> int:
-    """Returns how many pipelines and loaders this process has made."""
-    return int(_ORDINALS.__reduce__()[1][0])
-
 
 _MADE: weakref.WeakValueDictionary[int, Resumable] = weakref.WeakValueDictionary()
 
@@ -49,14 +40,17 @@ class Resumable:
     """The iterator that the last `load_state_dict` has set to its state."""
     _is_state = False
     """True for an object of a run, which commits its position: `iter()` in a step is then its next epoch."""
+    _count = 0
+    """The number of all that the process has made."""
     _ordinal: int
     """The number of these that the process had made before."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Makes one, and numbers it."""
         made = super().__new__(cls)
-        vars(made)["_ordinal"] = number_made()
-        _MADE[next(_ORDINALS)] = made
+        vars(made)["_ordinal"] = Resumable._count
+        _MADE[Resumable._count] = made
+        Resumable._count += 1
         return made
 
     def __iter__(self) -> PipelineIterator:

@@ -11,7 +11,7 @@ from typing import Any
 from samebits._arguments import require, require_int
 from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
-from samebits.data._resumable import number_made
+from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.train._loop.batch_source import BatchSource, length
 from samebits.train._loop.entry_state import EntryState
@@ -195,7 +195,7 @@ class Loops:
     """The outermost loop of the restored commit, until the program's loop has taken over its position."""
     ended_with: EntryState | None = None
     """The state at the end of the last finished loop, with which the code before the next one begins."""
-    loaders_before: int = field(default_factory=number_made)
+    loaders_before: int = field(default_factory=lambda: Resumable._count)
     """The number of loaders that the process had made before the run."""
     added_in: dict[str, int | None] = field(default_factory=dict)
     """By the name of an object, the epoch in whose body (`run.epochs`) it was added; None: before."""
