@@ -145,7 +145,7 @@ class CommitPolicy:
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
         self._run_dir, self._best, self._notify, self._notes = run_dir, best, notify, notes
         self._objects, self._run_state, self._loops = objects, run_state, loops
-        self._aliases = state.Aliases()
+        self._aliases, self._forms = state.Aliases(), compatibility.GivenForms()
         self._rolling = RollingDigest()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
@@ -171,12 +171,14 @@ class CommitPolicy:
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
         """Begins with the open run, which resumes from the commit `found`."""
         self._program, self._environment = asdict(origin), environment
+        self._forms.note_given(self._objects)
         if found is not None:
             self._rolling.resume(found.rolling, found.position["loop"], found.step)
 
     def note_objects(self, made: Mapping[int, Any]) -> None:
         """Notes what the program holds before its loop, but the objects that a resume has `made`."""
         self._aliases.note(self._objects, self._run_state, made)
+        self._forms.note_begun(self._objects)
 
     def loss(self, value: Any) -> None:
         """Adds a loss of the step under way."""
@@ -313,6 +315,10 @@ class CommitPolicy:
         saved["aliases"] = self._aliases.state(saved, self._objects)
         return saved
 
+    def _check(self, saved: Mapping[str, Any]) -> None:
+        check_memory(saved, self._objects, self._aliases)
+        self._forms.check(saved, self._objects)
+
     def _commit(self, position: Position, note: TakeNote = lambda *_: None, *, wait: bool = True) -> None:
         """Commits the boundary at `position`; without `wait` it, or a newer one, becomes durable later."""
         self._requested = False
@@ -321,7 +327,7 @@ class CommitPolicy:
         assert self._environment is not None
         started = time.perf_counter()
         saved = self._state()
-        check = partial(check_memory, saved, self._objects, self._aliases)
+        check = partial(self._check, saved)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
         if self.ranks.rank == 0:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError
+from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
 from samebits.train._loop.entry_state import decoded
 from samebits.train._object_states import Stateful, has_form_of_torch, parameter_paths, unsaved_buffers
-from samebits.train._parameter_groups import missing
+from samebits.train._parameter_groups import missing, named_parameters
 
 IN_EACH_STATE = (
     "types",
@@ -255,6 +256,85 @@ def is_like(one: Any, other: Any) -> bool:
 
 def _shapes(module: Any) -> dict[str, Any]:
     return {name: getattr(value, "shape", None) for name, value in module.state_dict().items()}
+
+
+class _Form(NamedTuple):
+    """The shapes of the tensors of a module, by path, and the number of modules in it, at some moment."""
+
+    module: weakref.ref[torch.nn.Module]
+    shapes: dict[str, Any]
+    modules: int
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _Form:
+        saved = module.state_dict()
+        shapes = _shapes_of(saved | unsaved_buffers(module, saved))
+        return cls(weakref.ref(module), shapes, sum(1 for _ in module.modules()))
+
+
+def _shapes_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: getattr(value, "shape", None) for path, value in values.items()}
+
+
+class GivenForms:
+    """The modules and parameters of a run as a resumed program has them, when a commit is loaded."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, _Form] = {}
+        self._begun: dict[str, _Form] = {}
+        self._paths: dict[frozenset[str], set[str]] = {}
+        """The paths of all parameters, by the names of the objects."""
+        self._parameters: dict[str, int] = {}
+
+    def note_given(self, objects: Mapping[str, Stateful]) -> None:
+        """Notes what was given to Run: it has its state when the run is entered."""
+        self.note_begun(objects)
+        self._given = self._begun
+
+    def note_begun(self, objects: Mapping[str, Stateful]) -> None:
+        """Notes the objects at the beginning of an outermost loop: those added since have their state there."""
+        modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+        self._begun = {name: _Form.of(module) for name, module in modules.items()}
+        self._paths.setdefault(frozenset(objects), parameter_paths(objects))
+        self._parameters = {path: id(one) for path, one in named_parameters(objects)}
+
+    def check(self, saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> None:
+        """Raises `UnsavableStateError` for a state that a resumed program could not take."""
+        for name, thing in objects.items():
+            form = self._given.get(name) or self._begun.get(name)
+            if form is None or form.module() is not thing:
+                continue  # an epoch has made it anew, as the epoch of a resume does
+            now = _shapes_of({**saved["objects"][name], **saved["buffers"][name]})
+            for path in sorted(form.shapes.keys() | now.keys()):
+                if path not in form.shapes or path not in now:
+                    raise _another_form(name, f"{name}.{path}", "added" if path in now else "taken away")
+                if (shapes := (form.shapes[path], now[path]))[0] != shapes[1]:
+                    before, since = (tuple(one or ()) for one in shapes)
+                    raise _another_form(name, f"{name}.{path}", f"changed from shape {before} to {since}")
+            if form.modules != len(saved["training"][name]):
+                raise _another_form(name, "a layer without weights", "added or taken away")
+        paths = self._paths.get(frozenset(objects))
+        if paths is not None and (others := sorted(paths ^ saved["grads"].keys())):
+            raise self._replaced(others[0], objects)
+
+    def _replaced(self, path: str, objects: Mapping[str, Stateful]) -> UnsavableStateError:
+        now = dict(named_parameters(objects))
+        replaced = [one for one, known in self._parameters.items() if one in now and id(now[one]) != known]
+        what = replaced[0] if replaced else path
+        return UnsavableStateError(
+            f"{what} is another parameter than when the loop began, and an optimizer still has the one of "
+            f"before: a resumed run could not make both. Keep the parameter, and set its values: with "
+            f"torch.no_grad(): {what}.copy_(...); or {what}.requires_grad_(False) to train it no more."
+        )
+
+
+def _another_form(name: str, what: str, how: str) -> UnsavableStateError:
+    return UnsavableStateError(
+        f"{what} was {how} after {name} had been given to the run; a resumed program has {name} as it was, "
+        f"and could not take this commit. Give {name} all its layers before `with samebits.Run(...)`: those "
+        "of later may wait there unused. What changes only between two loops may be added behind the change "
+        f"instead of being given to Run: run.add({name!r}, {name})."
+    )
 
 
 def check_compiled(name: str, obj: Any) -> None:
