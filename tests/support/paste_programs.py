@@ -268,6 +268,32 @@ main()
         loss = train_step(a, b, 1 + losses.avg / 9)
         losses.update(loss.item(), len(a))
 """,
+    "a scheduler that the loop replaces": HEAD
+    + TAIL
+    + STEP
+    + """
+schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.3, total_steps=60)
+with samebits.Run("runs/a", model=model, opt=opt, schedule=schedule, save=3) as run:
+    for step, (a, b) in run.steps(loader, epochs=3):
+        train_step(a, b)
+        if step.number == 20:
+            schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.97)
+        schedule.step()
+""",
+    "a loader of some epochs": HEAD
+    + TAIL
+    + STEP
+    + RUN
+    + """
+    for epoch in run.epochs(6):
+        if epoch % 2 == 0:
+            with torch.no_grad():
+                hard = (model(x).softmax(1).max(1).values < 0.9).nonzero().flatten().tolist()
+            part = torch.utils.data.Subset(data, hard)
+            loader = samebits.data.DataLoader(part, batch_size=4, shuffle=True)
+        for step, (a, b) in epoch.steps(loader):
+            train_step(a, b)
+""",
     "an int of the model, only printed": HEAD
     + """
 class Net(nn.Module):
@@ -628,6 +654,8 @@ FIRST = {
 WORDS = {
     *(
         "a teacher that is None at first",
+        "a scheduler that the loop replaces",
+        "a loader of some epochs",
         "a generator function",
         "itertools.count",
         "a closure variable",

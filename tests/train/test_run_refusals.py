@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import samebits
-from samebits.errors import IncompleteStateError, InvalidArgumentError
+from samebits.errors import IncompleteStateError, InvalidArgumentError, RunMismatchError, UnsavableStateError
+from samebits.train._compatibility import GivenForms
 
 
 def train(run_dir: Path | None, epochs: int = 1, body=lambda step: None) -> torch.Tensor:
@@ -110,3 +111,151 @@ def test_a_loader_without_an_end_needs_a_number_of_steps(tmp_path: Path) -> None
             ):
                 epoch.steps(ever)
             assert len(list(epoch.steps(ever, steps_per_epoch=3))) == 3
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale + self.seen.sum()
+
+
+def grow(net: Net) -> None:
+    net.layers.append(torch.nn.Linear(3, 3))
+
+
+def add_a_layer_without_weights(net: Net) -> None:
+    net.layers.append(torch.nn.Tanh())
+
+
+def take_away(net: Net) -> None:
+    del net.layers[1]
+
+
+def change_a_shape(net: Net) -> None:
+    net.seen = torch.cat([net.seen, torch.ones(1)])
+
+
+def add_a_buffer(net: Net) -> None:
+    net.register_buffer("more", torch.ones(1), persistent=False)
+
+
+def replace_a_parameter(net: Net) -> None:
+    net.scale = torch.nn.Parameter(net.scale.detach() * 0.5)
+
+
+CHANGES = {
+    grow: r"net\.layers\.2\.bias was added after net had been given to the run.*before `with",
+    add_a_layer_without_weights: r"a layer without weights was added or taken away",
+    take_away: r"net\.layers\.1\.bias was taken away",
+    change_a_shape: r"net\.seen was changed from shape \(1,\) to \(2,\)",
+    add_a_buffer: r"net\.more was added",
+    replace_a_parameter: r"net\.scale is another parameter.*net\.scale\.copy_",
+}
+
+
+def train_net(run_dir: Path, change, *, by_epoch: bool, kill: int = -1) -> None:
+    samebits.set_random_seed(1)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = samebits.data.DataLoader(torch.randn(8, 3), batch_size=2, shuffle=True)
+
+    def train_on(steps) -> None:
+        for step, x in steps:
+            if step.number == kill:
+                raise KeyboardInterrupt
+            if not by_epoch and step.number == 5:
+                change(net)
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+
+    with samebits.Run(run_dir, net=net, optimizer=optimizer, save=1) as run:
+        if not by_epoch:
+            train_on(run.steps(loader, epochs=3))
+        for epoch in run.epochs(3) if by_epoch else ():
+            if epoch == 1:
+                change(net)
+            train_on(epoch.steps(loader))
+
+
+@pytest.mark.parametrize("by_epoch", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+def test_a_module_of_another_form_is_refused_at_the_commit(change, by_epoch: bool, tmp_path: Path) -> None:
+    """Layers, buffers or parameters that a resumed program lacks: an error of the run itself, with the way out."""
+    with pytest.raises(UnsavableStateError, match=CHANGES[change]):
+        train_net(tmp_path / "run", change, by_epoch=by_epoch)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+def test_no_resume_would_take_it(change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: without the check such a run commits, and each resume is refused."""
+    monkeypatch.setattr(GivenForms, "check", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        train_net(tmp_path / "run", change, by_epoch=False, kill=8)
+    with pytest.raises(RunMismatchError):
+        train_net(tmp_path / "run", change, by_epoch=False)
+
+
+def rounds(run_dir: Path, kill: int = -1) -> list[torch.Tensor]:
+    samebits.set_random_seed(1)
+    net = Net()
+    loader = samebits.data.DataLoader(torch.randn(8, 3), batch_size=2, shuffle=True)
+    with samebits.Run(run_dir, save=1) as run:
+        for number in range(3):
+            if number:
+                grow(net)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            run.add("net", net)
+            run.add(f"optimizer{number}", optimizer)
+            for step, x in run.steps(loader, epochs=2, name=f"round{number}"):
+                if step.number == kill:
+                    raise KeyboardInterrupt
+                optimizer.zero_grad()
+                net(x).square().mean().backward()
+                optimizer.step()
+    return [one.detach() for one in net.parameters()]
+
+
+def test_a_module_that_grows_between_loops_is_added_behind_the_change(tmp_path: Path) -> None:
+    """What the error says of two loops: killed in each of three rounds, the weights are equal."""
+    whole = rounds(tmp_path / "whole")
+    for kill in (5, 12, 21):
+        with pytest.raises(KeyboardInterrupt):
+            rounds(tmp_path / "run", kill)
+    assert all(map(torch.equal, rounds(tmp_path / "run"), whole))
+
+
+def test_a_module_of_the_same_form_is_not(tmp_path: Path) -> None:
+    """A fresh head and optimizer for each epoch, frozen layers and new groups stop no run, and resume with equal weights."""
+
+    def heads(run_dir: Path, kill: int = -1) -> torch.Tensor:
+        samebits.set_random_seed(1)
+        net = Net()
+        loader = samebits.data.DataLoader(torch.randn(8, 3), batch_size=2, shuffle=True)
+        with samebits.Run(run_dir, net=net, save=1) as run:
+            for epoch in run.epochs(3):
+                net.layers[1] = torch.nn.Linear(3, 3)
+                optimizer = torch.optim.SGD([net.scale, *net.layers[1].parameters()], 0.1)
+                run.add("optimizer", optimizer)
+                for step, x in epoch.steps(loader):
+                    if step.number == kill:
+                        raise KeyboardInterrupt
+                    if step.batch_index == 2:
+                        optimizer.add_param_group({"params": net.layers[0].parameters()})
+                    optimizer.zero_grad()
+                    net(x).square().mean().backward()
+                    optimizer.step()
+        return net.layers[0].weight.detach()
+
+    whole = heads(tmp_path / "whole")
+    for kill in (3, 7, 9):
+        with pytest.raises(KeyboardInterrupt):
+            heads(tmp_path / "run", kill)
+    assert torch.equal(heads(tmp_path / "run"), whole)

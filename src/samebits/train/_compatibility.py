@@ -292,7 +292,7 @@ class GivenForms:
         self._given = self._begun
 
     def note_begun(self, objects: Mapping[str, Stateful]) -> None:
-        """Notes the objects at the beginning of an outermost loop: those added since have their state there."""
+        """Notes the objects at an outermost loop's begin, where those that were added get their state."""
         modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
         self._begun = {name: _Form.of(module) for name, module in modules.items()}
         self._paths.setdefault(frozenset(objects), parameter_paths(objects))

@@ -226,7 +226,12 @@ class Run:
         added_in = self._loops.added_in.get(name)
         anew = None not in (epoch, added_in) and epoch != added_in and is_like(before, saved)
         if name in self.objects and not anew:
-            raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
+            raise DuplicateNameError(
+                f"Run.add({name!r}): this run already has an object of that name. Of several loops give each "
+                f'a name of its own: run.add(f"{name}{{number}}", ...). Only a module or an optimizer of one '
+                "shape that each epoch of run.epochs makes may have one name: add it in the epoch's body, "
+                "and not before the loop."
+            )
         check_compiled(name, thing)
         if self.run_dir is not None:
             check_not_lazy(name, thing)

@@ -46,6 +46,11 @@ class LoopSource:
         """The place before the loop, or before the loop over epochs around it; empty if it is not known."""
         return "" if self._loop is None else f"{self._file}, before line {self._first}"
 
+    @property
+    def is_over_epochs(self) -> bool:
+        """True for a loop in the body of `run.epochs`."""
+        return _is_over_epochs(self._loop)
+
     def before_of(self, name: str) -> str:
         """The place for a line about a variable: before the outermost plain loop that does not set it."""
         return "" if self._loop is None else f"{self._file}, before line {self._first_of(name)}"
@@ -189,8 +194,12 @@ def _loop_at(scope: ast.AST | None, line: int) -> ast.For | ast.While | None:
     """Returns the loop at a line; if that is in an epoch of `run.epochs`, the loop over epochs."""
     loops = [] if scope is None else [one for one in ast.walk(scope) if isinstance(one, ast.For | ast.While)]
     around = sorted((one for one in loops if _has(one, line)), key=lambda one: one.lineno)
-    over_epochs = [one for one in around if isinstance(one, ast.For) and ".epochs(" in ast.unparse(one.iter)]
+    over_epochs = [one for one in around if _is_over_epochs(one)]
     return next(iter([*over_epochs, *around[-1:]]), None)
+
+
+def _is_over_epochs(loop: Any) -> bool:
+    return isinstance(loop, ast.For) and ".epochs(" in ast.unparse(loop.iter)
 
 
 def _has(node: Any, line: int) -> bool:

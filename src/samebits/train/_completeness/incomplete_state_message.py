@@ -23,6 +23,11 @@ from samebits.train._completeness.saved_objects import joined, memory_of
 from samebits.train._object_states import saved_identities
 
 _SHORT = 4
+_MADE_ANEW = (
+    ": the loop makes it anew, and a resumed run has the one of before the loop. Make each before the loop, "
+    "give each to the run, and keep in run.state which is used; or keep in run.state what it is made from, "
+    "and make it anew in each epoch of run.epochs, or in each step"
+)
 _KEEP = ": keep it in run.state, or in an object with a state_dict that the run has"
 
 
@@ -366,7 +371,16 @@ def _saved_object(
         reasons = [f"{joined(found.text, path)} is {why}" for path, why in lines.cannot.items()]
         text += f". No line can save it: {'; '.join(reasons[:_SHORT])}. Compute it from step.number, or keep "
         text += "its plain values, or its index or key, in run.state"
+    is_of_epochs = source.is_over_epochs and isinstance(found.value, torch.nn.Module | torch.optim.Optimizer)
+    by_itself = any("attributes(" not in line for line in lines.code) or hasattr(found.value, "dataset")
+    if _is_set_in_loop(found) and by_itself and not is_of_epochs:
+        return MessageLine(text + _MADE_ANEW)  # a run takes a name once, and a resumed run skips the line
     return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))
+
+
+def _is_set_in_loop(found: Variable) -> bool:
+    """Returns True for a variable that the loop sets to another object."""
+    return any(place != found.source.before_of(found.text) for place in found.source.places(found.text))
 
 
 def _with_imports(source: LoopSource, places: list[str], code: list[str]) -> list[tuple[str, str]]:
