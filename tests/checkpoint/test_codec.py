@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -20,7 +21,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from call_counts import counted
 from samebits.checkpoint._codec import decode, encode
+from samebits.checkpoint._prepared_commit import CommitPreparer
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import RunMismatchError, UnsavableStateError
 from store_commits import write_commit
@@ -316,6 +319,21 @@ def test_a_state_that_contains_itself_is_refused():
     state["a"].append(state)
     with pytest.raises(UnsavableStateError, match="contains itself"):
         encode(state)
+
+
+def node(level, up=None):
+    own = {"up": up, "kids": []}
+    own["kids"] += [node(level - 1, own) for _ in range(2 * (level > 0))]
+    return own
+
+
+def test_a_tree_that_knows_its_parents_is_refused_at_once():
+    """It has more paths than memory has room for. The control: without the way up, a tree of as many nodes is saved."""
+    facts = {"step": 1, "position": {}, "finished": False, "program": {}, "environment": {}}
+    with pytest.raises(UnsavableStateError, match="contains itself"):
+        counted(partial(CommitPreparer().prepare, {"root": node(4)}, **facts), most=2_000_000)
+    tree = [[[1.0, "a"] for _ in range(8)] for _ in range(4)]
+    assert CommitPreparer().prepare({"root": tree}, **facts).nbytes > 100
 
 
 def test_a_view_that_torch_cannot_copy_is_refused(tmp_path):

@@ -35,6 +35,11 @@ class Watch:
     def count(self, v):
         self.held.sum += v
         print(self.held.sum)
+class Recorder:
+    def __init__(self): self.history = {{"a": []}}
+    def log(self, **figures):
+        for k, n in figures.items(): self.history[k].append(n)
+    def dump(self): json.dump(self.history, open("log", "w"))
 class Thrower:
     def __init__(self): self.n = 0
     def tick(self):
@@ -43,6 +48,8 @@ class Thrower:
 def show(name, value): print(f"{{name}}: {{value:.3f}}")
 def set_rate(opt, rate):
     for group in opt.param_groups: group["lr"] = rate
+def tune(optimizer, *rates, **rate):
+    set_rate(optimizer, rates[0] if rates else rate["of"])
 def train(model, optimizer, scheduler, run, loader, writer, pbar, logger, aug):
     v = 0.0
     {before}
@@ -60,6 +67,10 @@ OUTPUT = {
         "v.update(optimizer.param_groups[0]['lr']); v.update(scheduler.get_last_lr()[0]); print(v.avg)",
     ),
     "an object that counts in a meter": ("v = Watch(Meter())", "v.count(loss.item())"),
+    "a keyword of any name, into a list by its name": (
+        "r = Recorder()",
+        "v += loss.item(); r.log(a=v); r.dump()",
+    ),
     "a print": ("", "v += loss.item(); print(v)"),
     "attributes of the program's own objects": (
         "ns = types.SimpleNamespace(v=0); m = {'a': Meter()}",
@@ -122,6 +133,8 @@ TRAINING = {
     "a rate": ("", "v += 1\n        for group in optimizer.param_groups: group['lr'] = 1 / v"),
     "a rate by an alias": ("groups = optimizer.param_groups", "v += 1; groups[0]['lr'] = 1 / v"),
     "a rate by a function": ("", "v += 1; set_rate(optimizer, 1 / v)"),
+    "a rate as a keyword of any name": ("", "v += 1; tune(optimizer, of=1 / v)"),
+    "a rate as one of many": ("", "v += 1; tune(optimizer, 1 / v)"),
     "a rate by a variable": (
         "rate = 1.0",
         "v += 1\n        if v > 3: rate *= 0.5\n        set_rate(optimizer, rate)",
@@ -194,6 +207,17 @@ def test_what_may_reach_a_weight_is_not_called_output(name, tmp_path):
     before, inside, *after = TRAINING[name]
     flow, code = flow_of(before, inside, after[0] if after else "pass", tmp_path)
     assert not flow.variable(code, "v")
+
+
+@pytest.mark.parametrize("held, trains", [("self.meters", False), ("self.model.parts", True)])
+def test_a_comprehensions_variable_may_have_the_name_of_the_model(held, trains, tmp_path):
+    """`for model in self.meters` in a logger's text is no mention of the model; of its parts it is."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        f"class Log:\n    def __str__(self): return ' '.join(f'{{model.n}}' for model in {held})\n"
+    )
+    flow = OutputFlow([compile(file.read_text(), str(file), "exec")], {"model"})
+    assert flow.methods_train("Log") == trains
 
 
 def test_one_question_does_not_change_the_answer_to_the_next(tmp_path):

@@ -93,3 +93,17 @@ def test_what_each_epoch_sets_anew_stops_no_run(name, tmp_path):
 def test_an_epoch_that_is_set_before_its_steps_stops_no_run(before, inside, tmp_path):
     """The usual `set_epoch(epoch)` in a loop over epochs: a resume sets it again. No error, and equal weights after a kill."""
     assert carried_state.verdict(before, inside, tmp_path, BY_EPOCH) == "equal"
+
+
+CONFIG = "class Config: scale = 1.0\nconfig = Config()\n"
+
+
+@pytest.mark.parametrize("sets, is_named", [("{inside}", False), ("if step.number % 3: {inside}", True)])
+def test_an_attribute_that_each_step_of_an_epoch_sets_stops_no_run(sets, is_named, tmp_path):
+    """Read after the steps, too: a warning, and equal weights after a kill. One that some steps set is named."""
+    inside = "config.scale = 1.0 + step.number / 50"
+    steps = f"        {sets.format(inside=inside)}\n        n = config.scale\n        if len"
+    script = BY_EPOCH.replace("        if len", steps).replace("{inside}", "pass")
+    script = script.replace('print("END"', '      print(config.scale)\nprint("END"')
+    verdict = carried_state.verdict(CONFIG, "", tmp_path, script)
+    assert verdict == ("named by Run" if is_named else "equal")

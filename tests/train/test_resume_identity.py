@@ -65,6 +65,12 @@ ONE: dict[str, Case] = {
         lambda state, pool: state.update(a={"x": (one := {})}, b={"y": {"z": one}}),
         lambda state, pool: [state.a["x"], state.b["y"]["z"]],
     ),
+    "a named tuple of tensors, and a list with it": (
+        lambda state, pool: state.update(
+            carry=(one := Pair(torch.zeros(2), torch.ones(2))), past=[one], log=[0]
+        ),
+        lambda state, pool: state.log.append(int(state.past[0] is state.carry)) or [state.log],
+    ),
     "a key and a list": (
         sharing(dict, lambda one: [0, one]),
         lambda state, pool: [state.kept, state.other[1]],

@@ -149,6 +149,7 @@ def repeated(value: Any) -> set[int]:
         if type(value) is OrderedDict:
             parts.append(vars(value))
         own = type(value) in OBJECTS or (bool(parts) and not isinstance(value, tuple))
+        own = own or any(type(part) in TENSORS for part in parts)  # `past[-1] is carry` asks for tuples, too
         seen[id(value)] = own
         if depth < MAX_DEPTH and not _NO_OBJECTS.issuperset(map(type, parts)):
             inner = [holds_objects(part, depth + 1) for part in parts if type(part) not in _NO_OBJECTS]

@@ -155,6 +155,7 @@ class StateLayout:
         return tensors + [values[number].__array_interface__["data"][0] for number in self._arrays]
 
 
+_MANY, _PATHS = 1 << 15, 8
 _UNSET = object()
 """A value that no state holds."""
 
@@ -164,7 +165,12 @@ def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[
     values: list[Any] = [state]
     paths: list[_Path] = [()]
     containers: list[tuple[int, type, Any]] = []
+    most = _MANY
     for number, value in enumerate(values):  # it grows meanwhile
+        if len(values) > most:
+            if len(values) > _PATHS * len(set(map(id, values))):
+                raise LayoutError  # what contains itself has paths without end
+            most *= 2
         kind, path = type(value), paths[number]
         if kind in _MAPPINGS and (kind is not defaultdict or not set(map(type, value.values())) <= _NUMBERS):
             containers.append((number, kind, _keys(value)))

@@ -353,12 +353,15 @@ class OutputFlow:
             return False
         for function in self._sources.functions_of(call):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+            others = function.args.vararg
             if isinstance(node, ast.keyword):
+                others = function.args.kwarg
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
             else:
                 at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
                 at += bool(names) and names[0] == self_of(function, self._sources.parents[function])
                 name = names[at] if at < len(names) else None
+            name = others.arg if name is None and others is not None else name
             if name is None or not self._variable(function, name, depth + 1):
                 return False
         return True
@@ -469,7 +472,7 @@ class OutputFlow:
         if name in OUTPUT or name in READS or name in ITERATES or self._is_arithmetic(call):
             return name in OUTPUT or not isinstance(self._sources.parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
-        inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)
+        inner = isinstance(base, ast.Name | ast.Attribute | ast.Subscript) and not self._given_committed(call)
         if base is None or not inner or root_of(base) in LIBRARIES:
             return False
         return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
@@ -519,10 +522,19 @@ class OutputFlow:
 
     def _mentions_committed(self, node: ast.AST) -> bool:
         return any(
-            (isinstance(one, ast.Name) and one.id in self._committed)
+            (isinstance(one, ast.Name) and one.id in self._committed and not self._is_bound(one))
             or (isinstance(one, ast.Attribute) and one.attr in self._committed)
             for one in walk(node)
         )
+
+    def _is_bound(self, name: ast.Name) -> bool:
+        """Returns True for a variable of a comprehension with the name of a saved object: `for m in x`."""
+        node: ast.AST | None = name
+        while isinstance(node := self._sources.parents.get(node), ast.expr | ast.comprehension):
+            bound = [one for one in getattr(node, "generators", ()) if name.id in names_in(one.target)]
+            if bound:
+                return not any(self._mentions_committed(one.iter) for one in bound)
+        return False
 
 
 def _text_of_getattr(node: ast.AST) -> str:

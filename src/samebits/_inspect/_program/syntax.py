@@ -46,6 +46,7 @@ class Sources:
         self.calls: dict[str, list[ast.Call]] = {}
         """All calls, by the last name of what is called."""
         self._reads: dict[str, list[ast.Name]] = {}
+        imported, stored = set[str](), set[str]()
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef):
                 self.functions.setdefault(node.name, []).append(node)
@@ -53,6 +54,12 @@ class Sources:
                 self._reads.setdefault(node.id, []).append(node)
             elif isinstance(node, ast.Call):
                 self.calls.setdefault(called(node), []).append(node)
+            elif isinstance(node, ast.Import):
+                imported |= {one.asname or one.name.partition(".")[0] for one in node.names}
+            elif isinstance(node, ast.Name | ast.arg):
+                stored.add(node.id if isinstance(node, ast.Name) else node.arg)
+        self.modules = imported - stored
+        """The names of imported modules, which no variable has."""
         self.bases = {
             node.name: [last_name(base) for base in node.bases]
             for node in self.nodes
@@ -109,6 +116,8 @@ class Sources:
             if plain or not named or not hasattr(builtins, called(call)):
                 return plain or named  # `update = meter.update`
             return named if any(values_of(tree, called(call)) for tree in self.trees) else []
+        if isinstance(call.func.value, ast.Name) and call.func.value.id in self.modules:
+            named = [one for one in named if not isinstance(self.parents[one], ast.ClassDef)]  # `json.dump`
         kinds = self.classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from samebits._context import Position
 from samebits._inspect._program.carried_locals import release_locals
@@ -108,6 +109,16 @@ class Program:
         thing = self._objects.get(re.split(r"[.\[]", path, maxsplit=1)[0])
         is_one = path.startswith("run.state.") or path.endswith(".grad") or isinstance(thing, Attributes)
         return is_one and "[a view" not in path
+
+    def optimizer_with(self, value: Any) -> str:
+        """Returns the name of an optimizer of the run whose state has a tensor of a value; empty if none."""
+        held = {memory_of(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)}
+        for name, thing in self._objects.items() if held else ():
+            if isinstance(thing, torch.optim.Optimizer):
+                kept = (one for own in thing.state.values() for one in tree_leaves(own))
+                if any(memory_of(one) in held for one in kept if isinstance(one, torch.Tensor)):
+                    return name
+        return ""
 
     def lines(self, source: LoopSource) -> SavingLines:
         """Returns lines for a function: none yet."""
@@ -219,6 +230,11 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
         lines = program.lines(source)
         lines.attributes(name, source.name_of_module(found.module), [name])
         return MessageLine(text, _with_imports(source, [source.before], lines.code))
+    if optimizer := program.optimizer_with(found.value):
+        return MessageLine(
+            f"{text}: it holds tensors of {optimizer}.state, which a resume makes anew. Take them from there "
+            "in each step, and ask for step.number, not for None, from when on they are used"
+        )
     key = f"{name}_" if hasattr(dict, name) else name
     numbers = source.lines_to_change(name)
     where = f"line{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "the loop"

@@ -183,7 +183,12 @@ class LostChanges:
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         names = carried_locals.carried_if_an_inner_loop_is_empty(frame)
         left = [c for c in left if c not in printed and not self._is_cache(c)]
-        unlikely = [c for c in left if c.now.root == "local" and c.now.places[0].name in names]
+        unlikely = [
+            c
+            for c in left
+            if (c.now.root == "local" and c.now.places[0].name in names)
+            or self._is_set_by_inner_loop(c, frame, program)
+        ]
         return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
 
     def parted(self, now: reachable_state.StateSnapshot, states: Mapping[str, Any]) -> dict[str, Change]:
@@ -230,6 +235,14 @@ class LostChanges:
     ) -> bool:
         order, uses = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
         return _is_harmless(change, order, uses, changed)
+
+    def _is_set_by_inner_loop(
+        self, change: Change, frame: FrameType, program: user_functions.UserFunctions
+    ) -> bool:
+        """Returns True for an attribute that is set before it is read, unless an inner loop runs no time."""
+        last = change.now.places[-1]
+        order, _ = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
+        return last.kind == "attr" and order.recomputed(last._replace(kind="set"))
 
     def _is_cache(self, change: Change) -> bool:
         """Returns True for a value in an object of an installed package until it has changed a second time.
