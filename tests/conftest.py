@@ -42,8 +42,16 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Takes a part of the slow tests. Which part a case is in depends on its name alone."""
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("first_case_quick"):
+            function = item.nodeid.partition("[")[0]
+            if function in seen:
+                item.add_marker("slow")
+            seen.add(function)
     part, parts = map(int, config.getoption("--slow-share").split("/"))
 
     def is_left_out(item):

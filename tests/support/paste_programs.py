@@ -255,6 +255,32 @@ def main():
                 opt.param_groups[0]["lr"] *= 0.5
 main()
 """,
+    "sums of a function for each epoch": HEAD
+    + TAIL
+    + STEP
+    + """
+def train_one_epoch(epoch):
+    total, n = 0.0, 0
+    for step, (a, b) in epoch.steps(loader):
+        total += train_step(a, b).item() * len(a)
+        n += len(a)
+    return total / n
+with samebits.Run("runs/a", model=model, opt=opt, save=3) as run:
+    for epoch in run.epochs(4):
+        opt.param_groups[0]["lr"] = 0.1 * train_one_epoch(epoch)
+""",
+    "the best of a function for each loop": HEAD
+    + TAIL
+    + STEP
+    + """
+def train(name):
+    best = 9.0
+    for step, (a, b) in run.steps(loader, epochs=2, name=name):
+        best = min(best, train_step(a, b, 1 + best / 9).item())
+with samebits.Run("runs/a", model=model, opt=opt, save=3) as run:
+    train("first")
+    train("second")
+""",
     "a meter made anew at each epoch of run.steps": HEAD
     + TAIL
     + STEP

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import carried_state
+import paste_robot
 import samebits
 from completeness_loops import parts, update
 from samebits.errors import IncompleteStateError, IncompleteStateWarning
@@ -348,3 +350,75 @@ def test_what_the_code_after_the_loop_only_prints_is_a_warning(loop, make):
     """A figure for a print after the loop stops nothing."""
     with pytest.warns(IncompleteStateWarning, match="only printed"):
         loop(make)
+
+
+SCRIPT = """
+import os, signal, sys, torch, samebits
+from torch import nn
+samebits.set_random_seed(1)
+x = torch.randn(16, 4)
+loader = samebits.data.DataLoader(x, batch_size=4, shuffle=True)
+model = nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), 0.1)
+class Box: loss = 9.0
+box, last, held = Box(), 9.0, {{"loss": 9.0}}
+rate = 1.0
+def kill(at):
+    if len(sys.argv) > 2 and sys.argv[2] == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+with samebits.Run(sys.argv[1], model=model, opt=opt, save=1) as run:
+    for step, a in run.steps(loader, name="first"):
+        loss = model(a).square().mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+        {inside}
+    {between}
+    for step, a in run.steps(loader, name="second"):
+        kill(str(step.batch_index))
+        loss = model(a).square().mean() * rate
+        opt.zero_grad(); loss.backward(); opt.step()
+{before}
+print("END", [p.tolist() for p in model.parameters()])
+"""
+LEFT = {
+    "a variable": ("last = loss.item()", "rate = last / 9"),
+    "a tensor": ("last = loss.detach()", "rate = float(last) / 9"),
+    "an attribute": ("box.loss = loss.item()", "rate = box.loss / 9"),
+    "an item": ("held['loss'] = loss.item()", "rate = held['loss'] / 9"),
+}
+LEFT_ALONE = {
+    "printed": ("last = loss.item()", "print(f'{last:.3f}')"),
+    "set again": ("last = loss.item()", "last = 0.5; rate = last"),
+    "kept in run.state": ("run.state.last = loss.item()", "rate = run.state.last / 9"),
+}
+
+
+@pytest.mark.first_case_quick
+@pytest.mark.parametrize("at", ["1", "end"])
+@pytest.mark.parametrize("name", [*LEFT, *LEFT_ALONE])
+def test_what_a_loop_that_is_over_has_left_is_compared(name, at, tmp_path):
+    """A resumed process runs no step of it: a number that the code behind it reads is an error, if it is another."""
+    inside, between = {**LEFT, **LEFT_ALONE}[name]
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(inside=inside, between=between, before="kill('end')"))
+    whole = carried_state.run(script, tmp_path / "whole")[0]
+    assert carried_state.end(whole), whole
+    carried_state.run(script, tmp_path / "killed", at)
+    text = carried_state.run(script, tmp_path / "killed")[0]
+    if name in LEFT_ALONE:
+        assert carried_state.end(text) == carried_state.end(whole), text
+    else:
+        assert "ResumeMismatchError" in text and re.search(r"run\.(add|state)", text), text
+
+
+def test_the_line_for_what_a_loop_has_left_works_where_it_is_pasted(tmp_path):
+    """`run.state.last` in the place of `last`, as the error says: equal weights after a kill in the second loop."""
+    script = tmp_path / "train.py"
+    texts = LEFT["a variable"]
+    script.write_text(SCRIPT.format(inside=texts[0], between=texts[1], before=""))
+    carried_state.run(script, tmp_path / "killed", "1")
+    found = paste_robot.cures(carried_state.run(script, tmp_path / "killed")[0])
+    assert paste_robot.paste(tmp_path, found) == 3
+    whole = carried_state.run(script, tmp_path / "whole")[0]
+    carried_state.run(script, tmp_path / "again", "1")
+    assert carried_state.end(whole)
+    assert carried_state.end(carried_state.run(script, tmp_path / "again")[0]) == carried_state.end(whole)

@@ -29,6 +29,16 @@ SET_AT_A_STEP = {
     "at a step": (WHEN, "if step.number == 2: h.v = 3\n        n = h.v or 0", "h.v"),
     "at a loss": (WHEN, "n = h.v or 0\n        if a.mean().item() < 9 and step.number > 1: h.v = 3", "h.v"),
     "by a function that a step calls": (WHEN, "if step.number == 2: warm()\n        n = h.v or 0", "h.v"),
+    "a function, at a step": (
+        "class H:\n    def __init__(s): s.v = torch.sum\nh = H()\ndef half(a): return a.sum() / 2\ndef all(a): return a.sum()\nh.v = all",
+        "if step.number == 2: h.v = half\n        n = h.v(a)",
+        "h.v",
+    ),
+    "a generator beside a dataclass in run.state": (
+        "import dataclasses\n@dataclasses.dataclass\nclass D: n: int = 0\ndef h():\n    yield from range(99)\nh = h()",
+        "run.state.setdefault('d', D()); n = next(h)",
+        "h",
+    ),
     "where there was none": (
         "class H: pass\nh = H()",
         "if step.number == 2: h.v = 3\n        n = getattr(h, 'v', 0)",

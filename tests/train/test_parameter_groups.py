@@ -6,7 +6,7 @@ from torch import nn
 
 import samebits
 from samebits._digest import of_value
-from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.errors import InvalidArgumentError, RunMismatchError, UnsavableStateError
 
 SCHEDULERS = {
     "none": lambda optimizer: None,
@@ -206,3 +206,49 @@ def test_optimizers_that_share_groups_share_them_after_a_resume(order, one_list,
     with pytest.raises(Killed):
         train(tmp_path / "run", 3)
     assert train(tmp_path / "run") == expected < 0.05
+
+
+def swap(first, second):
+    first["params"], second["params"] = second["params"], first["params"]
+
+
+def move(first, second):
+    second["params"].append(first["params"].pop(0))
+
+
+def leave(first, second):
+    first["params"].pop(0)
+
+
+def rearranged(folder, change, kill=-1):
+    samebits.set_random_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[2].parameters(), "lr": 0.001}]
+    optimizer = torch.optim.Adam(groups)
+    with samebits.Run(folder, save=1, model=model, optimizer=optimizer) as run:
+        for step, batch in run.steps(batches(), epochs=3):
+            if step.number == kill:
+                raise Killed
+            if step.number == 3:
+                change(*optimizer.param_groups)
+            update(model, optimizer, batch)
+    return [one.tolist() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("change", [swap, move])
+def test_parameters_that_change_groups_are_where_they_were(change, tmp_path):
+    """Exchanged or moved in a step: killed later, the weights are equal."""
+    whole = rearranged(tmp_path / "whole", change)
+    assert whole != rearranged(tmp_path / "unchanged", lambda *_: None)
+    for kill in (6, 9):
+        with pytest.raises(Killed):
+            rearranged(tmp_path / "run", change, kill)
+    assert rearranged(tmp_path / "run", change) == whole
+
+
+def test_a_parameter_that_leaves_the_groups_is_refused_at_the_commit(tmp_path):
+    """A resumed optimizer would have it again: the error says how to train it no more."""
+    with pytest.raises(
+        UnsavableStateError, match=r"model\.0\.weight was taken out of the groups of optimizer"
+    ):
+        rearranged(tmp_path / "run", leave)

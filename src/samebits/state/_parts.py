@@ -128,17 +128,15 @@ def is_plain(value: Any, around: tuple[int, ...] = ()) -> bool:
         return True
     if isinstance(value, torch.Tensor | np.ndarray):
         return not _of_array(value)
+    if id(value) in around:  # it holds itself
+        return False
+    inner = (*around, id(value))
     if kind not in CONTAINERS:  # named tuples, dataclass instances
-        known, inner = id(value) in around, (*around, id(value))  # an instance that holds itself
-        return (
-            not known
-            and is_instance(value)
-            and all(is_plain(one, inner) for one in fields_of(value).values())
-        )
+        return is_instance(value) and all(is_plain(one, inner) for one in fields_of(value).values())
     if isinstance(value, dict):
         made = getattr(value, "default_factory", None)  # of another only the items are saved
-        return made in _FACTORIES and all(map(_is_key, value)) and is_plain([*value.values()], around)
-    return set(map(type, value)) <= PLAIN or all(is_plain(one, around) for one in value)
+        return made in _FACTORIES and all(map(_is_key, value)) and is_plain([*value.values()], inner)
+    return set(map(type, value)) <= PLAIN or all(is_plain(one, inner) for one in value)
 
 
 def _is_key(key: Any) -> bool:

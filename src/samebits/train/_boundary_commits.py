@@ -310,6 +310,7 @@ class CommitPolicy:
             self._deferred_error = error
 
     def _state(self) -> dict[str, Any]:
+        self._forms.check_groups(self._objects)
         saved = state.gather(self._objects)
         saved["run_state"] = dict(self._run_state)
         saved["aliases"] = self._aliases.state(saved, self._objects)

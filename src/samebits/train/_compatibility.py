@@ -16,7 +16,7 @@ from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedE
 from samebits.state import _in_place
 from samebits.train._loop.entry_state import decoded
 from samebits.train._object_states import Stateful, has_form_of_torch, parameter_paths, unsaved_buffers
-from samebits.train._parameter_groups import missing, named_parameters
+from samebits.train._parameter_groups import Groups, arranged, named_parameters, names
 
 IN_EACH_STATE = (
     "types",
@@ -118,7 +118,9 @@ def _is_taken(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, An
         return True
     if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
         return _has_types(state, thing.state_dict())
-    return not isinstance(thing, torch.optim.Optimizer) or _steps(thing, state)
+    return not isinstance(thing, torch.optim.Optimizer) or _steps(
+        thing, state, arranged(objects, saved, name)
+    )
 
 
 def _has_types(state: Any, mine: Any) -> bool:
@@ -133,19 +135,27 @@ def _has_types(state: Any, mine: Any) -> bool:
     return mine is None or state is None or isinstance(state, type(mine))
 
 
-def _steps(optimizer: torch.optim.Optimizer, state: Any) -> bool:
-    """Returns True if a step goes on from a state: tried with small tensors in the place of large ones."""
+def _steps(
+    optimizer: torch.optim.Optimizer, state: Any, groups: list[list[torch.Tensor]] | None = None
+) -> bool:
+    """Returns True if a step goes on from a state: tried with small tensors in the place of large ones.
+
+    `groups`: the parameters of each group as a resume arranges them; else those of the optimizer, and none of
+    a group that it has not.
+    """
+    own = [group["params"] for group in optimizer.param_groups]
+    groups = groups or own + [[]] * len(state["param_groups"])
     count = 0
     for number, group in enumerate(state["param_groups"]):
         first, count = count, count + len(group["params"])
         if group["params"] != list(range(first, count)):
             return False
         tried: dict[Any, dict[str, Any] | None] = {}
-        for index, like in zip(group["params"], _parameters_of(optimizer, number), strict=False):
+        mine = optimizer.param_groups[min(number, len(optimizer.param_groups) - 1)]
+        for index, like in zip(group["params"], groups[number], strict=False):
             kind = like.dim(), like.dtype
             if kind not in tried:
                 tried[kind] = _next_state(optimizer, group, like)
-                mine = optimizer.param_groups[number]
                 if tried[kind] is None and _next_state(optimizer, mine, like) is not None:
                     return False
             if not _continues(optimizer, group, like, tried[kind] or {}, state["state"].get(index) or {}):
@@ -162,11 +172,6 @@ def _continues(
         return False  # native code would not look at its size
     small = {key: then[key] if key in other else made[key] for key in made if key in then}
     return not other or _next_state(optimizer, group, like, small) is not None
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer, number: int) -> list[torch.Tensor]:
-    """Returns the parameters of a group; none of one that a resume adds."""
-    return optimizer.param_groups[number]["params"] if number < len(optimizer.param_groups) else []
 
 
 def _is_alike(then: Any, made: Any, like: torch.Tensor) -> bool:
@@ -285,6 +290,7 @@ class GivenForms:
         self._paths: dict[frozenset[str], set[str]] = {}
         """The paths of all parameters, by the names of the objects."""
         self._parameters: dict[str, int] = {}
+        self._grouped: dict[str, set[str | None]] = {}
 
     def note_given(self, objects: Mapping[str, Stateful]) -> None:
         """Notes what was given to Run: it has its state when the run is entered."""
@@ -297,6 +303,15 @@ class GivenForms:
         self._begun = {name: _Form.of(module) for name, module in modules.items()}
         self._paths.setdefault(frozenset(objects), parameter_paths(objects))
         self._parameters = {path: id(one) for path, one in named_parameters(objects)}
+        self._grouped = _paths_in(names(objects))
+
+    def check_groups(self, objects: Mapping[str, Stateful]) -> None:
+        """Raises `UnsavableStateError` for a parameter that has left its optimizer, before torch fails on it."""
+        now = _paths_in(names(objects))
+        for name, before in self._grouped.items():
+            gone = [path for path in before - now.get(name, before) if path]
+            if gone and None not in now[name]:
+                raise _taken_out(name, min(gone))
 
     def check(self, saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> None:
         """Raises `UnsavableStateError` for a state that a resumed program could not take."""
@@ -326,6 +341,18 @@ class GivenForms:
             f"before: a resumed run could not make both. Keep the parameter, and set its values: with "
             f"torch.no_grad(): {what}.copy_(...); or {what}.requires_grad_(False) to train it no more."
         )
+
+
+def _paths_in(groups: Mapping[str, Groups]) -> dict[str, set[str | None]]:
+    return {name: {path for group in own for path in group} for name, own in groups.items()}
+
+
+def _taken_out(name: str, path: str) -> UnsavableStateError:
+    return UnsavableStateError(
+        f"{path} was taken out of the groups of {name} after the loop had begun; a resumed program has it "
+        "there, and could not take this commit. Leave it there, and train it no more: "
+        f"{path}.requires_grad_(False), and {path}.grad = None."
+    )
 
 
 def _another_form(name: str, what: str, how: str) -> UnsavableStateError:
@@ -371,7 +398,7 @@ def _differences(name: str, objects: Mapping[str, Stateful], saved: Mapping[str,
     if isinstance(obj, torch.optim.Optimizer) and has_form_of_torch(saved["objects"][name]):
         before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
         after = [len(group["params"]) for group in obj.param_groups]
-        if before != after + [len(group) for group in missing(objects, saved, name)]:
+        if before != after and arranged(objects, saved, name) is None:
             cure = "its first groups must be those of the commit"
             return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
     return []

@@ -51,14 +51,22 @@ def names(objects: Mapping[str, Any]) -> dict[str, Groups]:
     }
 
 
-def missing(objects: Mapping[str, Any], saved: Mapping[str, Any], name: str) -> list[list[torch.Tensor]]:
-    """Returns the parameters of the groups that an optimizer lacks; none if its own are not the commit's."""
+def arranged(
+    objects: Mapping[str, Any], saved: Mapping[str, Any], name: str
+) -> list[list[torch.Tensor]] | None:
+    """Returns the parameters of the groups of an optimizer as a commit has them; None if they cannot be made.
+
+    They can if modules of the run name all of them, and the optimizer's own are among them: a program may
+    move parameters from group to group, and add groups.
+    """
     wanted: Groups = saved.get("param_groups", {}).get(name, [])
     mine, here = names(objects)[name], dict(named_parameters(objects))
-    added = wanted[len(mine) :]
-    if wanted[: len(mine)] != mine or not all(path in here for group in added for path in group):
-        return []
-    return [[here[str(path)] for path in group] for group in added]
+    has, gets = ([path for group in groups for path in group] for groups in (mine, wanted))
+    added = {path for group in wanted[len(mine) :] for path in group}
+    known = all(path in here for path in gets) and len({*gets}) == len(gets)
+    if not known or not {*gets} - added <= {*has} <= {*gets} or len(wanted) < len(mine):
+        return None
+    return [[here[str(path)] for path in group] for group in wanted]
 
 
 class AddedGroups:
@@ -82,15 +90,18 @@ class AddedGroups:
         self._patches.undo()
 
     def make(self, saved: Mapping[str, Any]) -> None:
-        """Adds the groups of a commit that the optimizers lack; its state has their values.
+        """Gives the optimizers the groups of a commit, in its order; its state has their values.
 
-        Modules that have changed places in training (`m.a, m.b = m.b, m.a`) have their parameters in another
-        order than in the constructor: states of an optimizer go by their number.
+        States of an optimizer go by the number of a parameter. Modules that have changed places in training
+        (`m.a, m.b = m.b, m.a`) have theirs in another order than in the constructor.
         """
         for name, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
-                _order(thing, saved.get("param_groups", {}).get(name, []), self._objects)
-                for parameters in missing(self._objects, saved, name):
+                groups = arranged(self._objects, saved, name) or []
+                for group, parameters in zip(thing.param_groups, groups, strict=False):
+                    if [*map(id, group["params"])] != [*map(id, parameters)]:
+                        group["params"][:] = parameters
+                for parameters in groups[len(thing.param_groups) :]:
                     thing.add_param_group({"params": parameters})
                     self._made.append([id(one) for one in parameters])
 
@@ -140,17 +151,6 @@ class AddedGroups:
                 "resumed run could not make this group again. Give the module that has them to the run, "
                 'before the loop: run.add("body", body); or add the group before `with`.'
             )
-
-
-def _order(optimizer: torch.optim.Optimizer, wanted: Groups, objects: Mapping[str, Any]) -> None:
-    """Puts the parameters of each group in the order of their names in a commit, if they are the same."""
-    here = dict(named_parameters(objects))
-    paths = {id(parameter): path for path, parameter in here.items()}
-    for group, names_of_group in zip(optimizer.param_groups, wanted, strict=False):
-        mine = [paths.get(id(one)) for one in group["params"]]
-        same = None not in mine and len({*mine}) == len(mine) and {*mine} == {*names_of_group}
-        if same and mine != names_of_group:
-            group["params"][:] = [here[str(path)] for path in names_of_group]
 
 
 def _parameters(group: dict[str, Any]) -> list[Any]:

@@ -82,6 +82,14 @@ class Liveness:
         """Returns the names that are live after the call at the offset, in a loop or not."""
         return _sorted_names(self._live(self.flow.following, frozenset(), self.flow.head + 1))
 
+    def left(self) -> frozenset[str]:
+        """Returns the names that the body assigns and the code behind the loop, once it is over, may read."""
+        ring = self.flow.ring
+        ends = [] if ring is None else [to for at, to in ring.exits if at == self.flow.head]
+        return frozenset[str]().union(
+            *(self._live(self.flow.following, frozenset(), to) & self.assigned for to in ends)
+        )
+
     def is_set_from_a_step_on(self, name: str, steps: Collection[str]) -> bool:
         """Returns True if a body reads the variable only after `if step.number >= n:` has set it, if at all.
 
@@ -400,6 +408,13 @@ def assigned_in_loop(frame: types.FrameType | None) -> tuple[dict[str, Any], dic
         for variables, names in zip(groups, _carried_in_frame(one), strict=True):
             variables |= {name: held[name] for name in names if name in assigned and name in held}
     return groups
+
+
+def left_by_loop(frame: types.FrameType) -> dict[str, Any]:
+    """Returns the variables of a frame that its loop leaves to the code behind it, with their values."""
+    inner = loop_frames(frame)[0]
+    names, held = liveness_at(inner.f_code, inner.f_lasti).left(), inner.f_locals
+    return {name: held[name] for name in sorted(names) if name in held}
 
 
 def script_globals(frame: types.FrameType | None) -> dict[str, Any]:

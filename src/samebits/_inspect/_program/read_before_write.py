@@ -174,6 +174,11 @@ class ReadBeforeWrite:
             and not any(self._access_of(code, place).reads for code in self._program.everywhere())
         )
 
+    def read_behind(self, place: StoredPlace) -> bool:
+        """Returns True if the code behind a loop that is over may read the place before it writes it."""
+        found = [self._search(code, place, offset, behind=True) for code, offset in self._fetching]
+        return any(one.reads for one in found)
+
     def settled(self, place: StoredPlace) -> bool:
         """Returns True if each iteration writes the place on every way, and nothing reads it before.
 
@@ -215,18 +220,21 @@ class ReadBeforeWrite:
         *,
         once: bool = False,
         last: bool = False,
+        behind: bool = False,
     ) -> _Access:
         """Searches the code from the loop's head, or from its beginning.
 
         For a "set" place, or an item of a known key, an inner `for` runs at least once.
         `once`: only one instruction of the program stores to the place. `last`: in the loop's last body, and
-        after it.
+        after it; `behind`: after it alone.
         """
         items = instructions(code)
         number = {item.offset: at for at, item in enumerate(items)}
         head = -1 if offset is None else _number_at(items, offset)
         reads = writes = passes = False
         waiting, seen = [head + 1], {head}
+        if behind:
+            waiting = [number[items[head].argval]] if items[head].opname == "FOR_ITER" else []
         while waiting:
             at = waiting.pop()
             passes |= at == head
@@ -257,7 +265,7 @@ class ReadBeforeWrite:
         opname, name = item.opname, item.argval
         if opname == "LOAD_CONST" and isinstance(name, CodeType):
             return self._access_of(name, place)._replace(passes=True)  # it need not be called
-        if opname == "LOAD_CONST" and name == place.name and place.kind == "attr":
+        if opname == "LOAD_CONST" and name == place.name and place.kind in {"attr", "set"}:
             asked = any(one.argval in _BY_TEXT for one in items[max(0, at - 8) : at])
             return _READ if asked else _NOTHING  # `getattr(x, "n", 0)`
         if not opname.startswith((*ATTRIBUTES, *GLOBALS, "LOAD_FAST")):

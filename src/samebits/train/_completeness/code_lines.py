@@ -76,6 +76,20 @@ class LoopSource:
         first = self._first_of(name)
         return sorted({use.line for use in self.uses(name) if use.in_function or use.line >= first})
 
+    def file_and_lines_of(self, name: str) -> tuple[str, list[int]] | None:
+        """Returns where a variable becomes one of `run.state` if a function begins it before its loop.
+
+        A function that each epoch calls begins it anew, so its first value must be set there, too. None for a
+        parameter, for a variable of a module, and where the run itself is opened in the function.
+        """
+        if not isinstance(self._scope, ast.FunctionDef) or self._runs():
+            return None
+        arguments = {one.arg for one in ast.walk(self._scope.args) if isinstance(one, ast.arg)}
+        uses = [use for use in self.uses(name) if not use.in_function]
+        begins = any(use.sets and use.line < self._first for use in uses)
+        lines = sorted({use.line for use in self.uses(name)})
+        return (self._file, lines) if begins and name not in arguments else None
+
     def places(self, name: str) -> list[str]:
         """Returns the places for a line about a variable's object: before the loop, behind what sets it."""
         sets = [use.line for use in self.uses(name) if use.sets and not use.in_function]
@@ -94,14 +108,30 @@ class LoopSource:
 
     def rounds(self) -> list[ast.For | ast.While]:
         """Returns the plain loops around the loop of the run, inside its `with`."""
-        line, nodes = self.frame.f_lineno, list(ast.walk(self._scope or ast.Pass()))
-        runs = [
-            one.lineno
-            for one in nodes
-            if isinstance(one, ast.With) and _has(one, line) and "Run(" in ast.unparse(one.items[-1])
-        ]
+        line, nodes = self.frame.f_lineno, ast.walk(self._scope or ast.Pass())
         loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, line)]
-        return [one for one in loops if max(runs, default=0) < one.lineno < self._first]
+        return [
+            one
+            for one in loops
+            if max((run.lineno for run in self._runs()), default=0) < one.lineno < self._first
+        ]
+
+    def _runs(self) -> list[ast.With]:
+        """Returns the `with` statements around the loop that open a run."""
+        line, nodes = self.frame.f_lineno, ast.walk(self._scope or ast.Pass())
+        around = (one for one in nodes if isinstance(one, ast.With) and _has(one, line))
+        return [one for one in around if "Run(" in ast.unparse(one.items[-1])]
+
+    def lines_behind_run(self, name: str) -> list[int]:
+        """Returns the lines that set a variable behind a run of several; none if its `with` sets it, too."""
+        nodes = list(ast.walk(self._scope or ast.Pass()))
+        for run in self._runs():
+            loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, run.lineno)]
+            sets = [use.line for use in self.uses(name) if use.sets]
+            behind = [at for at in sets if any(_has(one, at) and at > (run.end_lineno or 0) for one in loops)]
+            if behind and not any(_has(run, at) for at in sets):
+                return behind
+        return []
 
     def is_set_in_round(self, name: str) -> bool:
         """Returns True for a variable that is set in the body of a plain loop around the loop of the run."""

@@ -42,13 +42,17 @@ from samebits.train._completeness.lost_changes import (
 )
 from samebits.train._completeness.resume_mismatch import (
     KINDS,
+    LEFT,
     Note,
     NotedValue,
     encoded,
+    left_message,
+    left_values,
     lost_values,
     mismatch_message,
     noted_text,
     parsed,
+    parsed_left,
 )
 from samebits.train._completeness.whole_snapshot import WholeSnapshot, further_roots
 
@@ -175,8 +179,8 @@ def _restored_exactly(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> d
     return {**saved, "objects": {name: one for name, one in saved["objects"].items() if name not in own}}
 
 
-def _text_of(notes: Mapping[bool, Note]) -> str:
-    return json.dumps({KINDS[kind]: encoded(one) for kind, one in notes.items()})
+def _encoded(notes: Mapping[bool, Note]) -> dict[str, Any]:
+    return {KINDS[kind]: encoded(one) for kind, one in notes.items()}
 
 
 class CommitNotes:
@@ -190,18 +194,26 @@ class CommitNotes:
         self._changes: dict[bool, LoopChanges] = {}
         self._notes: dict[bool, Note] = {}
         """The newest notes of the loop over steps and (True) of the loop over epochs around it."""
-        self._text: str | None = None
+        self._encoded: dict[str, Any] = {}
+        self._left: dict[str, dict[str, str]] = {}
+        """For each loop that is over, what it left to the code behind it, by variable."""
         self._found: dict[bool, Note] = {}
         self._manifest: Any = None
 
     def load(self, text: Any, manifest: Any) -> None:
         """Takes the note of the commit that the run resumes from; None: a commit without one."""
-        self._manifest, self._found = manifest, parsed(text)
+        self._manifest, self._found, self._left = manifest, parsed(text), parsed_left(text)
 
     @property
     def text(self) -> str | None:
         """The text of the newest note, for a commit; None without one."""
-        return self._text
+        content = self._encoded | ({LEFT: self._left} if self._left else {})
+        return json.dumps(content) if content else None
+
+    def end(self, checks: Completeness, frame: FrameType, loop: str) -> None:
+        """Notes what a loop that is over leaves to the code behind it: a resumed process runs none of it."""
+        if not self._is_off(checks):
+            self._left[loop] = left_values(frame)
 
     def begin(
         self,
@@ -228,7 +240,9 @@ class CommitNotes:
         old = self._notes.pop(by_epoch, None)
         if old is not None:  # what was the same in that loop may be another value in this one
             values = {path: one for path, one in old.values.items() if one.changes}
-            self._text = _text_of({**self._notes, by_epoch: old._replace(values=values)})
+            self._encoded = _encoded({**self._notes, by_epoch: old._replace(values=values)})
+        if over and not self._is_off(checks):
+            self._check_left(checks, frame, loader, objects, position)
         new = changes is None or changes.loop != position.loop
         if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
             return
@@ -243,8 +257,9 @@ class CommitNotes:
             if note is not None:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
-                    note, now, checks, frame, objects, saved, loader, fresh=fresh, outside=by_epoch or over
-                )
+                    note, now, checks, frame, objects, saved, loader,
+                    fresh=fresh, outside=by_epoch or over, over=over,
+                )  # fmt: skip
         except Exception as error:
             self._end(error)
         self._record(started)
@@ -258,6 +273,27 @@ class CommitNotes:
             if process.overrides.raise_incomplete:
                 raise error
             checks.unraised |= dict.fromkeys([one.path for one in lost], error)
+
+    def _check_left(
+        self,
+        checks: Completeness,
+        frame: FrameType,
+        loader: Any,
+        objects: Mapping[str, Any],
+        position: Position,
+    ) -> None:
+        noted, now = self._left.get(position.loop, {}), left_values(frame)
+        names = [one for one in now if noted.get(one, now[one]) != now[one] and not checks.is_allowed(one)]
+        with one_check():
+            flow = checks.flow(frame, objects, loader) if names else None
+            names = [one for one in names if flow and not flow.variable(frame.f_code, one)]
+        if names:
+            compared = {one: (noted[one], now[one]) for one in names}
+            seen = checks.seen_by_reader(frame, objects)
+            error = ResumeMismatchError(left_message(compared, position, self._where, seen))
+            if process.overrides.raise_incomplete:
+                raise error
+            checks.unraised |= dict.fromkeys(names, error)
 
     def take(
         self,
@@ -287,7 +323,7 @@ class CommitNotes:
             note = changes.note(at, frame, objects, saved, loader)
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
             self._notes = kept | {by_epoch: note}
-            self._text = _text_of(self._notes)
+            self._encoded = _encoded(self._notes)
         except Exception as error:
             self._end(error)
         self._record(started)
@@ -304,7 +340,7 @@ class CommitNotes:
 
     def _end(self, error: Exception) -> None:
         """Ends the notes of this process: an object that cannot be read must not end a run."""
-        self._off, self._text = True, None
+        self._off, self._encoded = True, {}
         user_code.warn(
             f"Run: commits from here on have no note for a resume to compare: {type(error).__name__}: {error}"
         )

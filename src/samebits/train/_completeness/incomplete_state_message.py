@@ -138,7 +138,9 @@ def message(
     grouped = _grouped(changes)
     entries = entries_of(changes, program)
     entries += [_late(one) for one in late]
-    entries += [_variable(name, "a local variable that the loop assigns", program) for name in assigned]
+    entries += [
+        entry_of_variable(name, "a local variable that the loop assigns", program) for name in assigned
+    ]
     release_locals([one.frame for one in program.sources])
     inside = [subject_of(one) for one in changes if one.now.root == "given"]  # not the whole object
     kept = [name for name, group in grouped.items() if group[0].now.root != "given"]
@@ -217,7 +219,7 @@ def _is_in_hook(change: Change) -> bool:
     return any(place.kind == "hook" for place in change.now.places)
 
 
-def _variable(name: str, description: str, program: Program) -> MessageLine:
+def entry_of_variable(name: str, description: str, program: Program) -> MessageLine:
     """Returns the entry of a variable that holds a value: kept in run.state, or saved in its module."""
     text = f"{name} ({description})"
     found = program.variable(name)
@@ -235,12 +237,20 @@ def _variable(name: str, description: str, program: Program) -> MessageLine:
             f"{text}: it holds tensors of {optimizer}.state, which a resume makes anew. Take them from there "
             "in each step, and ask for step.number, not for None, from when on they are used"
         )
+    if behind := source.lines_behind_run(name):
+        return MessageLine(
+            f"{text}: set in line {_ranges(behind)}, behind a run's `with`; a resumed process comes there "
+            "without the steps of a run that is over. Keep in run.state what that line reads of the loop"
+        )
     key = f"{name}_" if hasattr(dict, name) else name
-    numbers = source.lines_to_change(name)
+    begun = source.file_and_lines_of(name)
+    numbers = source.lines_to_change(name) if begun is None else begun[1]
     where = f"line{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "the loop"
     instead = f"{source.run}.state.{key} instead of {name} in {where}"
     if views := _names_of_same_memory(found):
         text += f"; make {', '.join(views)}, of the same memory, from {source.run}.state.{key} after the line"
+    if begun is not None:
+        return MessageLine(text, [(begun[0], instead)])
     if source.before_of(name) not in source.places(name):
         return MessageLine(text, [(source.before.partition(",")[0], instead)])
     return MessageLine(
@@ -301,7 +311,7 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     is_value = role.group == "plain" or (role.group == "container" and len(change.now.places) == 1)
     if is_value and not role.saves:
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return _variable(root, where + value, program)
+        return entry_of_variable(root, where + value, program)
     inside = _inside([one for one in group if one.path not in (root, subject)])
     kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
     text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside not in ("", subject) else "")
@@ -309,7 +319,7 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     paths = _paths(root, group)
     is_replaced = found is not None and len(found.source.places(root)) > 1
     if is_replaced and is_plain(found.value):
-        return _variable(root, f"{kind} {role.name}, {where}", program)
+        return entry_of_variable(root, f"{kind} {role.name}, {where}", program)
     return MessageLine(text + _KEEP) if found is None else _saved_object(text, root, found, paths, program)
 
 

@@ -166,15 +166,19 @@ class LostChanges:
         clocks: Mapping[str, tuple[float, float]],
         states: Mapping[str, Any],
         committed: Collection[str],
+        *,
+        over: bool = False,
     ) -> Judged:
         """Returns the changes that no commit holds.
 
         `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`;
-        `committed`: the names that hold objects of the run.
+        `committed`: the names that hold objects of the run; `over`: the loop will run no step.
         """
         left = [c for c in changed.values() if not self._is_made_on_demand(c, program)]
         left = self.unsaved(left, program, clocks, states)
         recomputed = [c for c in left if self._is_recomputed(c, frame, program, changed)]
+        if over:
+            recomputed = [c for c in recomputed if not self._is_read_behind(c, frame, program)]
         left = [c for c in left if c not in recomputed]
         if not left:
             return Judged(recomputed=recomputed)
@@ -187,7 +191,7 @@ class LostChanges:
             c
             for c in left
             if (c.now.root == "local" and c.now.places[0].name in names)
-            or self._is_set_by_inner_loop(c, frame, program)
+            or (not over and self._is_set_by_inner_loop(c, frame, program))
         ]
         return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
 
@@ -235,6 +239,12 @@ class LostChanges:
     ) -> bool:
         order, uses = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
         return _is_harmless(change, order, uses, changed)
+
+    def _is_read_behind(
+        self, change: Change, frame: FrameType, program: user_functions.UserFunctions
+    ) -> bool:
+        order, _ = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
+        return any(order.read_behind(place) for place in _places(change, "item"))
 
     def _is_set_by_inner_loop(
         self, change: Change, frame: FrameType, program: user_functions.UserFunctions
@@ -540,6 +550,8 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
             yield leaf(torch.from_numpy(np.ascontiguousarray(value)))
         elif isinstance(value, torch.Tensor):
             yield leaf(digest.array_of(value))
+        return
+    if not isinstance(value, Collection):  # an instance of a dataclass
         return
     yield plain(len(value))
     items = list(value.values() if isinstance(value, Mapping) else value)

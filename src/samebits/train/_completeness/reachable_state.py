@@ -448,7 +448,9 @@ class StateSnapshot(Walk):
         self.modules.clear()
 
     def function_and_attributes(self, path: str, value: types.FunctionType, depth: int) -> None:
-        """Walks the values in a function's cells, and its attributes: `f.calls += 1`."""
+        """Walks a function's cells and attributes (`f.calls += 1`); an object's is a value (`cfg.loss`)."""
+        if self._places and self._places[-1].kind in {"attr", "item"}:
+            self.add(path, plain(structure.described(value)))
         self.function(path, value, depth)
         self._attributes_in(path, value, depth)
 

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Mapping
-from types import FrameType
+from types import FrameType, NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,12 @@ from samebits._inspect._program import carried_locals
 from samebits._inspect.budget import one_check
 from samebits._inspect.tree import PLAIN, plain
 from samebits.train._completeness.completeness import Completeness, own_states
-from samebits.train._completeness.incomplete_state_message import Program, blocks, entries_of
+from samebits.train._completeness.incomplete_state_message import (
+    Program,
+    blocks,
+    entries_of,
+    entry_of_variable,
+)
 from samebits.train._completeness.lost_changes import (
     Change,
     LostChanges,
@@ -30,6 +35,7 @@ from samebits.train._completeness.saved_objects import SavedPath, saved_path
 from samebits.train._completeness.whole_snapshot import WholeSnapshot
 
 KINDS = {False: "steps", True: "epochs"}
+LEFT = "left"
 """The names of the notes of a loop over steps, and of the loop over epochs around it."""
 _TEXT = 80
 """Characters of a plain value in a note; a longer one has only its digest."""
@@ -121,6 +127,41 @@ def parsed(text: Any) -> dict[bool, Note]:
         return {}
 
 
+def left_values(frame: FrameType) -> dict[str, str]:
+    """Returns the numbers and texts that a loop leaves to the code behind it: the `repr` by variable."""
+    found: dict[str, str] = {}
+    for name, value in carried_locals.left_by_loop(frame).items():
+        is_number = isinstance(value, torch.Tensor) and value.numel() == 1 and value.layout is torch.strided
+        plain = value.item() if is_number or isinstance(value, np.generic) else value
+        if type(plain) in (bool, int, float, str, NoneType) and len(repr(plain)) <= _TEXT:
+            found[name] = repr(plain)
+    return found
+
+
+def parsed_left(text: Any) -> dict[str, dict[str, str]]:
+    """Returns what loops that are over have left, by loop and variable."""
+    try:
+        found = json.loads(text).get(LEFT, {}) if isinstance(text, str) else {}
+        return {str(loop): {str(k): str(v) for k, v in own.items()} for loop, own in found.items()}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def left_message(
+    compared: Mapping[str, tuple[str, str]], position: Position, where: str, program: Program
+) -> str:
+    """Returns the message. `compared`: the texts of both values of each variable."""
+    entries = [entry_of_variable(name, "set by the loop", program) for name in compared]
+    lines = [f"  - {name}: it was {was}, and is {now}" for name, (was, now) in compared.items()]
+    lines += [one.text for one in entries if not one.code]
+    return (
+        f"Run, loop {position.loop!r}: it was over when the run resumed, and the code behind it reads what "
+        "its steps have set and this process has not:\n" + "\n".join([*lines, *blocks(entries)]) + "\n"
+        f"The commits in {where} lack it: give the changed program another run directory. What does no harm: "
+        f"Run(ignore={[*compared]})."
+    )
+
+
 @one_check()
 def lost_values(
     note: Note,
@@ -133,11 +174,12 @@ def lost_values(
     *,
     fresh: bool,
     outside: bool,
+    over: bool,
 ) -> list[Change]:
     """Returns the values that the program reads and that are not as the note says.
 
     `fresh`: the note is of this commit; else only what is as at the beginning again counts. `outside`: only
-    values that no object of the run and no loader holds.
+    values that no object of the run and no loader holds. `over`: the loop will run no step.
     """
     changed: dict[str, Change] = {}
     read: list[str] = []
@@ -175,7 +217,7 @@ def lost_values(
     made = {path: changed.pop(path) for path in [*changed] if path in note.values and not counts[path] + 1}
     program = checks.program(frame)
     lost = judge.judge(made, frame, program, {}, {}, names).lost if made else []
-    return of_loader + lost + judge.judge(changed, frame, program, {}, states, names).lost
+    return of_loader + lost + judge.judge(changed, frame, program, {}, states, names, over=over).lost
 
 
 def mismatch_message(

@@ -146,6 +146,7 @@ class Epochs(Iterator[Epoch]):
             if self._over:
                 notify("boundary", run, position, frame)
                 loops.finish(stopped=run._stop_requested)
+                run._notes.end(self._checks, frame, loop.name)
                 note = partial(run._notes.take, *look, by_epoch=True)
                 run._saving.on_boundary(position, over=True, outermost=True, note=note)
                 loops.ended_with = run._saving.entry_state()

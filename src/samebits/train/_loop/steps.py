@@ -165,7 +165,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 run._notes.begin(*look, run_state=run.state, position=position)
         if ends:
             self._over = True
-            self._finish(position, note, outermost=outermost)
+            self._finish(position, frame, note, outermost=outermost)
             raise StopIteration
         if not run._completeness.pending:
             run._saving.on_boundary(position, over=False, outermost=outermost, note=note)
@@ -193,10 +193,11 @@ class Steps(Iterator[tuple[Step, Any]]):
         source.release()
         return fetched
 
-    def _finish(self, position: Position, note: TakeNote, *, outermost: bool) -> None:
+    def _finish(self, position: Position, frame: FrameType, note: TakeNote, *, outermost: bool) -> None:
         run, loop, loops = self._run, self._loop, self._run._loops
         if outermost:
             loops.finish(stopped=run._stop_requested)
+            run._notes.end(run._completeness, frame, loop.name)
             run._saving.on_boundary(position, over=True, outermost=True, note=note)
             loops.ended_with = run._saving.entry_state()
             run._end_loop(loop.name)
