@@ -22,7 +22,7 @@ OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
 BUDGET = {
     ".": 1170,
-    "_inspect": 5420,
+    "_inspect": 5460,
     "_native": 3130,
     "arithmetic": 11580,
     "audit": 5400,
@@ -38,7 +38,7 @@ BUDGET = {
     "rounding": 2580,
     "state": 1150,
     "testing": 870,
-    "train": 10210,
+    "train": 10510,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""
@@ -264,6 +264,7 @@ def test_no_folder_is_deeper_than_two_below_the_package(package):
     assert deep_modules(package) == []
 
 
+@pytest.mark.slow
 def test_no_module_is_a_fragment_of_its_one_importer(package):
     """A module with one importer, in its own folder, has at least 80 lines, or is part of that importer."""
     assert fragments(package) == list(KEPT)

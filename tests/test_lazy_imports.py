@@ -30,6 +30,7 @@ def command(python, *words):
     return done.stdout, {name.partition(".")[0] for name in json.loads(done.stderr)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
 )
@@ -98,6 +99,7 @@ def test_importing_the_package_imports_nothing_else(python):
     assert out.split() == ["samebits", "samebits._context", "samebits._lazy_imports"]
 
 
+@pytest.mark.slow
 def test_every_part_works_after_a_bare_import(python):
     """samebits.testing, samebits.replica, samebits.checkpoint, ...: no second import statement, and `dir` lists them."""
     for name in (*samebits.__all__, "audit", "train", "trainer", "cli"):
@@ -276,6 +278,7 @@ print(*sorted(name for name in new if name.startswith("torch.")))
 """
 
 
+@pytest.mark.slow
 def test_what_a_training_script_names_imports_no_more_than_it_needs(python):
     """A Run, a loader and the switch: no Numba, rich, typer or safetensors, and of torch nothing that `import torch` leaves out."""
     packages, torchs = python(USED).stdout.splitlines()

@@ -63,6 +63,7 @@ def test_a_public_name_that_the_page_lacks_is_seen(api, monkeypatch):
     assert "`extra`" in api.page() and "`extra`" not in api.PAGE.read_text()
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("value", public())
 def test_a_public_name_has_an_example_that_runs(value, tmp_path, monkeypatch):
     """The docstring has a line `>>> ...` at least, and doctest finds what it shows."""

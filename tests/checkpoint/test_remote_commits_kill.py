@@ -64,6 +64,7 @@ def stop():
     raise Stopped
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("other", ["a", "b"])
 @pytest.mark.parametrize("event", ["boundary", "commit_writing"])
 def test_a_run_in_memory_is_resumed_to_the_same_bits(machine, event, other):
@@ -80,6 +81,7 @@ def test_a_run_in_memory_is_resumed_to_the_same_bits(machine, event, other):
     assert [step for step, _ in names("memory://runs/a")] == [12, 11]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("other", ["a", "b"])
 @pytest.mark.parametrize("event", ["boundary", "commit_writing"])
 @pytest.mark.parametrize("step", [1, 6, 11])
@@ -140,6 +142,7 @@ def test_a_connection_lost_in_the_training_is_a_commit_error(machine, save, othe
     assert names(url)[0] == (12, "valid")
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_a_kill_at_any_call_of_an_upload_leaves_whole_commits(forked, machine, tmp_path, other):
     """SIGKILL at each call to the storage in a commit: 1 or 2 is whole there, here 2; both machines go on, to whole commits."""
@@ -180,6 +183,7 @@ def committing(url, report):
             os.write(report, b"%d\n" % step)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_no_kill_loses_a_commit_that_was_reported(machine, tmp_path, other):

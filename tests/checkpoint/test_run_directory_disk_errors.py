@@ -129,6 +129,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_fails_one_commit_and_no_more(tmp_path):
     """EFBIG in the tensors or in the manifest: CommitError with the cure, the last commit stays, the next one works."""
     done = subprocess.run(

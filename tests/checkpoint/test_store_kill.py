@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 DRIVER = '''
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path
@@ -100,6 +102,7 @@ def drive(tmp_path, mode, least, hits):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_kill_loses_a_durable_commit_or_leaves_an_unreadable_one(tmp_path):
     """40 SIGKILLs or more of a committing process: each time newest() is whole, skips nothing, and is not before the last report."""
     told = drive(tmp_path, "atomic", 40, 5)

@@ -141,6 +141,7 @@ def kill_and_resume(run_dir, kills, save, expected, forked, ahead=(3, 7), pause=
     return behind
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_no_snapshot_that_was_taken(tmp_path, expected, forked):
     """12 SIGKILLs with a snapshot at each step: the last one becomes durable after the kill (two may find no slot), bits equal."""
     behind = kill_and_resume(tmp_path / "r", 12, 1, expected, forked)

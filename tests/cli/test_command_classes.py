@@ -86,6 +86,7 @@ def test_two_dashes_say_that_it_is_meant(capsys):
     )  # control: it is not directly behind
 
 
+@pytest.mark.slow
 def test_the_warning_comes_before_the_script_starts(tmp_path):
     """`run` warns first, the script prints then, with the word among its arguments."""
     (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:], file=sys.stderr)")

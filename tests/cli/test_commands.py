@@ -224,6 +224,7 @@ def test_diff_writes_its_result_as_json(recorded):
     assert (refused.returncode, refused.stdout) == (2, "") and "there is no folder" in refused.stderr
 
 
+@pytest.mark.slow
 def test_env_and_version_print(tmp_path):
     """The fingerprint is JSON that names torch, and so is what --json writes; --version is one line."""
     found = json.loads(samebits("env", cwd=tmp_path).stdout)

@@ -120,6 +120,7 @@ def test_rows_are_grouped_by_what_they_promise_on_any_cpu(capsys):
             assert table.lookup(f"aten::{name}", "cpu").machine == kind
 
 
+@pytest.mark.slow
 def test_what_raises_on_any_cpu_is_listed_by_family_with_what_to_use_instead(capsys):
     """`--machine refused` names composites as a program calls them, in a few screens, and what complex numbers alone raise in; `gelu` is not among them."""
     ops(machine="refused")

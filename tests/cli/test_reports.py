@@ -118,6 +118,7 @@ def test_a_pipe_gets_plain_lines_with_whole_digests(run):
     assert all(listed.manifest.digest.split(":")[1] in out for listed in list_commits(run))
 
 
+@pytest.mark.slow
 def test_env_is_a_table_on_a_terminal():
     """A line for each value on a terminal, and no JSON; `--json -` is JSON there, too (control)."""
     lines = on_terminal(100, "-m", "samebits", "env")

@@ -60,6 +60,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_is_read_in_all_ways(name):
     """0, 2 and 3 workers, and resumed: one digest, the same again; the loader's next epoch is still its first."""

@@ -99,6 +99,7 @@ def make(order, dataset=None, **more):
     return DataLoader(dataset or Noisy(), **arguments, **more)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("order", ORDERS)
 def test_same_bits_for_any_number_of_workers(order):
     """0, 1 and 3 workers give the same stream, for elements and collates that draw from the global generators."""
@@ -208,6 +209,7 @@ def test_a_collate_function_with_a_generator_that_cannot_be_set_is_refused(worke
             list(DataLoader(Noisy(), 5, num_workers=workers, collate_fn=collate))
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumes_at_every_batch(order, workers):

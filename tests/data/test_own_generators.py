@@ -146,6 +146,7 @@ def stream_of_torch(transform, workers):
     return stream(loader, 1)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_transforms_own_generators_give_the_same_batches_for_any_number_of_workers(name):
     """0, 2 and 5 workers, and another object whose generators stand elsewhere: one stream, without a warning."""
@@ -246,6 +247,7 @@ def test_generators_that_are_replaced_between_epochs_are_found():
     assert [*first, *stream(loader, 1)] == expected
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_pipelines_run_them_in_parallel_without_a_warning(name):
     """`map` of a function that reaches such a generator: no ConflictWarning, workers, the same elements when resumed."""
@@ -424,6 +426,7 @@ def monai(kind):
     return augment
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("kind", ["unseeded", "seeded", "bare", "reseeded"])
 @pytest.mark.parametrize("library", [albumentations, monai])
 def test_library_transforms_give_the_same_batches_for_any_number_of_workers(library, kind, quiet):
@@ -443,6 +446,7 @@ def test_library_transforms_give_the_same_batches_for_any_number_of_workers(libr
     assert stream(numbers[0], 1) == stream(numbers[1], 1)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("kind", ["map", "transform", "shuffle", "iterable"])
 def test_datasets_of_hugging_face(kind, quiet):
     """`map`, `with_transform`, an unseeded `shuffle` and an iterable that shuffles: the same for other workers, and resumed."""

@@ -130,6 +130,7 @@ def test_any_pipeline_goes_on_from_any_cut(pipeline, cut, epoch):
     assert later == states[cut:]
 
 
+@pytest.mark.slow
 @given(pipelines, st.integers(1, 3))
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_any_pipeline_is_the_same_with_workers(pipeline, workers):

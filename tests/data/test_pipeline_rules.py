@@ -670,6 +670,7 @@ HELD = {
 }
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("kind", HELD)
 def test_an_element_changed_in_place_where_the_source_holds_it_is_a_side_effect(kind, batched, monkeypatch):

@@ -146,6 +146,7 @@ def read(kind, workers=0, *, between=True, epochs=3, resumed=None, persistent=Fa
 QUICK = {"attribute", "transform", "length that falls", "array, in place"}
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in CHANGES]
 )

@@ -106,6 +106,7 @@ def plain(element):
     return [plain(one) for one in element] if isinstance(element, tuple | list) else repr(element)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", STAGES)
 def test_cut_anywhere_the_tail_is_the_same(name):
     """From the state after any k the same elements follow, in the first epoch and in the second."""

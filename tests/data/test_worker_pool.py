@@ -279,6 +279,7 @@ def slow(n):
     return n + torch.rand(()).item()
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("method", ["fork", "server"])
 def test_a_killed_worker_is_replaced_with_the_same_bits(method):
     """SIGKILL of one worker, then of all, in the middle and while idle: one warning each, and the stream goes on."""
@@ -428,6 +429,7 @@ def test_nothing_is_left_behind_in_this_process():
         assert (children(), open_files(), threading.active_count()) == before
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_replaced():
     """SIGKILL of the server takes its workers along; a new one computes what they had, with the same bits."""
     pipeline = Pipeline.range(80).map(slow).batch(4)

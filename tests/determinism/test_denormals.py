@@ -28,6 +28,7 @@ print([len(one) == 1 and (one[0] > 0) == kept for one, kept in zip(found, (False
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("mode", ["runs", "machines", "before"])
 def test_every_thread_follows(python, mode):
     """After worker threads exist, after a call on one thread, and where it was set before the switch: all threads as asked."""

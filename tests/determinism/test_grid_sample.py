@@ -27,6 +27,7 @@ print(len(found))
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_image_wider_than_its_type_counts_has_one_result(python, dtype):
     """20 calls of one process, other memory freed in between: one result under the plain switch, several without."""
@@ -57,6 +58,7 @@ for dtype, d, kind, padding, step in itertools.product(
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("mode", ["runs", "machines"])
 def test_a_grid_of_nan_and_infinity_never_ends_the_process(python, mode):
     """All modes, paddings and types, 2-D and 3-D; the gradient belongs to the pixels that the result was taken from."""

@@ -56,6 +56,7 @@ UNASKED = {"OpaqueBaseMeta.__call__", "numpy.random.mtrand._MT19937"}
 """A method of torch's class of classes, and a private class that NumPy uses: no program asks for these."""
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("wrap", ["", WRAPPED])
 def test_every_guard_answers_as_the_function_does(wrap, python):
     """Name, documentation, signature, owner, kind, copies and pickles are the function's own, for each of 100 and more.
@@ -77,6 +78,7 @@ MONAI = "import numpy, samebits\n{first}\nprint(type(numpy.random.random.__self_
 """`create_test_image_2d` of MONAI takes the global generator from the function's owner."""
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("first", "ends"),
     [

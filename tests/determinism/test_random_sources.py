@@ -214,6 +214,7 @@ for draw in (random.random, np.random.rand):
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("before", "expected"),
     [

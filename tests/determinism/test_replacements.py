@@ -225,6 +225,7 @@ def test_attention_has_the_same_bits_at_any_thread_count(queries, width, masked,
         torch.testing.assert_close(mine.double(), right, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "options",
     [

@@ -121,6 +121,7 @@ print(len(seen))
 """
 
 
+@pytest.mark.slow
 def test_lstsq_is_reproducible_under_the_switch(python):
     """linalg.lstsq's default driver reads unwritten memory; under the switch 300 calls give one result."""
     assert int(python(LSTSQ, "on").stdout) == 1
@@ -149,6 +150,7 @@ with samebits.enable_op_determinism():
 """
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_wrote_has_the_same_bits(python):
     """torch.empty, new_empty and resize_ repeat their bits 20 times; a user may turn that off before the switch, or after it."""
     assert python(EMPTY, "on").stdout == "1 True\n"

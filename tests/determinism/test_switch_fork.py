@@ -19,6 +19,7 @@ print(os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("mode", ["runs", "threads", "machines"])
 def test_one_thread_in_the_child_lets_it_compute(python, mode):
     """With `torch.set_num_threads(1)` first the child ends; under thread and machine invariance with its parent's bits."""

@@ -92,6 +92,7 @@ def test_the_tables_here_name_every_op_that_draws_on_the_cpu():
     assert {name.removeprefix("aten::") for name in torch_draws._drawing_ops("CPU")} <= known
 
 
+@pytest.mark.slow
 def test_kernels_of_the_switch_are_no_drawing_ops_of_torch():
     """An unseeded program whose first mode is `across="machines"` guards the same ops as any other, and runs
     an LSTM in inference mode.

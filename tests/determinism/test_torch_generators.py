@@ -12,6 +12,8 @@ else:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("draw", "op"),
     [
@@ -71,6 +73,7 @@ def test_draws_before_the_switch_are_a_warning(python):
     assert "initial weights" in done.stderr and "samebits.set_random_seed" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_switch_torch_is_as_ever(python):
     """Negative control: the same unseeded draw is not refused while the switch is off."""
     out = python(DRAW.format(draw="torch.rand(3)").replace("samebits.enable_op_determinism()", "")).stdout

@@ -69,6 +69,7 @@ def torchs_names(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_every_name_of_torchs_own_tests_finds_its_op():
     """Each op and alias that torch tests by name has ops in the table."""
     names = torchs_names("names")

@@ -40,6 +40,7 @@ def ran(folder, *arguments, seconds=200):
     return done.returncode, done.stdout, cases_of(folder)
 
 
+@pytest.mark.slow
 def test_a_case_that_passes_is_reported_and_not_run_again(tmp_path):
     """Exit status 0, figures and goals in the report; a report of other sources is kept, and begun anew."""
     code, output, cases = ran(tmp_path, "-k", "first")

@@ -30,6 +30,7 @@ def off():
     return review(switch=False, only=list(KNOWN.values()), sources=["battery"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_without_the_switch_the_known_ops_vary(off, name):
     """Negative control: the battery finds each op that is known to vary, and exits with 1."""

@@ -141,6 +141,7 @@ def pairs_differ(z):
     )
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pairs_of_normals_are_independent(dtype):
     """The cosine and the sine member of a pair are independent; with equal sizes and own signs they are not."""

@@ -78,6 +78,7 @@ def faults(compiled, fused):
     return [*wrong, f"{contracted} more are fused"] if contracted else wrong
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("launch, capability", **CASES)
 def test_what_is_launched_computes_as_ieee_754_says(launch, capability):
     """What the launchers launch, with their options, compiles for sm_80 and sm_90: nothing is fused but the fma asked for, and nothing approximate or flushed to zero."""

@@ -332,6 +332,7 @@ def test_a_pattern_that_is_not_what_it_seems_is_seen(monkeypatch):
     assert compared(pattern)[0]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.step.__name__)
 def test_a_pattern_is_known_exactly(pattern):
     """Of each value of the step, the claimed partition is the one that the ranks have."""

@@ -42,6 +42,7 @@ def report_of(model, optimizer, ranks=2):
     return analyze(capture(step, model, optimizer, *batch(), world_size=ranks))
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_data_parallel_weights_and_optimizer_state_are_equal(kind, foreach):

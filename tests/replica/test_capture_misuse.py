@@ -181,6 +181,7 @@ def test_a_mesh_is_axes_by_name(mesh):
     capture(lambda x, mesh=None: x, X, world_size=2)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "world", [{"world_size": 10**9}, {"mesh": {"a": 10**6, "b": 10**6}}, {"world_size": MOST_RANKS + 1}]
 )

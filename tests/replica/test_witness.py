@@ -65,6 +65,7 @@ def bfloat16_reports():
     return reports
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_replicas_in_bfloat16_are_bitwise_equal_after_200_steps(ranks, bfloat16_reports, world_size):
     """DDP, AdamW with stochastic rounding, a batch for each rank: proven equal, witnessed every 20 steps, equal at the end."""

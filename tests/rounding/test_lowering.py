@@ -166,6 +166,7 @@ def check_equality(instructions, classes):
                 assert same([values[ranks[0]]], [values[rank]]), name
 
 
+@pytest.mark.slow
 @examples(30)
 @given(programs(PLAIN, 8), CLASSES)
 def test_what_is_claimed_equal_stays_equal_under_rounding(instructions, classes):

@@ -166,6 +166,7 @@ def test_threads_do_not_matter(threads):
     assert same(trained(make, steps=2, shape=(200_000,))[0], one)
 
 
+@pytest.mark.slow
 @each("cls, theirs, options", [
     (optim.AdamW, torch.optim.AdamW, {}),
     (optim.AdamW, torch.optim.AdamW, {"amsgrad": True, "maximize": True, "weight_decay": 0.1, "lr": 0.02}),

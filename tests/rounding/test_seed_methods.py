@@ -219,6 +219,7 @@ def test_methods_are_of_the_step_that_was_analyzed():
     assert len({step.module.meta["samebits.rounding"].digest for step in (one, other)}) == 1
 
 
+@pytest.mark.slow
 def test_the_analysis_comes_with_the_first_use(python):
     """`import samebits` does not read the op table; `samebits.rounding.lower` is there all the same."""
     out = python(

@@ -222,6 +222,7 @@ def test_metrics_of_torchmetrics():
             assert repr(second.compute()) == expected
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("library", ["monai", "albumentations"])
 def test_generators_of_transforms(library, monkeypatch):
     """The generators of a Compose and of its transforms continue; one with another seed (control) gives other

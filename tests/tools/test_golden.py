@@ -88,6 +88,7 @@ def test_each_difference_is_told_by_name(golden):
     assert golden.compare(before, before[::-1]) == []
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_is_named_and_hides_no_other(golden, tmp_path):
     """In a tree without samebits every section fails, each by its name."""
     lines = golden.tree_text(tmp_path, ["seeds", "draws"])

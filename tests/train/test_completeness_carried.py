@@ -7,6 +7,7 @@ import carried_state
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", sorted(carried_state.WAYS.keys() - carried_state.NOT_SEEN))
 def test_state_that_a_resume_would_lose_is_named(name, tmp_path):
     """A loop that keeps its state here, or changes itself in step 5, ends with an error that names it and the cure."""
@@ -23,6 +24,7 @@ def test_state_that_is_documented_as_not_seen_is_not_seen(name, tmp_path):
     assert carried_state.end(text) is not None, text
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", carried_state.ORDINARY)
 def test_an_ordinary_script_is_let_be(name, tmp_path):
     """Caches of constants, logs, timers, annealed dropout, buffers that each step fills: no alarm."""

@@ -24,6 +24,7 @@ def judge(name, outcome):
         assert len(pasted) <= 2 and 0 not in pasted, (str(outcome), outcome.messages)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_pasted_lines_make_a_program_resume(name, tmp_path):
     """A trainer's method, and clients with loaders: pasted once or twice, equal weights."""
@@ -81,6 +82,7 @@ def test_the_robot_changes_the_lines_that_are_named_and_no_others():
     assert paste_robot.renamed(text, "k", "run.state.k", paste_robot.lines_in("2-3")) == wanted
 
 
+@pytest.mark.slow
 def test_the_places_are_lines_of_the_program(tmp_path):
     """A program that a process of its own runs in its folder is told the file's name as that folder has it."""
     (script := tmp_path / "train.py").write_text(OWN["sums of an epoch"])

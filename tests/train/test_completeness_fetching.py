@@ -78,6 +78,7 @@ def test_what_a_loader_does_not_set_anew_is_named(name, tmp_path):
     assert "IncompleteStateError" in text and f"  - {path}" in text, text
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "name",
     quick_and_slow(HARMLESS, ["a sampler's epoch, which nobody else sets", "a stream that begins anew"]),
@@ -87,6 +88,7 @@ def test_what_each_epoch_sets_anew_stops_no_run(name, tmp_path):
     assert carried_state.verdict(*HARMLESS[name], tmp_path, SCRIPT) == "equal"
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "before, inside", [(DATASET, "data.set_epoch(int(epoch))"), (BATCHES, "batches.set_epoch(epoch)")]
 )

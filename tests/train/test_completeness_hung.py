@@ -54,6 +54,7 @@ def test_what_changes_in_a_librarys_object_is_named(name, tmp_path):
     assert "IncompleteStateError" in text and f"  - {path}" in text, text
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", ["on torch's dataset", "on the loader", "on the optimizer"])
 def test_the_line_for_what_was_hung_makes_the_run_resume(name, tmp_path):
     """Pasted where the error says, it ends with equal weights after a kill."""
@@ -66,6 +67,7 @@ def test_the_line_for_what_was_hung_makes_the_run_resume(name, tmp_path):
     assert carried_state.verdict(before, inside, again, script=script) == "equal"
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_no_step_changes_there_stops_no_run(name, tmp_path):
     """No error, and equal weights after a kill."""

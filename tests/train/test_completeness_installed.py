@@ -32,6 +32,8 @@ def test_state_in_a_librarys_object_is_named(name, installed, tmp_path):
     assert "IncompleteStateError" in text, text
 
 
+@pytest.mark.slow
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("installed", PLACES)
 @pytest.mark.parametrize("name", installed_state.HARMLESS)
 def test_what_does_no_harm_stops_no_run_and_a_resume_misses_nothing(name, installed, tmp_path):
@@ -69,6 +71,7 @@ def test_the_line_for_a_list_of_objects_makes_the_run_resume(tmp_path):
     assert resumed_with_its_lines(before, inside, tmp_path, 2) == "equal"
 
 
+@pytest.mark.slow
 def test_an_environment_in_a_users_object_has_a_line_of_its_own(tmp_path):
     """Its adapter saves what has not changed yet, too; the user's own attributes are named beside it."""
     pytest.importorskip("gymnasium")

@@ -100,6 +100,7 @@ def test_what_is_set_once_and_read_later_is_named(name, tmp_path):
 SLOW = [name for name in HARMLESS if name.startswith("a tensor")]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in HARMLESS]
 )

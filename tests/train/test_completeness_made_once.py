@@ -44,6 +44,7 @@ def lines_of(first, result):
     )
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", MADE_OF_DATA)
 def test_what_is_made_once_from_data_is_named(name, tmp_path):
     """A resumed program would make it from another batch: the attribute is in the error, and the weights do differ (control)."""
@@ -55,6 +56,7 @@ def test_what_is_made_once_from_data_is_named(name, tmp_path):
     assert carried_state.verdict(before, inside, folder, script=unchecked) != "equal"
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", MADE_OF_SHAPES)
 def test_what_is_made_once_from_shapes_stops_no_run(name, tmp_path):
     """A resumed program makes the same: no error, and equal weights after a kill."""

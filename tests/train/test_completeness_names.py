@@ -112,6 +112,7 @@ def test_a_name_that_means_another_object_is_named(name):
         run(*LOST[name])
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", KEPT)
 def test_a_name_that_is_as_the_program_sets_it_is_not(name):
     """What each step sets, what never means another object, and what run.state says, resume without a word, and end equal."""
@@ -121,6 +122,7 @@ def test_a_name_that_is_as_the_program_sets_it_is_not(name):
     assert run(*KEPT[name]) == resumed
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", ["a dict of a saved list", "an attribute"])
 def test_a_resume_compares_what_a_name_means(name):
     """Where the check in training raises nothing, the resume does; with the line that it says, it ends as the whole run."""

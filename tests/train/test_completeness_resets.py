@@ -8,6 +8,7 @@ import resets
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", resets.RESET)
 def test_what_each_step_overwrites_first_is_let_be(name, tmp_path):
     """The script trains to its end: nothing is named."""
@@ -22,6 +23,7 @@ def test_a_resume_does_not_miss_what_each_step_overwrites(name, tmp_path):
     assert carried_state.verdict(*resets.RESET[name], tmp_path) == "equal"
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", resets.SOMETIMES)
 def test_what_is_overwritten_only_sometimes_is_named(name, tmp_path):
     """Negative control: the same objects, overwritten in some steps, in part, or after they were read, are named."""

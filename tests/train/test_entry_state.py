@@ -258,6 +258,7 @@ def weights(run_dir, program, kill=None, *, objects_later=False):
     return [one.tolist() for one in t.model.parameters()]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("objects_later", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_code_before_the_steps_begins_with_the_state_it_had(tmp_path, program, objects_later):
@@ -688,6 +689,7 @@ def test_what_differs_by_process_is_no_mismatch(tmp_path, monkeypatch):
     assert weights(tmp_path / "run", harmless_numbers) == whole
 
 
+@pytest.mark.slow
 def test_the_line_for_a_loader_works_where_it_is_pasted(tmp_path):
     """`hard = run.state.setdefault("hard", hard)` behind the line that the error names ends with equal weights."""
     script = SCRIPT.replace("    for epoch in run.epochs(4):\n        order", "    order").replace(

@@ -313,6 +313,7 @@ with samebits.enable_op_determinism("machines" in sys.argv, across="machines"):
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("variables", "words", "told"),
     [
@@ -370,6 +371,7 @@ print(different, os.environ.get("MKL_CBWR"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("AMD" not in _cpu_model(), reason="MKL's products follow addresses on AMD's CPUs alone")
 def test_small_products_do_not_follow_addresses():
     """On AMD no product of 120 shapes has other bits at another address; as MKL chooses (control) some have; where samebits comes too late, it is told."""

@@ -84,6 +84,7 @@ def expected(forked):
     return EXPECTED[0]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("commits", [tuple(range(EPOCHS * BATCHES)), (3, 9, 12)])
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("place", PLACES)

@@ -155,6 +155,7 @@ class Count(Observer):
         self.numbers.append(step.step)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_cut_at_every_step_of_every_loop(tmp_path, program):
     """A run that is cut at any step of any of its loops, with commits wherever the state is complete, ends with equal bits."""
@@ -168,6 +169,7 @@ def test_cut_at_every_step_of_every_loop(tmp_path, program):
         assert ran(program, run_dir) == expected, step
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("program", [nested, accumulating], ids=lambda p: p.__name__)
 def test_killed_in_an_inner_loop(forked, tmp_path, program):
     """SIGKILL inside the inner loop, twice: equal bits."""
@@ -284,6 +286,7 @@ def left_by_break(run_dir, keep):
     return model.state_dict(), opt.state_dict()
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("keep", ["nothing", "variable"])
 def test_a_loop_left_by_break_is_over(tmp_path, keep):
     """After a break the next loop comes behind it, not inside: the same numbers and bits, whoever still holds the iterator."""

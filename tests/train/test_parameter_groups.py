@@ -82,6 +82,7 @@ def by_steps(folder, kill, scheduler):
     return of_value([model.state_dict(), optimizer.state_dict()])
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("scheduler", [pytest.param("none", marks=pytest.mark.slow), "plateau", "cosine"])
 @pytest.mark.parametrize("train", [by_epochs, by_steps])
 def test_gradual_unfreezing_resumes_with_equal_bits(train, scheduler, tmp_path):

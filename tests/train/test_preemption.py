@@ -125,6 +125,7 @@ def test_without_a_run_directory_signals_are_left_alone(forked):
     assert forked(lambda: train(None, body=at(2, kill(signal.SIGTERM)))).code == -signal.SIGTERM
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:resuming replays")
 def test_a_wait_for_a_batch_is_interrupted(forked, tmp_path, kind):
@@ -210,6 +211,7 @@ def blocked_in_c():
         ctypes.CDLL(None).pthread_mutex_lock(mutex)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("block", [blocked_in_python, blocked_in_c], ids=lambda f: f.__name__)
 def test_a_body_that_does_not_come_back_is_ended_in_time(forked, tmp_path, capfd, block):
     """A body that sleeps, or hangs in one C call: within the grace period exit code 75, and the last commit stands."""

@@ -35,6 +35,7 @@ with samebits.Run(sys.argv[1]) as run:
 """
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(("how", "code"), [("signalled", 75), ("undisturbed", -signal.SIGTERM)])
 def test_a_signal_to_an_interpreter_that_takes_itself_down(tmp_path: Path, how: str, code: int) -> None:
     """SIGTERM again in the interpreter's last moments leaves exit code 75; without a first one (control) it kills."""

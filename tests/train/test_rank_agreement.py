@@ -139,6 +139,7 @@ def uninterrupted(ranks, world_size, **options):
     return _uninterrupted[key]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("world_size", "event", "step", "killed", "resumed"),
     [
@@ -167,6 +168,7 @@ def test_killed_ranks_and_resumed(ranks, tmp_path, world_size, event, step, kill
     assert bits(results) == bits(expected)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("step", [3, 4, 6])
 def test_epochs_of_several_ranks_are_killed_and_resumed(ranks, tmp_path, step):
     """A loop of run.epochs, a rank of which is killed at an epoch's end, its begin, or between: equal bits on every rank."""
@@ -238,6 +240,7 @@ def test_commits_that_nobody_waits_for(ranks, tmp_path):
     assert bits(again) == bits(expected) and {*again[0]["commits"]} <= {2, 4, 6, 8, 10, 12}
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("save", [2, "3%"])
 def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, save):
     """Each rank on a machine of its own, all killed, and three other machines go on from the URL: equal bits; only rank 0's made a folder."""

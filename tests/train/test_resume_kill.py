@@ -74,6 +74,7 @@ def _uninterrupted(forked):
     return EXPECTED[0]
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("event", ["boundary", "step_begins", "commit_writing", "committed"])
 @pytest.mark.parametrize("step", [0, 1, 5, 6, 13, 23])
 def test_killed_at_any_event_and_resumed(forked, tmp_path, event, step):

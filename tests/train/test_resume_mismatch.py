@@ -237,6 +237,7 @@ def test_a_lost_value_ends_the_resume_before_its_first_step(name, tmp_path):
     assert "ResumeMismatchError" not in ignored.stderr  # the check in training may name it by another path
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", cases(KEPT))
 def test_what_no_resume_loses_is_no_mismatch(name, tmp_path):
     """Negative control: what differs by process, is computed again, only printed, or saved ends no resume."""

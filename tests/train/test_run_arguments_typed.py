@@ -42,6 +42,7 @@ def test_the_program_passes(tmp_path):
     assert (outcome.rounds, outcome.verdict) == ([], "equal"), outcome.text
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_typed_instead_works(name, tmp_path):
     """One error, one line typed in the place that the traceback shows, and the program resumes with equal weights."""

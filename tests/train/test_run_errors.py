@@ -308,6 +308,7 @@ def test_bad_arguments_are_named(tmp_path, call, error, named):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [

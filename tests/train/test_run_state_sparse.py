@@ -36,6 +36,7 @@ def train(run_dir, optimizer, cut=None):
     return digest.of_value([model.state_dict(), optimizer.state_dict()])
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_with_sparse_gradients_resumes(tmp_path, optimizer):
     """Cut in each place of a group, where a sparse gradient is alive too, it ends with the same bits."""

@@ -261,6 +261,7 @@ def cut():
     raise Cut
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:resuming replays")
 def test_a_validation_goes_on_inside(tmp_path, kind):

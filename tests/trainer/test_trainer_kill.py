@@ -71,6 +71,7 @@ def fit(run_dir, killer=None, commits=None, saved=True):
     return digest.of_value(model.state_dict()), history
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("step", "validating"), [(7, False), (9, True), (14, False), (19, True), (20, False)]
 )

@@ -203,6 +203,7 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     "features",
     [FULL, FULL | {"steps_per_epoch": None, "lengthless": True, "scheduler": "warm"}],

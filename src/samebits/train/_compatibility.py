@@ -306,7 +306,7 @@ class GivenForms:
         self._grouped = _paths_in(names(objects))
 
     def check_groups(self, objects: Mapping[str, Stateful]) -> None:
-        """Raises `UnsavableStateError` for a parameter that has left its optimizer, before torch fails on it."""
+        """Raises `UnsavableStateError` for a parameter that left its optimizer, on which torch would fail."""
         now = _paths_in(names(objects))
         for name, before in self._grouped.items():
             gone = [path for path in before - now.get(name, before) if path]
