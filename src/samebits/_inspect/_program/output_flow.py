@@ -529,8 +529,8 @@ class OutputFlow:
 
     def _is_bound(self, name: ast.Name) -> bool:
         """Returns True for a variable of a comprehension with the name of a saved object: `for m in x`."""
-        node: ast.AST | None = name
-        while isinstance(node := self._sources.parents.get(node), ast.expr | ast.comprehension):
+        node: ast.AST = name
+        while isinstance(node := self._sources.parents[node], ast.expr | ast.comprehension):
             bound = [one for one in getattr(node, "generators", ()) if name.id in names_in(one.target)]
             if bound:
                 return not any(self._mentions_committed(one.iter) for one in bound)
