@@ -353,15 +353,14 @@ class OutputFlow:
             return False
         for function in self._sources.functions_of(call):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-            others = function.args.vararg
             if isinstance(node, ast.keyword):
                 others = function.args.kwarg
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
+                name = others.arg if name is None and others is not None else name
             else:
                 at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
                 at += bool(names) and names[0] == self_of(function, self._sources.parents[function])
                 name = names[at] if at < len(names) else None
-            name = others.arg if name is None and others is not None else name
             if name is None or not self._variable(function, name, depth + 1):
                 return False
         return True
