@@ -284,6 +284,11 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
             f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object "
             "with a state_dict that is given to the run."
         )
+    if any(one.path in one.taken.functions_held for one in group):
+        return MessageLine(
+            f"{subject}: it holds another function than before, and which one is in no commit. Choose the "
+            "function in each step, by a value in run.state or by step.number"
+        )
     if change.now.root == "given":
         return _of_given(root, group, program)
     if change.now.root == PACKAGE:

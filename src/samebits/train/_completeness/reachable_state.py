@@ -109,6 +109,8 @@ class StateSnapshot(Walk):
         """True for the values of a module of an installed package."""
         self.kinds: set[type] = set()
         """Classes of the user's objects, and of the parts of the loader."""
+        self.functions_held = set[str]()
+        """The paths of functions in objects and containers."""
         self.callables: set[str] = set()
         """Names that hold something that may be called: a module, an object with `__call__`."""
         self.steps: set[str] = set()
@@ -450,6 +452,7 @@ class StateSnapshot(Walk):
     def function_and_attributes(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Walks a function's cells and attributes (`f.calls += 1`); an object's is a value (`cfg.loss`)."""
         if self._places and self._places[-1].kind in {"attr", "item"}:
+            self.functions_held.add(path)
             self.add(path, plain(structure.described(value)))
         self.function(path, value, depth)
         self._attributes_in(path, value, depth)
