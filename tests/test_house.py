@@ -38,7 +38,7 @@ BUDGET = {
     "rounding": 2580,
     "state": 1150,
     "testing": 870,
-    "train": 10520,
+    "train": 10540,
     "trainer": 1530,
 }
 """Lines of each package, at most. They only fall: what raises one has a line in CHANGELOG that says what a user gets for it."""

@@ -171,14 +171,16 @@ class CommitPolicy:
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
         """Begins with the open run, which resumes from the commit `found`."""
         self._program, self._environment = asdict(origin), environment
-        self._forms.note_given(self._objects)
+        if self.commits is not None:
+            self._forms.note_given(self._objects)
         if found is not None:
             self._rolling.resume(found.rolling, found.position["loop"], found.step)
 
     def note_objects(self, made: Mapping[int, Any]) -> None:
         """Notes what the program holds before its loop, but the objects that a resume has `made`."""
         self._aliases.note(self._objects, self._run_state, made)
-        self._forms.note_begun(self._objects)
+        if self.commits is not None:
+            self._forms.note_begun(self._objects)
 
     def loss(self, value: Any) -> None:
         """Adds a loss of the step under way."""

@@ -412,9 +412,11 @@ def assigned_in_loop(frame: types.FrameType | None) -> tuple[dict[str, Any], dic
 
 def left_by_loop(frame: types.FrameType) -> dict[str, Any]:
     """Returns the variables of a frame that its loop leaves to the code behind it, with their values."""
-    inner = loop_frames(frame)[0]
-    names, held = liveness_at(inner.f_code, inner.f_lasti).left(), inner.f_locals
-    return {name: held[name] for name in sorted(names) if name in held}
+    found: dict[str, Any] = {}
+    for inner in loop_frames(frame)[:1]:
+        names, held = liveness_at(inner.f_code, inner.f_lasti).left(), inner.f_locals
+        found = {name: held[name] for name in sorted(names) if name in held}
+    return found
 
 
 def script_globals(frame: types.FrameType | None) -> dict[str, Any]:

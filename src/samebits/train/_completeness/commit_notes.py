@@ -195,6 +195,7 @@ class CommitNotes:
         self._notes: dict[bool, Note] = {}
         """The newest notes of the loop over steps and (True) of the loop over epochs around it."""
         self._encoded: dict[str, Any] = {}
+        self._text: str | None = None
         self._left: dict[str, dict[str, str]] = {}
         """For each loop that is over, what it left to the code behind it, by variable."""
         self._found: dict[bool, Note] = {}
@@ -207,13 +208,22 @@ class CommitNotes:
     @property
     def text(self) -> str | None:
         """The text of the newest note, for a commit; None without one."""
-        content = self._encoded | ({LEFT: self._left} if self._left else {})
-        return json.dumps(content) if content else None
+        return self._text
 
     def end(self, checks: Completeness, frame: FrameType, loop: str) -> None:
         """Notes what a loop that is over leaves to the code behind it: a resumed process runs none of it."""
-        if not self._is_off(checks):
-            self._left[loop] = left_values(frame)
+        if self._is_off(checks):
+            return
+        try:
+            with one_check():
+                self._left[loop] = left_values(frame)
+            self._write()
+        except Exception as error:
+            self._end(error)
+
+    def _write(self) -> None:
+        content = self._encoded | ({LEFT: self._left} if self._left else {})
+        self._text = json.dumps(content) if content else None
 
     def begin(
         self,
@@ -241,6 +251,7 @@ class CommitNotes:
         if old is not None:  # what was the same in that loop may be another value in this one
             values = {path: one for path, one in old.values.items() if one.changes}
             self._encoded = _encoded({**self._notes, by_epoch: old._replace(values=values)})
+            self._write()
         if over and not self._is_off(checks):
             self._check_left(checks, frame, loader, objects, position)
         new = changes is None or changes.loop != position.loop
@@ -282,11 +293,18 @@ class CommitNotes:
         objects: Mapping[str, Any],
         position: Position,
     ) -> None:
-        noted, now = self._left.get(position.loop, {}), left_values(frame)
-        names = [one for one in now if noted.get(one, now[one]) != now[one] and not checks.is_allowed(one)]
-        with one_check():
-            flow = checks.flow(frame, objects, loader) if names else None
-            names = [one for one in names if flow and not flow.variable(frame.f_code, one)]
+        noted, now, names = self._left.get(position.loop, {}), dict[str, str](), list[str]()
+        try:
+            with one_check():
+                now = left_values(frame)
+                names = [
+                    one for one in now if noted.get(one, now[one]) != now[one] and not checks.is_allowed(one)
+                ]
+                flow = checks.flow(frame, objects, loader) if names else None
+                names = [one for one in names if flow and not flow.variable(frame.f_code, one)]
+        except Exception as error:
+            self._end(error)
+            names = []
         if names:
             compared = {one: (noted[one], now[one]) for one in names}
             seen = checks.seen_by_reader(frame, objects)
@@ -324,6 +342,7 @@ class CommitNotes:
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
             self._notes = kept | {by_epoch: note}
             self._encoded = _encoded(self._notes)
+            self._write()
         except Exception as error:
             self._end(error)
         self._record(started)
@@ -340,7 +359,7 @@ class CommitNotes:
 
     def _end(self, error: Exception) -> None:
         """Ends the notes of this process: an object that cannot be read must not end a run."""
-        self._off, self._encoded = True, {}
+        self._off, self._encoded, self._text = True, {}, None
         user_code.warn(
             f"Run: commits from here on have no note for a resume to compare: {type(error).__name__}: {error}"
         )
