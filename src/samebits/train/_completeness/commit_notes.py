@@ -204,6 +204,7 @@ class CommitNotes:
     def load(self, text: Any, manifest: Any) -> None:
         """Takes the note of the commit that the run resumes from; None: a commit without one."""
         self._manifest, self._found, self._left = manifest, parsed(text), parsed_left(text)
+        self._write()
 
     @property
     def text(self) -> str | None:
