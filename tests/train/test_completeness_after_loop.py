@@ -393,13 +393,18 @@ LEFT_ALONE = {
 
 
 @pytest.mark.first_case_quick
-@pytest.mark.parametrize("at", ["1", "end"])
+@pytest.mark.parametrize("at", ["0", "end"])
 @pytest.mark.parametrize("name", [*LEFT, *LEFT_ALONE])
 def test_what_a_loop_that_is_over_has_left_is_compared(name, at, tmp_path):
-    """A resumed process runs no step of it: a number that the code behind it reads is an error, if it is another."""
+    """A resumed process runs no step of it: a number that the code behind it reads is an error, if it is another.
+
+    Read between two loops, and killed before a commit of the second; and read after both, and killed there.
+    """
     inside, between = {**LEFT, **LEFT_ALONE}[name]
+    behind = f"kill('end')\n{between}\nmodel.weight.data.mul_(rate)"
+    texts = (between, "") if at == "0" else ("pass", behind)
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(inside=inside, between=between, before="kill('end')"))
+    script.write_text(SCRIPT.format(inside=inside, between=texts[0], before=texts[1]))
     whole = carried_state.run(script, tmp_path / "whole")[0]
     assert carried_state.end(whole), whole
     carried_state.run(script, tmp_path / "killed", at)
