@@ -183,6 +183,13 @@ def _encoded(notes: Mapping[bool, Note]) -> dict[str, Any]:
     return {KINDS[kind]: encoded(one) for kind, one in notes.items()}
 
 
+def _raise(error: ResumeMismatchError, paths: list[str], checks: Completeness) -> None:
+    """Raises an error, or keeps it for `samebits verify`, which sees effects itself."""
+    if process.overrides.raise_incomplete:
+        raise error
+    checks.unraised |= dict.fromkeys(paths, error)
+
+
 class CommitNotes:
     """The notes of a run: takes them for its commits, and compares that of the commit it resumes from."""
 
@@ -282,9 +289,7 @@ class CommitNotes:
             error = ResumeMismatchError(
                 mismatch_message(lost, noted, frame, position, self._where, seen, made, derived)
             )
-            if process.overrides.raise_incomplete:
-                raise error
-            checks.unraised |= dict.fromkeys([one.path for one in lost], error)
+            _raise(error, [one.path for one in lost], checks)
 
     def _check_left(
         self,
@@ -309,10 +314,7 @@ class CommitNotes:
         if names:
             compared = {one: (noted[one], now[one]) for one in names}
             seen = checks.seen_by_reader(frame, objects)
-            error = ResumeMismatchError(left_message(compared, position, self._where, seen))
-            if process.overrides.raise_incomplete:
-                raise error
-            checks.unraised |= dict.fromkeys(names, error)
+            _raise(ResumeMismatchError(left_message(compared, position, self._where, seen)), names, checks)
 
     def take(
         self,

@@ -132,9 +132,9 @@ def left_values(frame: FrameType) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in carried_locals.left_by_loop(frame).items():
         is_number = isinstance(value, torch.Tensor) and value.numel() == 1 and value.layout is torch.strided
-        plain = value.item() if is_number or isinstance(value, np.generic) else value
-        if type(plain) in (bool, int, float, str, NoneType) and len(repr(plain)) <= _TEXT:
-            found[name] = repr(plain)
+        number = value.item() if is_number or isinstance(value, np.generic) else value
+        if type(number) in (bool, int, float, str, NoneType) and len(repr(number)) <= _TEXT:
+            found[name] = repr(number)
     return found
 
 
