@@ -25,7 +25,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from rich.progress import track
 
 import samebits
-from samebits._native import compilation, kernel_threads, llvm
+from samebits._native import kernel_threads, llvm, machine_code
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKS = ROOT / "build" / "packs"
@@ -58,7 +58,7 @@ def pack(kind: str, only: str) -> None:
     """Compiles the kernels of a kind of CPU, which this process plays."""
     names = sorted(name for name in _declared() if re.search(only, name))
     made = PACKS / f"{kind}.zip"
-    label = compilation.sources_digest().encode()
+    label = machine_code.sources_digest().encode()
     if made.exists():
         with ZipFile(made) as before:
             if before.comment == label and set(before.namelist()) == set(names):
@@ -69,7 +69,7 @@ def pack(kind: str, only: str) -> None:
         codes = pool.imap_unordered(_compiled, ((name, kind.endswith("bf16")) for name in names))
         for name, code in track(codes, f"compiling for {kind}", len(names)):
             if code:
-                target.writestr(name, compilation.with_checksum(code))
+                target.writestr(name, machine_code.with_checksum(code))
         target.comment = label
     beside.replace(made)
 
@@ -86,7 +86,7 @@ def _declared() -> dict[str, Any]:
 def _compiled(asked: tuple[str, bool]) -> tuple[str, bytes]:
     name, pairs_only = asked
     kernel = _declared()[name]
-    return name, b"" if pairs_only and _PAIRS not in str(kernel.module()) else compilation.compiled(kernel)
+    return name, b"" if pairs_only and _PAIRS not in str(kernel.module()) else machine_code.compiled(kernel)
 
 
 if __name__ == "__main__":

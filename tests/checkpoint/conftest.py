@@ -2,7 +2,7 @@
 
 import pytest
 
-from samebits._native.compilation import cache_folder
+from samebits._native.machine_code import cache_folder
 from url_storages import reset
 
 

@@ -12,9 +12,9 @@ from samebits._native.lazy_kernel import instruction as instruction
 from samebits._native.lazy_kernel import kernel as kernel
 
 if TYPE_CHECKING:
-    from samebits._native import compilation as compilation
     from samebits._native import entry_points as entry_points
     from samebits._native import llvm as llvm
+    from samebits._native import machine_code as machine_code
     from samebits._native.compiler import address_of as address_of
     from samebits._native.compiler import carray as carray
     from samebits._native.llvm import ir as ir
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["compilation", "entry_points", "llvm"],
+    ["machine_code", "entry_points", "llvm"],
     {
         **dict.fromkeys(("address_of", "carray"), "samebits._native.compiler"),
         **dict.fromkeys(("ir", "types"), "samebits._native.llvm"),

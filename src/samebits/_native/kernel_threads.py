@@ -107,7 +107,7 @@ class OnTeam:
             if self._compiled is None:
                 for name, address in _symbols.items():
                     native.llvm.add_symbol(name, address)
-                code = native.compilation.address_of(self)
+                code = native.machine_code.address_of(self)
                 self._compiled = code, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code)
             return self._compiled
 

@@ -79,7 +79,7 @@ class Kernel(Part):
     def _compile(self) -> Any:
         with compilation_lock():
             if self.compiled is None:
-                self.compiled = _function_of_python(self.name, native.compilation.address_of(self))
+                self.compiled = _function_of_python(self.name, native.machine_code.address_of(self))
             return self.compiled
 
     def module(self) -> Any:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samebits
-from samebits._native import compilation, instruction, kernel, lazy_kernel, llvm
+from samebits._native import instruction, kernel, lazy_kernel, llvm, machine_code
 from samebits._native.lazy_kernel import compilation_lock
 from samebits.random._cpu import bernoulli_masks, philox, uniform_normal_kernels
 from samebits.random._draws import feistel
@@ -93,7 +93,7 @@ print(_philox.fold(1, 2, 3), 1 - len(lazy_kernel.compiled_here))
 
 def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monkeypatch, tmp_path):
     """Of two threads whose first calls meet, one compiles the kernel."""
-    monkeypatch.setattr(compilation, "cache_folder", lambda: None)
+    monkeypatch.setattr(machine_code, "cache_folder", lambda: None)
 
     @kernel("uint64(uint64)")
     def twice(x):
@@ -108,8 +108,8 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monk
 
 def test_no_garbage_is_collected_while_a_kernel_is_compiled(monkeypatch):
     """A first call collects nothing while it compiles, and leaves the collector as it was; compiling alone collects."""
-    monkeypatch.setattr(compilation, "cache_folder", lambda: None)
-    compile_it, begun, during = compilation.compiled, [], []
+    monkeypatch.setattr(machine_code, "cache_folder", lambda: None)
+    compile_it, begun, during = machine_code.compiled, [], []
 
     def counted(one):
         before = len(begun)
@@ -117,7 +117,7 @@ def test_no_garbage_is_collected_while_a_kernel_is_compiled(monkeypatch):
         during.append(len(begun) - before)
         return code
 
-    monkeypatch.setattr(compilation, "compiled", counted)
+    monkeypatch.setattr(machine_code, "compiled", counted)
 
     @kernel("uint64(uint64)")
     def thrice(x):
@@ -132,7 +132,7 @@ def test_no_garbage_is_collected_while_a_kernel_is_compiled(monkeypatch):
         assert gc.isenabled()
         counted(thrice)
         gc.disable()
-        assert compilation.address_of(thrice)
+        assert machine_code.address_of(thrice)
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -165,7 +165,7 @@ def test_an_edit_of_a_coefficient_or_of_a_formulas_operations_is_seen(tmp_path):
     """Either gives the cache another key; an edit of a file that defines no kernel gives it the same one."""
     copy = tmp_path / "samebits"
     shutil.copytree(os.path.dirname(samebits.__file__), copy)
-    digest_of = compilation.sources_digest.__wrapped__  # not cached
+    digest_of = machine_code.sources_digest.__wrapped__  # not cached
     keys = [digest_of(copy)]
     assert keys == [digest_of()]
     for name, old, new in (
@@ -210,7 +210,7 @@ def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
 
 def calls(kernel):
     """The mathematical functions that the machine code of a kernel calls: symbols that its object file does not define."""
-    names = re.findall(rb"[A-Za-z_][\w.@]*(?=\0)", compilation.compiled(kernel))
+    names = re.findall(rb"[A-Za-z_][\w.@]*(?=\0)", machine_code.compiled(kernel))
     return {name for name in names if re.fullmatch(rb"\w*svml\w*|(sin|cos|log|exp|pow|sqrt|fma)\w?", name)}
 
 
