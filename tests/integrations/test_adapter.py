@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from killed_programs import killed, whole
+from script_pairs import patched
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+EXAMPLES = ROOT / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -61,14 +63,29 @@ def test_sigterm_commits_and_exits_with_75(tmp_path, program):
 def test_verify_proves_the_example(tmp_path, name):
     """The command in the example's first lines exits with 0, kills it in three ways, and misses no object's state."""
     pytest.importorskip(name)
-    folder = HERE.parents[1] / "examples" / "integrations"
-    command = [sys.executable, "-m", "samebits", "verify", "--checks", "kill", folder / f"train_{name}.py"]
+    command = [sys.executable, "-m", "samebits", "verify", "--checks", "kill", EXAMPLES / f"train_{name}.py"]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, **SUPPORT}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("VERIFIED: ")
     assert "note: " not in done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda one: one.stem)
+def test_an_example_is_a_plain_program_and_a_patch(script, tmp_path):
+    """Without the lines of its patch, an import and one more (Accelerate: six), it knows nothing of samebits."""
+    patch = script.with_suffix(".patch")
+    plain = patched(script, patch, tmp_path, "--reverse").read_text()
+    assert "samebits" in code(script.read_text()) and "samebits" not in code(plain)
+    added = [line for line in patch.read_text().splitlines() if re.match(r"\+[^+]", line)]
+    assert len(added) == (7 if "accelerate" in script.name else 2)
+
+
+def code(text):
+    """What follows the docstring of a program, which compiles."""
+    compile(text, "program", "exec")
+    return text.partition('"""\n\n')[2]
 
 
 KERAS = """

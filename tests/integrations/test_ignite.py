@@ -1,6 +1,5 @@
 """Ignite with `samebits.integrations.ignite.resumable`: programs that are killed and started again."""
 
-import difflib
 import signal
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from samebits.integrations.ignite import resumable
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "ignite_program.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 CASES = {
     "deterministic": {"ENGINE": "deterministic", "LENGTH": "7"},
@@ -173,16 +171,3 @@ def test_a_file_that_a_killed_process_removed_is_no_error(tmp_path):
         plain.run([0, 1])
     saver.reset()
     assert trained(tmp_path / "run", handler=save_and_lose).state.iteration == 8
-
-
-def test_the_example_differs_from_the_plain_one_in_one_line():
-    """One line, and its import."""
-    plain, ours = (
-        (EXAMPLES / f"train_ignite{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
-        for kind in ("_plain", "")
-    )
-    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
-    assert changes == [
-        "+ from samebits.integrations.ignite import resumable",
-        '+     resumable(trainer, "runs/ignite")',
-    ]

@@ -1,6 +1,5 @@
 """Keras on torch with `samebits.integrations.keras.Resumable`: programs that are killed and started again."""
 
-import difflib
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from samebits.integrations.keras import Resumable
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "keras_program.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -507,19 +505,6 @@ def test_an_optimizer_that_could_not_be_restored_is_an_error(tmp_path):
         return model
 
     assert fit(make, tmp_path / "unused")
-
-
-def test_the_example_differs_from_the_plain_one_in_one_line():
-    """One line, and its import."""
-    plain, ours = (
-        (EXAMPLES / f"train_keras{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
-        for kind in ("_plain", "")
-    )
-    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
-    assert changes == [
-        "+ from samebits.integrations.keras import Resumable",
-        '+     callbacks.append(Resumable("runs/keras"))',
-    ]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Lightning's Trainer with `samebits.integrations.lightning.Resumable`: programs that are killed and started again."""
 
-import difflib
 import signal
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from samebits.integrations.lightning import Resumable
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "lightning_program.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 PRINTED = ("EPOCH", "LOG")
 """What the program prints at an epoch's end, and what a logger gets."""
@@ -75,20 +73,6 @@ def test_sigterm_commits_and_exits_with_75(tmp_path):
     given = {"kills": 2, "seed": 3, "how": signal.SIGTERM, "code": 75}
     assert killed([PROGRAM, "resumable"], tmp_path / "k", steps, **given, **SUPPORT, CASE="short") == expected
     assert (tmp_path / "k" / "progress").stat().st_size == steps
-
-
-def test_the_example_differs_from_the_plain_one_in_one_line():
-    """One argument, and its import."""
-    plain, ours = (
-        (EXAMPLES / name).read_text().splitlines()
-        for name in ("train_lightning_plain.py", "train_lightning.py")
-    )
-    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
-    assert changes == [
-        "+ from samebits.integrations.lightning import Resumable",
-        '-         callbacks=[EarlyStopping("val_loss", patience=3)],',
-        '+         callbacks=[EarlyStopping("val_loss", patience=3), Resumable("runs/lightning")],',
-    ]
 
 
 class Small(L.LightningModule):

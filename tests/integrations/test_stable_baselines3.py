@@ -1,6 +1,5 @@
 """Stable-Baselines3 with `samebits.integrations.stable_baselines3.Resumable`: programs that are killed and started again."""
 
-import difflib
 import itertools
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from samebits.integrations.stable_baselines3 import Resumable
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "stable_baselines3_program.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 OTHERS = [(seed, name) for seed in (0, 1) for name in ("A2C", "DQN", "SAC", "TD3")]
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
@@ -142,16 +140,3 @@ def test_another_version_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(sb3.common.base_class.BaseAlgorithm, "_update_current_progress_remaining")
     with pytest.raises(UnimplementedError, match=r"has no BaseAlgorithm\._update.*stable-baselines3=="):
         model.learn(8, Resumable(tmp_path))
-
-
-def test_the_example_differs_from_the_plain_one_in_one_line():
-    """One line, and its import."""
-    plain, ours = (
-        (EXAMPLES / f"train_stable_baselines3{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
-        for kind in ("_plain", "")
-    )
-    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
-    assert changes == [
-        "+ from samebits.integrations.stable_baselines3 import Resumable",
-        '+     callbacks.append(Resumable("runs/ppo"))',
-    ]

@@ -1,6 +1,5 @@
 """Transformers with `samebits.integrations.transformers.Trainer`: programs that are killed and started again."""
 
-import difflib
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from samebits.integrations.transformers import Trainer
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "transformers_program.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 MAX_STEPS = {"ACCUMULATE": "1", "MAX_STEPS": "47"}
 TWO_RANKS = HERE.parent / "support" / "two_ranks.py"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
@@ -364,17 +362,3 @@ def test_another_version_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(transformers.Trainer, "_load_rng_state")
     with pytest.raises(UnimplementedError, match=r"has no Trainer\._load_rng_state.*transformers=="):
         trainer(tmp_path, Rows())
-
-
-def test_the_example_differs_from_the_plain_one_in_one_line():
-    """One line, and its import."""
-    plain, ours = (
-        (EXAMPLES / f"train_transformers{kind}.py").read_text().partition('"""\n\n')[2].splitlines()
-        for kind in ("_plain", "")
-    )
-    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-" and line[1:].strip()]
-    assert changes == [
-        "+ from samebits.integrations.transformers import Trainer",
-        "-     trainer = transformers.Trainer(",
-        "+     trainer = Trainer(",
-    ]

@@ -1,4 +1,4 @@
-"""The scripts of tests/broken, and their repaired twins: each a patch of tests/repaired."""
+"""Scripts that differ by a patch: those of tests/broken and their repairs, the examples with and without samebits."""
 
 import os
 import shutil
@@ -16,8 +16,13 @@ def patch_of(script):
 
 def repaired(script, folder):
     """The repaired twin of a broken script, made in `folder` under its name."""
+    return patched(script, patch_of(script), folder, "--unidiff-zero")
+
+
+def patched(script, patch, folder, *options):
+    """The script after a patch, made in `folder` under its name."""
     twin = Path(shutil.copy(script, folder))
-    command = ["git", "apply", "--unidiff-zero", str(patch_of(script))]
+    command = ["git", "apply", *options, str(patch)]
     # Below a repository, git would apply the patch to that one's files, or to none.
     subprocess.run(
         command,

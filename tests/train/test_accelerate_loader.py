@@ -18,7 +18,6 @@ from samebits.errors import IncompleteStateError, InvalidArgumentError, Unimplem
 HERE = Path(__file__).parent
 PROGRAM = HERE / "accelerate_program.py"
 TWO_RANKS = HERE.parent / "support" / "two_ranks.py"
-EXAMPLES = HERE.parents[1] / "examples" / "integrations"
 SUPPORT = {"PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE.parent / 'support'}"}
 
 
@@ -68,18 +67,6 @@ def test_workers_finished_runs_and_sigterm(tmp_path):
     given = {"kills": 2, "seed": 3, "how": signal.SIGTERM, "code": 75}
     assert killed([PROGRAM, "resumable"], tmp_path / "k", steps, **given, **SUPPORT) == expected
     assert (tmp_path / "k" / "progress").stat().st_size == steps
-
-
-def test_the_examples_train_alike():
-    """The example and the plain one have one network, one loop's body and one validation."""
-    plain, ours = (
-        (EXAMPLES / f"train_accelerate{kind}.py").read_text() for kind in ("_plain", "")
-    )  # fmt: skip
-    for part in ("def network", "def share_right"):
-        start = plain.index(part)
-        assert plain[start : plain.index("\n\n\n", start)] in ours
-    body = plain[plain.index("with accelerator.accumulate") : plain.index("done += 1")]
-    assert body.strip() in ours
 
 
 def train(folder, *, wrap=lambda loader, accelerator: loader, given=True, epochs=2, **options):
