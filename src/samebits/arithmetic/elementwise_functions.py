@@ -10,7 +10,6 @@ import torch
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
 from samebits.arithmetic.functions import (
     activations,
-    composed_functions,
     draw_gradients,
     error_functions,
     exponential,
@@ -19,7 +18,6 @@ from samebits.arithmetic.functions import (
     inverse_trigonometry,
     logarithm,
     narrow_activations,
-    narrow_functions,
     optimizer_steps,
     powers,
     trigonometry,
@@ -97,30 +95,30 @@ UNARY = dict(
         _function("rsqrt", narrow=powers.rsqrt_narrow, double=powers.rsqrt_double),
         _function(
             "erf",
-            narrow=narrow_functions.erf_narrow,
-            double=composed_functions.erf_double,
+            narrow=error_functions.erf_narrow,
+            double=error_functions.erf_double,
         ),
-        _function("erfc", error_functions.erfc_wide, double=composed_functions.erfc_double),
-        _function("erfinv", error_functions.erfinv_wide, double=composed_functions.erfinv_double),
-        _function("sin", narrow=narrow_functions.sin_narrow, double=trigonometry.sin_double),
-        _function("cos", narrow=narrow_functions.cos_narrow, double=trigonometry.cos_double),
+        _function("erfc", error_functions.erfc_wide, double=error_functions.erfc_double),
+        _function("erfinv", error_functions.erfinv_wide, double=error_functions.erfinv_double),
+        _function("sin", narrow=trigonometry.sin_narrow, double=trigonometry.sin_double),
+        _function("cos", narrow=trigonometry.cos_narrow, double=trigonometry.cos_double),
         _function("tan", trigonometry.tan_wide, double=trigonometry.tan_double),
-        _function("sinc", trigonometry.sinc_wide, double=composed_functions.sinc_double),
+        _function("sinc", trigonometry.sinc_wide, double=trigonometry.sinc_double),
         _function("asin", inverse_trigonometry.asin_wide, double=inverse_trigonometry.asin_double),
         _function("acos", inverse_trigonometry.acos_wide, double=inverse_trigonometry.acos_double),
         _function("atan", inverse_trigonometry.atan_wide, double=inverse_trigonometry.atan_double),
-        _function("sinh", hyperbolic.sinh_wide, double=composed_functions.sinh_double),
-        _function("cosh", hyperbolic.cosh_wide, double=composed_functions.cosh_double),
-        _function("tanh", narrow=narrow_functions.tanh_narrow, double=activations.tanh_double),
-        _function("asinh", hyperbolic.asinh_wide, double=inverse_trigonometry.asinh_double),
-        _function("acosh", hyperbolic.acosh_wide, double=inverse_trigonometry.acosh_double),
-        _function("atanh", hyperbolic.atanh_wide, double=inverse_trigonometry.atanh_double),
+        _function("sinh", hyperbolic.sinh_wide, double=hyperbolic.sinh_double),
+        _function("cosh", hyperbolic.cosh_wide, double=hyperbolic.cosh_double),
+        _function("tanh", narrow=hyperbolic.tanh_narrow, double=hyperbolic.tanh_double),
+        _function("asinh", hyperbolic.asinh_wide, double=hyperbolic.asinh_double),
+        _function("acosh", hyperbolic.acosh_wide, double=hyperbolic.acosh_double),
+        _function("atanh", hyperbolic.atanh_wide, double=hyperbolic.atanh_double),
         _function("sigmoid", narrow=narrow_activations.sigmoid_narrow, double=activations.sigmoid_double),
         _function("silu", narrow=narrow_activations.silu_narrow, double=activations.silu_double),
-        _function("mish", activations.mish_wide, double=composed_functions.mish_double),
+        _function("mish", activations.mish_wide, double=activations.mish_double),
         _function("lgamma", gamma_functions.log_gamma_wide, double=gamma_functions.log_gamma_double),
         _function("digamma", gamma_functions.digamma_wide, double=gamma_functions.digamma_double),
-        _function("special_entr", powers.entr_wide, double=composed_functions.entr_double),
+        _function("special_entr", powers.entr_wide, double=powers.entr_double),
     )
 )
 """Functions of one number, by the name of their op."""
@@ -134,16 +132,16 @@ FUNCTIONS = {
                 "gelu",
                 narrow=narrow_activations.gelu_narrow,
                 short=narrow_activations.gelu_short,
-                double=composed_functions.gelu_double,
+                double=activations.gelu_double,
             ),
-            _function("gelu_tanh", activations.gelu_tanh_wide, double=composed_functions.gelu_tanh_double),
+            _function("gelu_tanh", activations.gelu_tanh_wide, double=activations.gelu_tanh_double),
             _function(
                 "softplus",
                 narrow=narrow_activations.softplus_narrow,
                 double=activations.softplus_double,
                 numbers=2,
             ),
-            _function("elu", activations.elu_wide, double=composed_functions.elu_double, numbers=3),
+            _function("elu", activations.elu_wide, double=activations.elu_double, numbers=3),
             _function(
                 "log_sigmoid",
                 narrow=narrow_activations.log_sigmoid_with_exponential_narrow,
@@ -154,17 +152,15 @@ FUNCTIONS = {
                 "logit",
                 activations.logit_wide,
                 short=activations.logit_short,
-                double=composed_functions.logit_double,
+                double=activations.logit_double,
             ),
             _function(
                 "logit_clamped",
                 activations.logit_clamped_wide,
-                double=composed_functions.logit_clamped_double,
+                double=activations.logit_clamped_double,
                 numbers=2,
             ),
-            _function(
-                "glu", narrow=narrow_activations.glu_narrow, double=composed_functions.glu_double, inputs=2
-            ),
+            _function("glu", narrow=narrow_activations.glu_narrow, double=activations.glu_double, inputs=2),
             _function(
                 "sigmoid_backward",
                 activations.sigmoid_backward_wide,
@@ -176,39 +172,39 @@ FUNCTIONS = {
             _function(
                 "silu_backward",
                 narrow=narrow_activations.silu_backward_narrow,
-                double=composed_functions.silu_backward_double,
+                double=activations.silu_backward_double,
                 inputs=2,
             ),
             _function(
                 "mish_backward",
                 activations.mish_backward_wide,
-                double=composed_functions.mish_backward_double,
+                double=activations.mish_backward_double,
                 inputs=2,
             ),
             _function(
                 "gelu_backward",
                 narrow=narrow_activations.gelu_backward_narrow,
                 short=narrow_activations.gelu_backward_short,
-                double=composed_functions.gelu_backward_double,
+                double=activations.gelu_backward_double,
                 inputs=2,
             ),
             _function(
                 "gelu_tanh_backward",
                 activations.gelu_tanh_backward_wide,
-                double=composed_functions.gelu_tanh_backward_double,
+                double=activations.gelu_tanh_backward_double,
                 inputs=2,
             ),
             _function(
                 "softplus_backward",
                 narrow=narrow_activations.softplus_backward_narrow,
-                double=composed_functions.softplus_backward_double,
+                double=activations.softplus_backward_double,
                 inputs=2,
                 numbers=2,
             ),
             _function(
                 "elu_backward",
                 activations.elu_backward_wide,
-                double=composed_functions.elu_backward_double,
+                double=activations.elu_backward_double,
                 inputs=2,
                 numbers=3,
             ),
@@ -222,7 +218,7 @@ FUNCTIONS = {
             _function(
                 "log_sigmoid_backward",
                 narrow=narrow_activations.log_sigmoid_backward_narrow,
-                double=composed_functions.log_sigmoid_backward_double,
+                double=activations.log_sigmoid_backward_double,
                 inputs=2,
             ),
             _function(
@@ -241,7 +237,7 @@ FUNCTIONS = {
             _function(
                 "glu_gate_backward",
                 narrow=narrow_activations.glu_gate_backward_narrow,
-                double=composed_functions.glu_gate_backward_double,
+                double=activations.glu_gate_backward_double,
                 inputs=3,
             ),
             _function("pow", powers.pow_wide, double=powers.pow_double, inputs=2),
@@ -255,17 +251,11 @@ FUNCTIONS = {
             _function(
                 "atan2", inverse_trigonometry.atan2_wide, double=inverse_trigonometry.atan2_double, inputs=2
             ),
-            _function("hypot", powers.hypot_wide, double=composed_functions.hypot_double, inputs=2),
-            _function(
-                "logaddexp", powers.logaddexp_wide, double=composed_functions.logaddexp_double, inputs=2
-            ),
-            _function(
-                "logaddexp2", powers.logaddexp2_wide, double=composed_functions.logaddexp2_double, inputs=2
-            ),
-            _function("xlogy", powers.xlogy_wide, double=composed_functions.xlogy_double, inputs=2),
-            _function(
-                "special_xlog1py", powers.xlog1py_wide, double=composed_functions.xlog1py_double, inputs=2
-            ),
+            _function("hypot", powers.hypot_wide, double=powers.hypot_double, inputs=2),
+            _function("logaddexp", powers.logaddexp_wide, double=powers.logaddexp_double, inputs=2),
+            _function("logaddexp2", powers.logaddexp2_wide, double=powers.logaddexp2_double, inputs=2),
+            _function("xlogy", powers.xlogy_wide, double=powers.xlogy_double, inputs=2),
+            _function("special_xlog1py", powers.xlog1py_wide, double=powers.xlog1py_double, inputs=2),
             _function("add_scaled", narrow=optimizer_steps.add_scaled_narrow, inputs=2, numbers=1),
             _function("add_number", narrow=optimizer_steps.add_number_narrow, numbers=2),
             _function("number_add", narrow=optimizer_steps.number_add_narrow, numbers=2),
@@ -292,7 +282,7 @@ FUNCTIONS = {
             _function(
                 "binary_cross_entropy",
                 activations.binary_cross_entropy_wide,
-                double=composed_functions.binary_cross_entropy_double,
+                double=activations.binary_cross_entropy_double,
                 inputs=2,
             ),
             _function(

@@ -19,8 +19,8 @@ from samebits._native.float_bits import bfloat16_bits, in_bfloat16, number_of_bf
 from samebits._native.formula import FormulaNumber, fma
 from samebits._native.kernel_rounds import run_rounds
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel, Moved
+from samebits.arithmetic.functions.hyperbolic import tanh_narrow
 from samebits.arithmetic.functions.narrow_activations import sigmoid_narrow
-from samebits.arithmetic.functions.narrow_functions import tanh_narrow
 from samebits.arithmetic.product import product, product_calls
 from samebits.arithmetic.product.scratch import scratch_tensor
 

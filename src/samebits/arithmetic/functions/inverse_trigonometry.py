@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from samebits._native.formula import INFINITY, NAN, fma, formula, polynomial, where
-from samebits.arithmetic.functions.coefficients import ASIN, ASIN_LONG, ATAN, ATAN_LONG, HALF_PI, LN2, PI
-from samebits.arithmetic.functions.logarithm import log1p_pair
+from samebits.arithmetic.functions.coefficients import ASIN, ASIN_LONG, ATAN, ATAN_LONG, HALF_PI, PI
 from samebits.arithmetic.functions.pairs import (
     Pair,
-    exact_product,
     exact_sum,
     ordered_sum,
     quotient_of_pairs,
+    root_of_pair,
     rounded,
 )
 
@@ -86,14 +85,6 @@ def atan2_wide(y: Any, x: Any) -> Any:
 
 _TAN_PI_8 = 0.41421356237309503
 _QUARTER_PI = (HALF_PI[0] / 2, HALF_PI[1] / 2)
-_BIG = 2.0**40
-
-
-def root_of_pair(a: Pair) -> Pair:
-    """Returns the square root of a pair; zero for zero."""
-    root = a[0].square_root()
-    rest = fma(-root, root, a[0]) + a[1]
-    return root, where(root > 0.0, rest / (2.0 * root), 0.0)
 
 
 def _asin_parts_double(x: Any) -> tuple[Any, Any, Any]:
@@ -188,59 +179,3 @@ def atan2_double(y: Any, x: Any) -> Any:
     angle = where(negative, rounded(_quarter_less(part, PI)), rounded(part))
     angle = where(tiny & usual & ~steep & ~negative, direct, angle).with_sign_of(y)
     return where((height <= INFINITY) & (width <= INFINITY), angle, NAN)
-
-
-def _log1p_of_half(a: Pair, is_big: Any, big: Any) -> Any:
-    """Returns log(1 + a), or log(2 big) where that is big."""
-    first = where(is_big, big - 1.0, a[0])
-    rest = where(is_big, (big - (big - 1.0)) - 1.0, a[1])
-    result = log1p_pair(first, rest)
-    total, error = exact_sum(result[0], LN2[0])
-    doubled = total + (error + (result[1] + LN2[1]))
-    return where(is_big, doubled, rounded(result))
-
-
-@formula
-def asinh_double(x: Any) -> Any:
-    """Returns the inverse of sinh: log1p(a + a^2 / (1 + sqrt(1 + a^2))) of a = |x|."""
-    size = x.magnitude()
-    is_big = size > _BIG
-    a = where(is_big, 1.0, size)
-    square = exact_product(a, a)
-    total, lost = exact_sum(square[0], 1.0)
-    root = root_of_pair(ordered_sum(total, lost + square[1]))
-    below, lost = exact_sum(root[0], 1.0)
-    ratio = quotient_of_pairs(square, ordered_sum(below, lost + root[1]))
-    total, lost = exact_sum(a, ratio[0])
-    bounded = where(size < INFINITY, size, 1.0)
-    result = _log1p_of_half(ordered_sum(total, lost + ratio[1]), is_big, bounded)
-    result = where(size < INFINITY, result, size)
-    return where(size < 2.0**-28, x, result).with_sign_of(x)
-
-
-@formula
-def acosh_double(x: Any) -> Any:
-    """Returns the inverse of cosh: log1p(t + sqrt(2 t + t^2)) of t = x - 1; NaN below 1."""
-    valid = (x >= 1.0) & (x < INFINITY)
-    is_big = x > _BIG
-    t = where(valid & ~is_big, x - 1.0, 1.0)
-    square = exact_product(t, t)
-    total, lost = exact_sum(2.0 * t, square[0])
-    root = root_of_pair(ordered_sum(total, lost + square[1]))
-    total, lost = exact_sum(t, root[0])
-    bounded = where(valid, x, 1.0)
-    result = _log1p_of_half(ordered_sum(total, lost + root[1]), is_big & valid, bounded)
-    return where(valid, result, where(x > 1.0, x, NAN))
-
-
-@formula
-def atanh_double(x: Any) -> Any:
-    """Returns the inverse of tanh: log1p(2 |x| / (1 - |x|)) / 2; infinite at 1, NaN beyond."""
-    size = x.magnitude()
-    inside = size < 1.0
-    a = where(inside, size, 0.0)
-    below = exact_sum(-a, 1.0)
-    ratio = quotient_of_pairs((2.0 * a, 0.0 * a), below)
-    result = 0.5 * rounded(log1p_pair(*ratio))
-    result = where(size < 2.0**-28, size, result)
-    return where(inside, result, where(size.equals(1.0), size * INFINITY, NAN)).with_sign_of(x)

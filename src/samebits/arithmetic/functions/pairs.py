@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits._native.formula import fma
+from samebits._native.formula import fma, where
 
 Pair = tuple[Any, Any]
 
@@ -44,3 +44,10 @@ def quotient_of_pairs(a: Pair, b: Pair) -> Pair:
 def rounded(a: Pair) -> Any:
     """Returns the number next to a pair."""
     return a[0] + a[1]
+
+
+def root_of_pair(a: Pair) -> Pair:
+    """Returns the square root of a pair; zero for zero."""
+    root = a[0].square_root()
+    rest = fma(-root, root, a[0]) + a[1]
+    return root, where(root > 0.0, rest / (2.0 * root), 0.0)

@@ -1,5 +1,10 @@
-"""sin, cos, tan and sinc in float64 with an error of 2^-46 of the result: to be rounded once to float32.
+"""sin, cos, tan and sinc.
 
+sin and cos of float32 are computed in float32, with at most 0.9 ulp: x = n pi / 2 + r with |r| <= pi / 4, r a
+pair of numbers: pi / 2 is taken in three parts. By n the result is plus or minus the sine or the cosine of r,
+each a polynomial. From 2^17 on it is the function in float64.
+
+The functions in float64 (`..._wide`) have an error of 2^-46 of the result: to be rounded once to float32.
 x = n pi + r with |r| <= pi / 2 (for tan: n pi / 2), r to 2^-53 of itself: pi is taken in three parts. From
 2^50 on, n and r come from the digits of 1 / pi at the place of x's exponent, a table. The arguments are
 float32 numbers, as float64.
@@ -7,17 +12,31 @@ float32 numbers, as float64.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, polynomial, where
+from samebits._native.formula import (
+    INFINITY,
+    NAN,
+    ROUNDING,
+    ROUNDING_NARROW,
+    by_horners_rule,
+    fma,
+    formula,
+    polynomial,
+    where,
+)
 from samebits.arithmetic.functions.coefficients import (
     COS_LONG,
+    COS_NARROW,
     COS_TAIL,
     HALF_PI,
+    HALF_PI_NARROW,
     HALF_TURNS,
     PI,
     SIN_HALF_TURN,
     SIN_LONG,
+    SIN_NARROW,
     SIN_TAIL,
     TWO_OVER_PI,
 )
@@ -261,3 +280,56 @@ def cos_double(x: Any) -> Any:
 def tan_double(x: Any) -> Any:
     """Returns the tangent; tiny numbers are their own."""
     return where(x.magnitude() < 2.0**-27, x, _evaluated(x, _tangent))
+
+
+@formula
+def sinc_double(x: Any) -> Any:
+    """Returns sin(pi x) / (pi x), and 1 at zero; x less an even number is exact."""
+    half = 0.5 * where(x.magnitude() < 2.0**51, x, 0.0)
+    rest = 2.0 * (half - ((half + ROUNDING) - ROUNDING))
+    sine = sin_double(rest * math.pi)
+    result = sine / (x * math.pi)
+    result = where(x.magnitude() < 2.0**51, result, where(x.magnitude() < INFINITY, x.constant(0.0), NAN))
+    return where(x.equals(0.0), x.constant(1.0), result)
+
+
+_FAR_NARROW = 2.0**17
+
+
+def _less_quarters_narrow(x: Any) -> tuple[Any, Pair]:
+    """Returns n + ROUNDING_NARROW and the pair r for x = n pi / 2 + r."""
+    whole = fma(x, _TWO_OVER_PI, ROUNDING_NARROW)
+    n = whole - ROUNDING_NARROW
+    high, low = exact_product(n, HALF_PI_NARROW[1])
+    # x - n pi / 2 is exact for the first part of pi: a multiple of 2^-24 below 1.
+    first, lost = ordered_sum(fma(-n, HALF_PI_NARROW[0], x), -high)
+    return whole, (first, lost - fma(n, HALF_PI_NARROW[2], low))
+
+
+def _wave_narrow(x: Any, quarters: int) -> Any:
+    """Returns the sine of x plus a number of quarters of a turn."""
+    whole, (r, rest) = _less_quarters_narrow(x)
+    bits = whole.bits() + quarters
+    u, lost = exact_product(r, r)
+    sine = fma(r * u, by_horners_rule(u, SIN_NARROW), rest)
+    lost = fma(lost, -0.5, -(r * rest))
+    cosine = fma(u, -0.5, fma(u * u, by_horners_rule(u, COS_NARROW), lost))
+    odd = ((bits & 1) << 30).number() > 0.0
+    result = where(odd, cosine, sine) + where(odd, 1.0, r)
+    return (result.bits() + ((bits & 2) << 30)).number()
+
+
+@formula
+def sin_narrow(x: Any) -> Any:
+    """Returns the sine; NaN for infinities."""
+    # A zero keeps its sign.
+    near = where(x.equals(0.0), x, _wave_narrow(x, 0))
+    return (~(x.magnitude() < _FAR_NARROW)).rarely(near, lambda: sin_wide(x.as_float64()).as_float32())
+
+
+@formula
+def cos_narrow(x: Any) -> Any:
+    """Returns the cosine; NaN for infinities."""
+    return (~(x.magnitude() < _FAR_NARROW)).rarely(
+        _wave_narrow(x, 1), lambda: cos_wide(x.as_float64()).as_float32()
+    )
