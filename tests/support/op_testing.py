@@ -32,7 +32,8 @@ def replaced(*modules):
 
 
 def _installed(replacement, kernel):
-    return without_fill(replacement.make(kernel), refusal.otherwise(replacement.op, kernel))
+    otherwise = refusal.policy(warn=False).otherwise(replacement.op, kernel)
+    return without_fill(replacement.make(kernel), otherwise)
 
 
 def over_threads(compute, counts=THREADS):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._dispatcher import Kernel, KernelOverrides
 from samebits.determinism._kernels.out_argument import into
 
 
@@ -88,3 +88,15 @@ class NotCoveredError(Exception):
 
     def __init__(self, op: str, what: str, cure: str | None = None) -> None:
         self.op, self.what, self.cure = op, what, cure
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A mode of the switch: its kernels, and the treatment of calls that none of them computes."""
+
+    kernels_to_install: Callable[[], Iterable[Replacement]]
+    otherwise: Callable[[str, Kernel], Callable[[NotCoveredError], Kernel] | None]
+    """Takes an overload and torch's kernel; what it returns raises, or gives the kernel for a call that ours
+    does not cover."""
+    put_rest: Callable[[KernelOverrides, Iterable[Replacement]], None]
+    """Takes our installed kernels, and puts checks or other kernels in front of the rest of torch's."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import ModuleType, TracebackType
+from types import TracebackType
 
 import torch
 
@@ -38,7 +38,7 @@ from samebits.determinism._guards import (
 )
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import without_fill
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._replacement import Policy, Replacement
 from samebits.errors import ConflictError, InvalidArgumentError
 
 # Calls of `enable_op_determinism` with arguments that it does not have: the error has the line to type.
@@ -241,7 +241,9 @@ def _refuse_less(settings: OpDeterminismSettings | None) -> None:
     asked, now = process.asked_op_determinism, settings or OpDeterminismSettings()
     if asked is None or ACROSS.index(asked.across) <= ACROSS.index(now.across):
         return
-    given = "False" if settings is None else "" if now.across == "runs" else f'across="{now.across}"'
+    given = "False"
+    if settings is not None:
+        given = "" if now.across == "runs" else f'across="{now.across}"'
     raise WeakerThanAskedError(
         f"{user_code.calling_line()}: enable_op_determinism({given}) takes back --across {asked.across}, "
         "with which the program was started. "
@@ -292,13 +294,12 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
     warn = settings.on_unimplemented == "warn"
     policy = _policy(settings)
     try:
-        ours = reviewed_schemas.installable(_wanted_replacements(settings))
+        ours = reviewed_schemas.installable([*policy.kernels_to_install(), *_for_cuda()])
         for it in ours:
             # inference mode passes autograd by
             for key in ("AutogradCPU", "CPU") if it.device == "AutogradCPU" else (it.device,):
                 overrides.put(it.op, key, partial(_make, policy, it))
-        if policy is not None:
-            policy.put_rest(overrides, ours, warn=warn)
+        policy.put_rest(overrides, ours)
         refused_ops.refuse(overrides, ours, warn=warn)
         fake_tensors.refuse_meta_operands(overrides)
         yield
@@ -306,26 +307,27 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
         overrides.remove()
 
 
-def _policy(settings: OpDeterminismSettings) -> ModuleType | None:
-    """Returns the module for what none of our kernels computes: errors, or torch on one thread."""
+def _policy(settings: OpDeterminismSettings) -> Policy:
+    """Returns the mode's: calls that none of our kernels takes raise, run on one thread, or are torch's."""
     if settings.across == "machines":
-        return _ops.refusal
-    return _ops.one_thread if settings.across == "threads" else None
+        return _ops.refusal.policy(warn=settings.on_unimplemented == "warn")
+    return _ops.one_thread.POLICY if settings.across == "threads" else _RUNS
 
 
-def _make(policy: ModuleType | None, it: Replacement, kernel: Kernel) -> Kernel:
-    ours = it.make(kernel)
-    return without_fill(ours, None if policy is None else policy.otherwise(it.op, kernel))
+_RUNS = Policy(
+    kernels_to_install=lambda: (it for it in replacements.REPLACEMENTS if not it.only_threads),
+    otherwise=lambda _op, _kernel: None,
+    put_rest=lambda _overrides, _ours: None,
+)
+"""The policy of `across="runs"`."""
 
 
-def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
-    policy = _policy(settings)
-    if policy is None:
-        yield from (it for it in replacements.REPLACEMENTS if not it.only_threads)
-    else:
-        yield from policy.wanted()
-    if torch.backends.cuda.is_built():
-        yield from cuda_loading.installable()
+def _for_cuda() -> Iterable[Replacement]:
+    return cuda_loading.installable() if torch.backends.cuda.is_built() else ()
+
+
+def _make(policy: Policy, it: Replacement, kernel: Kernel) -> Kernel:
+    return without_fill(it.make(kernel), policy.otherwise(it.op, kernel))
 
 
 @contextmanager

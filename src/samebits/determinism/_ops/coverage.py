@@ -19,7 +19,7 @@ from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._overload_facts import OverloadRow, reviewed
 from samebits.errors import ConflictError
 
-COVERED, REFUSED = (Path(__file__).with_name(name) for name in ("covered.toml", "refused.toml"))
+COVERED, REFUSAL_WORDS = (Path(__file__).with_name(it) for it in ("covered.toml", "refusal_words.toml"))
 
 EXACT, OURS, COMPOSED, DENIED = "exact", "ours", "composed", "refused"
 """torch's kernel, whose results no machine could change | a kernel of ours | made of other ops | raises."""
@@ -57,7 +57,7 @@ def groups() -> list[Mapping[str, Any]]:
 
 def refusal_groups() -> list[Mapping[str, Any]]:
     """Returns the families of refused ops: `family`, `ops`, and `reason` with what to use instead."""
-    return _read(REFUSED)["refused"]
+    return _read(REFUSAL_WORDS)["refused"]
 
 
 def refusal_group(full: str) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def refusal_reason(full: str) -> str:
 
 def refused_for(what: str) -> Mapping[str, Any]:
     """Returns the ops that raise for `complex` numbers or `some` arguments, and composites that do not."""
-    return _read(REFUSED)[what]
+    return _read(REFUSAL_WORDS)[what]
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -11,14 +12,15 @@ from samebits._inspect.user_call import calling_function, calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, tensors_for_numbers
 from samebits.determinism._ops import coverage, replacements
 from samebits.determinism._ops.operands import IS_NOT_COVERED, OTHER_MODE
-from samebits.determinism._replacement import NotCoveredError, Replacement
+from samebits.determinism._replacement import NotCoveredError, Policy, Replacement
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
 
-def otherwise(_op: str, _kernel: Kernel) -> Callable[[NotCoveredError], Kernel]:
-    """Returns what follows where our kernel of an op takes no such arguments: the error."""
-    return _raising
+def policy(*, warn: bool) -> Policy:
+    """Returns the policy of `across="machines"`: covered kernels, and errors, or warnings, for the rest."""
+    kernels_to_install = partial(replacements.with_others, only_covered=True)
+    return Policy(kernels_to_install, lambda _op, _kernel: _raising, partial(_put_refusals, warn=warn))
 
 
 def _raising(call: NotCoveredError) -> NoReturn:
@@ -38,12 +40,7 @@ def _other_ways(op: str) -> str:
     return f"`samebits ops {name}` says what is covered; or {OTHER_MODE}"
 
 
-def wanted() -> Iterator[Replacement]:
-    """Yields what the mode installs."""
-    return replacements.with_others(only_covered=True)
-
-
-def put_rest(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
+def _put_refusals(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
     """Installs refusals in front of CPU kernels that are not covered. `ours`: our installed kernels."""
     replaced = frozenset((it.op, it.device) for it in ours)
     for full, key, covered in coverage.refusals(replaced):

@@ -41,10 +41,10 @@ ELEMENTWISE: tuple[Replacement, ...] = (
     *losses.ELEMENTWISE,
 )
 _ROOMS = (
-    *(activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fourier),
-    *(fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, products, recurrent),
-    *(softmax, sparse, sums, vector_norms),
-)
+    activations, arithmetic, attention, batch_norm, convolution, creation, embedding_bag, fourier,
+    fused_optimizers, grid_sample, group_norm, layer_norm, linear_algebra, losses, products, recurrent,
+    softmax, sparse, sums, vector_norms,
+)  # fmt: skip
 REPLACEMENTS: tuple[Replacement, ...] = tuple(it for room in _ROOMS for it in room.REPLACEMENTS)
 """Those whose bits are the same on every machine."""
 
