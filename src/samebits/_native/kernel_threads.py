@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from array import array
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import product
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from samebits import _native as native
-from samebits._native.lazy_kernel import Part, compilation_lock, instruction, kernels
+from samebits._native.float_bits import from_bits_64
+from samebits._native.lazy_kernel import Part, compilation_lock, inlined, instruction, kernels
 from samebits._native.torch_threads import parallel
+
+_FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
 
 
 def symbol(library: ctypes.CDLL | None, name: str, result: str) -> Part | None:
@@ -184,3 +189,14 @@ uint16_at = _pointer_to("uint16")
 uint32_at = _pointer_to("uint32")
 uint64_at = _pointer_to("uint64")
 int64_at = _pointer_to("int64")
+
+
+def as_argument(number: float) -> int:
+    """Returns a float64 as an integer argument of a kernel, which reads it by `float_of`."""
+    return _INTEGER.unpack(_FLOAT.pack(number))[0]
+
+
+@inlined
+def float_of(argument: Any) -> Any:
+    """Returns the float64 of `as_argument`."""
+    return from_bits_64(np.uint64(argument))

@@ -9,7 +9,6 @@ import torch
 
 from samebits import random
 from samebits.errors import InvalidArgumentError
-from samebits.random._random_arguments import FLOATS
 
 _LARGE = 1 << 16
 """Elements from which backward draws a mask again; a custom function costs as much as drawing 10,000."""
@@ -49,7 +48,8 @@ def uniform(
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
     """Returns `random.dropout`: the same bits, cheaper for small inputs, whose masks backward stores."""
     large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
-    if large and key.device == input.device and input.dtype in FLOATS:
+    floating = input.is_floating_point() and input.element_size() > 1  # the dtypes of `random.dropout`
+    if large and key.device == input.device and floating:
         return random.dropout(key, input, p, inplace=inplace)
     return scale_by_mask(input, keep_mask(key, tuple(input.shape), p, input), p, inplace=inplace)
 

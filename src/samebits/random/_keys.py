@@ -2,12 +2,14 @@
 
 A key is a uint64 tensor of shape (2,), a batch of keys one of shape (*batch, 2). A key is either drawn from
 or has keys made of it, not both: `fold_in(key, d)` is made of the words that block d of `bits(key, ...)`
-shows.
+shows. Functions of keys, here and in `rounding`, share `check_key`, `is_traced` and `one_by_one`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +47,8 @@ def is_traced(key: Tensor) -> bool:
 
 Part = int | str | torch.Tensor
 Data = Part | tuple[Part, ...]
+Rule = Callable[..., tuple[torch.Tensor, int]]
+"""A rule of torch.func.vmap."""
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
@@ -180,3 +184,18 @@ def check_key(caller: str, key: torch.Tensor) -> None:
             f"{caller}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape "
             f"{tuple(key.shape)}; make one with samebits.random.key(seed)"
         )
+
+
+def one_by_one(op: Any) -> Rule:
+    """Returns the rule of an op without batched form: called for every sample."""
+
+    def rule(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+        def sample(i: int) -> list[Any]:
+            return [
+                arg.select(dim, i) if isinstance(dim, int) else arg
+                for arg, dim in zip(args, in_dims, strict=True)
+            ]
+
+        return torch.stack([op(*sample(i)) for i in range(info.batch_size)]), 0
+
+    return rule

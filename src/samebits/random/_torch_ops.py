@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from samebits.random import _keys as keys
-from samebits.random._device_kernels import fresh
 from samebits.random._draws import choices, exponential_gumbel, integers, uniform_normal
 from samebits.random._draws.dropout_function import differentiable, run
+from samebits.random._keys import Rule, one_by_one
+from samebits.random._memory import fresh
 
 # The ops `samebits::*`. Each is pure, a function of its arguments, and has the bits of the direct call.
 #
@@ -27,9 +28,6 @@ from samebits.random._draws.dropout_function import differentiable, run
 # Rules of torch.func.vmap: a batch of keys is one call of the op, which draws each row as if alone.
 #
 # The same key gives the same numbers, so that a key that is not batched draws the same for every sample.
-
-
-Rule = Callable[..., tuple[torch.Tensor, int]]
 
 
 def of_size(op: Any) -> Rule:
@@ -87,21 +85,6 @@ def of_folded(op: Any) -> Rule:
         key, x = (_batch_first(t, dim, info.batch_size) for t, dim in zip((key, x), in_dims, strict=True))
         dims = max(key.dim() - 1, x.dim())
         return op(_pad_dims(key, 1, dims + 1), _pad_dims(x, 1, dims)), 0
-
-    return rule
-
-
-def one_by_one(op: Any) -> Rule:
-    """Returns the rule of an op without batched form: called for every sample."""
-
-    def rule(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-        def sample(i: int) -> list[Any]:
-            return [
-                arg.select(dim, i) if isinstance(dim, int) else arg
-                for arg, dim in zip(args, in_dims, strict=True)
-            ]
-
-        return torch.stack([op(*sample(i)) for i in range(info.batch_size)]), 0
 
     return rule
 

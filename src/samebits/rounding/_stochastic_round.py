@@ -19,9 +19,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import increment_version
 
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random._device_kernels import fresh
-from samebits.random._keys import check_key, is_traced
-from samebits.random._torch_ops import one_by_one
+from samebits.random._keys import check_key, is_traced, one_by_one
+from samebits.random._memory import fresh
 from samebits.rounding._cpu import rounding_kernels
 from samebits.rounding._cpu.number_formats import FORMATS
 

@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.random._triton.launch import _rows
-from samebits.random._triton.philox import in_order_2, in_order_4, lanes, main_block
+from samebits.random._triton.philox import in_order_2, in_order_4, lanes, launch_rows, main_block
 from samebits.rounding._cpu.number_formats import FORMATS
 
 
@@ -56,7 +55,7 @@ def stochastic_round(key: torch.Tensor, source: torch.Tensor, out: torch.Tensor)
     """Rounds `source`, float32, to `out`; both contiguous and of one shape, key of shape (2,)."""
     form = FORMATS[out.dtype]
     if form.width == 2:
-        _rows(to_bfloat16, key, (out.view(torch.uint16), source), 8)
+        launch_rows(to_bfloat16, key, (out.view(torch.uint16), source), 8)
     else:
         codes = out.view(torch.uint8 if form.size == 1 else torch.uint16)
         constants = {
@@ -66,4 +65,4 @@ def stochastic_round(key: torch.Tensor, source: torch.Tensor, out: torch.Tensor)
             "NAN": form.nan,
             "SIZE": form.size,
         }
-        _rows(to_format, key, (codes, source), 4, **constants)
+        launch_rows(to_format, key, (codes, source), 4, **constants)

@@ -20,11 +20,11 @@ from samebits._garbage_collection import without_garbage_collection
 from samebits._inspect.generators_in import FoundGenerator, generators_in
 from samebits._inspect.rng_states import RESTORABLE
 from samebits._native import kernel
+from samebits.data._calls.owned_states import WORDS, OwnedState, State, owned_state
 from samebits.data._purity.abstract_values import contents
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import fill_words, fold
 from samebits.random._process import generator_states
-from samebits.random._process.owned_states import WORDS, OwnedState, State, owned_state
 
 SEARCHES = 4
 """Searches of one process and epoch. Later, a replaced generator is still followed where it stood."""

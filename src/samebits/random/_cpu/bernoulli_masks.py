@@ -17,14 +17,17 @@ from samebits._native import inlined
 from samebits._native.float_bits import of_bfloat16, of_float16, to_bfloat16, to_float16
 from samebits._native.kernel_threads import (
     OnTeam,
+    as_argument,
     float32_at,
     float64_at,
+    float_of,
     uint8_at,
     uint16_at,
     uint32_at,
     uint64_at,
 )
-from samebits.random._cpu.tiles import address, as_argument, fill, float_of, tile_kernel
+from samebits.random._cpu.tiles import fill, tile_kernel
+from samebits.random._memory import address
 
 _2_32 = 2.0**32
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}

@@ -7,20 +7,17 @@ runs of rows, or pieces of a long row, of a size that depends only on the row's 
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
 import torch
 
 from samebits import _native as native
-from samebits._native import inlined, instruction
-from samebits._native.float_bits import from_bits_64
+from samebits._native import instruction
 from samebits._native.kernel_threads import OnTeam, on_team, uint64_at
-from samebits.errors import UnimplementedError
 from samebits.random._cpu.philox import block
+from samebits.random._memory import address
 
-_FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TILE_WORDS = 256
 _PIECE = 1 << 16
 """Elements of a chunk: at most, if rows are longer; about, if they are shorter."""
@@ -78,25 +75,3 @@ def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> N
     if elements > _PIECE:
         chunks = -(-rows // max(1, _PIECE // per_row)) * -(-per_row // _PIECE)
     kernel(chunks, address(keys), rows, per_row, address(out), *args)
-
-
-def address(x: torch.Tensor) -> int:
-    """Returns the address of `x`. Raises `UnimplementedError` for a tensor with elements and no memory."""
-    place = x.data_ptr()
-    if place or not x.numel():
-        return place
-    raise UnimplementedError(
-        f"samebits.random cannot draw in fake mode, since there is no memory of a {type(x).__name__}; "
-        "draw before it, or with real tensors"
-    )
-
-
-def as_argument(number: float) -> int:
-    """Returns a float64 as an integer argument of a kernel, which reads it by `float_of`."""
-    return _INTEGER.unpack(_FLOAT.pack(number))[0]
-
-
-@inlined
-def float_of(argument: Any) -> Any:
-    """Returns the float64 of `as_argument`."""
-    return from_bits_64(np.uint64(argument))

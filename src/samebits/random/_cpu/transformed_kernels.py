@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam
+from samebits._native.kernel_threads import OnTeam, as_argument, float_of
 from samebits.random._cpu.elementary import log_32, log_64
-from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
+from samebits.random._cpu.tiles import fill, tile_kernel
 from samebits.random._cpu.uniform_normal_kernels import _TO, _float32_in_0_1, _float64_in_0_1
 
 _LOW = np.uint32(2**32 - 1)

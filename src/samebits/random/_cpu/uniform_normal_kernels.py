@@ -24,8 +24,10 @@ from samebits._native.float_bits import (
 )
 from samebits._native.kernel_threads import (
     OnTeam,
+    as_argument,
     float32_at,
     float64_at,
+    float_of,
     uint8_at,
     uint16_at,
     uint32_at,
@@ -33,7 +35,7 @@ from samebits._native.kernel_threads import (
 )
 from samebits._native.vectors import fma
 from samebits.random._cpu.elementary import box_muller_32, box_muller_64
-from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
+from samebits.random._cpu.tiles import fill, tile_kernel
 
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
 """Bits of the word used for a uniform number: the precision of its dtype."""

@@ -12,9 +12,10 @@ from math import ldexp, prod
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._device_kernels import fresh, kernels
+from samebits.random._device_kernels import kernels
 from samebits.random._draws.integers import images, integers, length
 from samebits.random._keys import check_key, is_traced
+from samebits.random._memory import fresh
 from samebits.random._random_arguments import rows, sizes
 
 _WEIGHT_BITS = 62

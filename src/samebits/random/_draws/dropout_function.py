@@ -11,9 +11,10 @@ from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._device_kernels import fresh, kernels
+from samebits.random._device_kernels import kernels
 from samebits.random._draws.uniform_normal import bernoulli
 from samebits.random._keys import check_key, is_traced
+from samebits.random._memory import fresh
 from samebits.random._random_arguments import FLOATS, check_probability, row_keys, write
 
 

@@ -15,8 +15,9 @@ import torch
 
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import transformed_kernels
-from samebits.random._device_kernels import fresh, kernels
+from samebits.random._device_kernels import kernels
 from samebits.random._keys import is_traced
+from samebits.random._memory import fresh
 from samebits.random._random_arguments import floating_dtype, row_keys, sizes
 
 _FAR = 36

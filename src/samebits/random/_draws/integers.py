@@ -11,9 +11,10 @@ import torch
 from samebits._context import Words
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
-from samebits.random._device_kernels import fresh, kernels
+from samebits.random._device_kernels import kernels
 from samebits.random._draws.feistel import MAX_SIZE, permute_indices
 from samebits.random._keys import as_int64, check_key, is_traced
+from samebits.random._memory import fresh
 from samebits.random._random_arguments import INTEGERS, row_keys, sizes
 
 

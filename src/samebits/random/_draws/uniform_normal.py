@@ -14,8 +14,9 @@ from functools import lru_cache
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._device_kernels import fresh, kernels
+from samebits.random._device_kernels import kernels
 from samebits.random._keys import is_traced
+from samebits.random._memory import fresh
 from samebits.random._random_arguments import (
     FLOATS,
     INTEGERS,

@@ -1,9 +1,14 @@
-"""The Philox block of every lane of a program, and the places of its numbers in the output."""
+"""The Philox block of every lane of a program, the places of its numbers in the output, and the launch."""
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 ROUNDS = tl.constexpr(10)
+PROGRAM_BLOCKS = 256
+"""Philox blocks per program: of four words each, eight numbers of 32 bits for each of 128 threads."""
 
 
 @triton.jit
@@ -74,3 +79,31 @@ def lanes(keys, rows, per_row, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ON
         in_row = repeated(index, PER_BLOCK) * PER_BLOCK + number % PER_BLOCK
         place = repeated(row, PER_BLOCK) * per_row + in_row
         return seed, offset + index, place, (in_row < per_row) & repeated(exists, PER_BLOCK)
+
+
+def launch_rows(
+    kernel: Any,
+    keys: torch.Tensor,
+    tensors: torch.Tensor | tuple[torch.Tensor, ...],
+    per_block: int,
+    *parameters: Any,
+    **constants: Any,
+) -> None:
+    """Launches over the rows of the first of `tensors`; every block of a key gives `per_block` numbers."""
+    out, *others = tensors if isinstance(tensors, tuple) else (tensors,)
+    rows = keys.numel() // 2
+    per_row = out.numel() // max(rows, 1)
+    programs = -(-rows * -(-per_row // per_block) // PROGRAM_BLOCKS)
+    constants |= {"BLOCKS": PROGRAM_BLOCKS, "ONE_KEY": rows == 1}
+    launch(kernel, programs, keys, out, *others, rows, per_row, *parameters, **constants)
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Launches a kernel with as many programs, on the device of its first argument.
+
+    `enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition that the
+    CPU kernels round separately; what must be fused says so (`fma`).
+    """
+    if programs:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[(programs,)](*arguments, **constants, enable_fp_fusion=False)

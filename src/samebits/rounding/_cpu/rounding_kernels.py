@@ -21,7 +21,7 @@ from samebits._native.kernel_threads import (
 )
 from samebits._native.vectors import prefetch, stack
 from samebits.random._cpu.philox import MULTIPLIERS, WEYL
-from samebits.random._cpu.tiles import address
+from samebits.random._memory import address
 from samebits.rounding._cpu.number_formats import FORMATS, Format, rounding_to
 from samebits.rounding._cpu.tile_passes import LINE_BYTES, random_word, run, tile_kernel
 

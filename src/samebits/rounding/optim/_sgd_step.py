@@ -11,8 +11,7 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.kernel_threads import OnTeam, variants
-from samebits.random._cpu.tiles import float_of
+from samebits._native.kernel_threads import OnTeam, float_of, variants
 from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, Factors, name_of, store
 

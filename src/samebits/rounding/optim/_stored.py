@@ -11,9 +11,8 @@ import torch
 from samebits._context import Words
 from samebits._native import inlined
 from samebits._native.float_bits import of_bfloat16, of_float16
-from samebits._native.kernel_threads import float32_at, uint16_at
+from samebits._native.kernel_threads import as_argument, float32_at, uint16_at
 from samebits.random import _int_keys as int_keys
-from samebits.random._cpu.tiles import as_argument
 from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
 from samebits.rounding._cpu.tile_passes import random_half, random_word
 from samebits.rounding._stochastic_round import round_into

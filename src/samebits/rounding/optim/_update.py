@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from samebits._context import Words
 from samebits._native.kernel_threads import OnTeam
-from samebits.random._cpu.tiles import address
+from samebits.random._memory import address
 from samebits.rounding._cpu.tile_passes import run_rows
 from samebits.rounding.optim import _adamw_step as adamw_step
 from samebits.rounding.optim import _sgd_step as sgd_step

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.random._process.owned_states import WORDS, _SeededState, owned_state
+from samebits.data._calls.owned_states import WORDS, _SeededState, owned_state
 
 
 class Named(random.Random):
