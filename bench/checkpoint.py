@@ -112,15 +112,15 @@ def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]], de
                     ended, made = now(task), _written(run) - made
                     break
                 run.log(loss=trained(task, batch))
-        if run._saving.commits is not None and run._saving.commits.written:
-            lags.append((run._saving.commits.lag, run._saving.commits.lag_steps))
+        if run.parts.saving.commits is not None and run.parts.saving.commits.written:
+            lags.append((run.parts.saving.commits.lag, run.parts.saving.commits.lag_steps))
         return (ended[0] - began[0]) / steps, (ended[1] - began[1]) / steps, made
 
     return block
 
 
 def _written(run: Any) -> int:
-    return run._saving.commits.written
+    return run.parts.saving.commits.written
 
 
 def _endless(loader: Any, steps: int) -> Iterator[Any]:
@@ -197,7 +197,7 @@ def restore(label: str, hidden: int, folder: Path, number: int, device: str) -> 
     with run:
         steps = run.steps(loader, epochs=10**6)
         next(steps)
-        run._loops.step = number - 1
+        run.parts.loops.step = number - 1
         run.commit()
         next(steps)
     began = clocks()

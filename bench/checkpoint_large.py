@@ -117,7 +117,7 @@ def commit_beside(model: torch.nn.Module, folder: Path, row: dict[str, float]) -
     rows = torch.ones(64, 4096)
     memory, began = Memory(), 0.0
     with samebits.Run(folder / "beside", model=model, **options) as run:
-        commits = run._saving.commits
+        commits = run.parts.saving.commits
         assert commits is not None
         for step, _ in run.steps(loader):
             if step.number in (BESIDE, 2 * BESIDE):  # the boundary before it took the snapshot

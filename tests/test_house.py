@@ -210,7 +210,8 @@ def invented_names(package):
                 names.add(node.name.strip("_"))
             elif isinstance(node, ast.arg):
                 names.add(node.arg)
-        found |= {f"{file.relative_to(package)}: {name}" for name in names & INVENTED}
+        banned = {name.replace("_", "") for name in INVENTED}
+        found |= {f"{file.relative_to(package)}: {one}" for one in names if one.replace("_", "") in banned}
     return found
 
 
@@ -249,7 +250,7 @@ def untidy(tmp_path):
         "from samebits._loop.part0 import Plan as Base\n\nclass Plan:\n    pass\n"
     )
     (package / "told.py").write_text(
-        'def step(looked):\n    """Whether it is."""\n\nclass Base:\n    def run(self):\n        return 1\n\nclass Other(Base):\n    def run(self):\n        return 2\n'
+        'def step(looked, in_hand):\n    """Whether it is."""\n\nclass Base:\n    def run(self):\n        return 1\n\nclass Other(Base):\n    def run(self):\n        return 2\n'
     )
     (package / "_a" / "_b" / "_c").mkdir(parents=True)
     (package / "_a" / "_b" / "_c" / "x.py").write_text('LIMIT = 3\n"""How many there are."""\n')
@@ -310,5 +311,5 @@ def test_the_rules_of_the_house_see_what_breaks_them(untidy):
     assert overrides(untidy) == {"Other"}
     assert classes_of_one_name(untidy) == {"Plan": ["_loop/part0.py", "_loop/part1.py"]}
     assert riddles(untidy) == ["_a/_b/_c/x.py: How many there are.", "told.py: Whether it is."]
-    assert invented_names(untidy) == {"told.py: told", "told.py: looked"}
+    assert invented_names(untidy) == {"told.py: told", "told.py: looked", "told.py: in_hand"}
     assert orphans(untidy, untidy.parents[1] / "tests") == ["loop/test_party.py"]

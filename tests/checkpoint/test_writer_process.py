@@ -241,7 +241,7 @@ def test_a_writer_that_crashes_is_replaced_and_its_traceback_shown(tmp_path, exp
     def run():
         def body(run, step):
             if step.number == 50:
-                background = run._saving.commits.store.writer
+                background = run.parts.saving.commits.store.writer
                 os.write(
                     background._requests, PACKED.pack(*SnapshotMessage(10**6, 99, *[0] * 9))
                 )  # no such slot

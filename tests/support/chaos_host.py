@@ -39,14 +39,14 @@ class Whereabouts(Observer, TorchListener):
         LAYOUT.pack_into(self.map, 0, PHASES.index(phase), self.step, self.durable, os.getpid())
 
     def run_opened(self, run):
-        between = run._saving.on_boundary
+        between = run.parts.saving.on_boundary
 
         def watched(*args, **kwargs):
             self.at("snapshot")
             between(*args, **kwargs)
             self.at("batch wait")
 
-        run._saving.on_boundary = watched
+        run.parts.saving.on_boundary = watched
 
     def boundary(self, run, step, frame):
         self.step = step.step

@@ -210,7 +210,7 @@ def broken_off(folder, kill=None, stop=None):
                     break
             with torch.no_grad():
                 weight.bias += torch.rand(1)
-    return weight.weight.item(), weight.bias.item(), run._loops.step
+    return weight.weight.item(), weight.bias.item(), run.parts.loops.step
 
 
 def test_break_and_stop(forked, tmp_path):
@@ -364,7 +364,7 @@ def test_wrong_calls():
                 epoch.steps([3])
             assert [x for _, x in run.steps([3, 4], name="second")] == [3, 4]
             before = epoch
-    assert run._loops.step == 8
+    assert run.parts.loops.step == 8
 
     def torchs():
         data, generator = torch.ones(2, 1), torch.Generator()

@@ -70,10 +70,10 @@ class Program:
 
     def kill(self):
         """What the kernel does for a killed container, and nothing else: the writer, the lock, the handlers are gone."""
-        commits = self.run._saving.commits
+        commits = self.run.parts.saving.commits
         commits.store.end_writer(kill=True)
         commits.store.close()
-        self.run.preemption.uninstall()
+        self.run.parts.preemption.uninstall()
         fresh = context._ProcessState()
         for name in vars(fresh):
             setattr(process, name, getattr(fresh, name))
@@ -176,7 +176,7 @@ class Training(RuleBasedStateMachine):
         return sorted(path for path in (self.folder / "run" / "commits").glob("0*") if path not in damaged)
 
     def _note(self):
-        last = self.program.run._saving.commits.store.last
+        last = self.program.run.parts.saving.commits.store.last
         self.durable = self.durable if last is None else last.step
 
     def teardown(self):

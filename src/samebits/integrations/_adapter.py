@@ -75,7 +75,7 @@ class OpenRun:
         """Opens the run of these objects."""
         chosen: dict[str, Any] = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
         self.run = Run(self.run_dir, **chosen, **objects).__enter__()
-        self.run._resuming.cure_of_missing = "Give the library all callbacks that it had then"
+        self.run.parts.resuming.cure_of_missing = "Give the library all callbacks that it had then"
         self.run._cures = f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}."
         return self.run
 

@@ -124,7 +124,7 @@ class _EngineRun:
             batches = self._batches(run, data, limits, length)
             for name, thing in _objects(trainer, self._given).items():
                 run.add(name, thing, complete=isinstance(thing, Attributes))
-            if run.resumed and run._loops.saved is None and not run.finished:
+            if run.resumed and run.parts.loops.saved is None and not run.finished:
                 raise _refused(
                     f"the run in {run.run_dir} has ended, and this is one of more iterations",
                     "Use another folder, or as many iterations as the run has.",
@@ -242,7 +242,7 @@ class _EngineRun:
 
 def _place_in_epoch(run: Run) -> int:
     """Returns how many iterations the engine had done in the epoch of the resume."""
-    saved = run._resuming._saved
+    saved = run.parts.resuming._saved
     return saved["run_state"]["in_epoch"] if saved is not None else 0
 
 

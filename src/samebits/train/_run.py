@@ -22,7 +22,6 @@ from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
-from samebits.random._process import draw_counts
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import parts_with_state
 from samebits.train import _environment_check as environment_check
@@ -38,6 +37,7 @@ from samebits.train._environment_check import Environment, check_names
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
 from samebits.train._loop.loop_positions import Loops, check_steps
+from samebits.train._loop.run_parts import RunParts
 from samebits.train._loop.steps import LoopSteps, Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._object_states import RunState, Stateful, note_objects
@@ -153,35 +153,39 @@ class Run:
         check_options(keep, grace, ignore)
         cadence = Cadence(save)
         self.objects: dict[str, Stateful] = {}
-        self._state = RunState()
         self.resumed = False
         self.run_dir = None if run_dir is None else resolve(run_dir, "Run: run_dir")
         commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allowed = check_names(allow_changes)
         self._check_loss = check_loss
         self._best = chosen
-        self._completeness = Completeness(enabled=check_complete and run_dir is not None)
+        state, loops, where = RunState(), Loops(), shown_run_dir(self.run_dir)
+        notes = CommitNotes(where)
+        self.parts = RunParts(
+            self,
+            self.run_dir,
+            self.objects,
+            state,
+            loops,
+            CommitPolicy(
+                self.run_dir,
+                commits,
+                chosen,
+                self.objects,
+                state,
+                loops,
+                grace,
+                lambda event, position: notify(event, self, position),
+                notes,
+            ),
+            ResumeState(where, self.objects, state, loops),
+            Completeness(enabled=check_complete and run_dir is not None),
+            notes,
+        )
         for path in ignore:
             self.ignore(path)
-        self._loops = Loops()
-        self._notes = CommitNotes(shown_run_dir(self.run_dir))
-        self._resuming = ResumeState(shown_run_dir(self.run_dir), self.objects, self._state, self._loops)
-        self._saving = CommitPolicy(
-            self.run_dir,
-            commits,
-            chosen,
-            self.objects,
-            self._state,
-            self._loops,
-            grace,
-            lambda event, position: notify(event, self, position),
-            self._notes,
-        )
-        self.preemption = self._saving.preemption
-        self._stop_requested = self._entered = self._over = False
         self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
-        self.key: Words = (0, 0)
         self._replays = None if replay_check is None else ReplayCheck(self, replay_check)
         for name, thing in stateful.items():
             self._add(name, thing, _OPTIONS)
@@ -210,7 +214,7 @@ class Run:
         """
         self._add(name, thing, ())
         if complete:
-            self._completeness.trust(name)
+            self.parts.completeness.trust(name)
 
     def _add(self, name: str, thing: Any, options: tuple[str, ...]) -> None:
         saved = stateful(name, thing, options)
@@ -221,9 +225,9 @@ class Run:
             self.objects[name] = saved  # its object was made anew, as the meter of an epoch is
             note_objects(self.objects)
             return
-        loop = self._loops.current
+        loop = self.parts.loops.current
         epoch = loop.epoch if loop is not None and loop.by_epoch else None
-        added_in = self._loops.added_in.get(name)
+        added_in = self.parts.loops.added_in.get(name)
         anew = None not in (epoch, added_in) and epoch != added_in and is_like(before, saved)
         if name in self.objects and not anew:
             raise DuplicateNameError(
@@ -235,13 +239,13 @@ class Run:
         check_compiled(name, thing)
         if self.run_dir is not None:
             check_not_lazy(name, thing)
-        self._resuming.check_contains(name)
+        self.parts.resuming.check_contains(name)
         if self._environment is not None and epoch is None:  # those of each epoch may be others
             self._environment.hyperparameters.check_added(
                 name, thing, shown_run_dir(self.run_dir), self._allowed
             )
         self.objects[name] = saved
-        self._loops.added_in[name] = epoch
+        self.parts.loops.added_in[name] = epoch
         if isinstance(saved, Resumable):
             saved._is_state = True
         note_objects(self.objects)
@@ -255,27 +259,28 @@ class Run:
 
         The path is the one that `IncompleteStateError` names. The run's end warns of paths without a match.
         """
-        self._completeness.ignore(path)
+        self.parts.completeness.ignore(path)
 
     def __enter__(self) -> Self:
-        if self._entered:
+        parts = self.parts
+        if parts.entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
         _check_thread()
-        self._entered = True
+        parts.entered = True
         self._keys_before = process.run_key, process.rank_key
-        self._saving.ranks = rank_agreement.join()
-        self.preemption.single_process, self.preemption.prints = self.world_size == 1, self.rank == 0
+        parts.saving.ranks = rank_agreement.join()
+        parts.preemption.single_process, parts.preemption.prints = self.world_size == 1, self.rank == 0
         try:
             if self.run_dir is not None:
-                self.preemption.install()
+                parts.preemption.install()
             self._open()
         except BaseException:
-            self.preemption.uninstall()
-            self._saving.close()
+            parts.preemption.uninstall()
+            parts.saving.close()
             raise
         process.open_runs[id(self)] = threading.current_thread()
         if self.run_dir is not None:
-            self._resuming.groups.open()
+            parts.resuming.groups.open()
         if self._replays is not None:
             process.observers.append(self._replays)
         notify("run_opened", self)
@@ -284,13 +289,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        clean = kind is None
-        self._over = True
-        self.preemption.idle = False
+        parts, clean = self.parts, kind is None
+        parts.over = True
+        parts.preemption.idle = False
         try:
             # run.stop() and then break
-            if clean and self._stop_requested and self._loops.current is not None:
-                self._saving.on_stop(self._loops.stop())
+            if clean and parts.stop_requested and parts.loops.current is not None:
+                parts.saving.on_stop(parts.loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
             if self._replays is not None:
@@ -300,26 +305,26 @@ class Run:
                 if isinstance(saved, Resumable):
                     saved._is_state = False
             process.open_runs.pop(id(self), None)
-            self._resuming.groups.close()
+            parts.resuming.groups.close()
             process.position = None
             process.run_key, process.rank_key = self._keys_before
-            self._saving.close()
-            commits = self._saving.commits
+            parts.saving.close()
+            commits = parts.saving.commits
             committed = commits is not None and commits.store.last is not None
             if committed and isinstance(error, IncompleteStateError):
                 error.add_note(
                     f"The commits in {shown_run_dir(self.run_dir)} lack this state: give the changed "
                     "program another run directory."
                 )
-            self.preemption.uninstall()
+            parts.preemption.uninstall()
             notify("run_closed", self, finished=clean)
         if clean:
-            self._completeness.close()
-            self._saving.check_best()
-        if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
+            parts.completeness.close()
+            parts.saving.check_best()
+        if parts.preemption.requested is not None and (error is None or isinstance(error, Exception)):
             if error is not None:  # perhaps because another rank got the signal, too
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
-            self.preemption.leave()
+            parts.preemption.leave()
 
     @explain_wrong_calls(explain_steps)
     def steps(
@@ -339,15 +344,15 @@ class Run:
             steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often:
                 each epoch continues in the loader where the last one ended. None: one pass over the loader.
         """
-        self._check_open("Run.steps")
+        self.parts.check_open("Run.steps")
         require_int("Run.steps", epochs=epochs)
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
-        whole = self._loops.name(name, "Run.steps")
+        whole = self.parts.loops.name(name, "Run.steps")
         if process.position is None:
-            self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
-        self._loops.asked[whole] = epochs
-        return LoopSteps(self, loader, epochs, whole, steps_per_epoch)
+            self.parts.saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
+        self.parts.loops.asked[whole] = epochs
+        return LoopSteps(self.parts, loader, epochs, whole, steps_per_epoch)
 
     @explain_wrong_calls(explain_epochs)
     def epochs(self, epochs: int, *, name: str = "train") -> Epochs:
@@ -374,16 +379,16 @@ class Run:
         Raises:
             InvalidArgumentError: inside the body of another loop, or `epochs` is no int of at least 1.
         """
-        self._check_open("Run.epochs")
+        self.parts.check_open("Run.epochs")
         require_int("Run.epochs", epochs=epochs)
-        if self._loops.innermost is not None:
+        if self.parts.loops.innermost is not None:
             raise InvalidArgumentError(
                 "Run.epochs: inside the body of another loop. Use run.steps(loader, epochs, name=...) there."
             )
-        whole = self._loops.name(name, "Run.epochs")
-        self._saving.ranks.begin(self.objects, None, epochs=epochs, name=whole)
-        self._loops.asked[whole] = epochs
-        return Epochs(self, epochs, whole)
+        whole = self.parts.loops.name(name, "Run.epochs")
+        self.parts.saving.ranks.begin(self.objects, None, epochs=epochs, name=whole)
+        self.parts.loops.asked[whole] = epochs
+        return Epochs(self.parts, epochs, whole)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """Returns the batches of a validation, in a step's body: `for batch in run.validate(loader):`.
@@ -411,10 +416,10 @@ class Run:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             name: two validations in the body of one step need two names.
         """
-        self._check_open("Run.validate")
+        self.parts.check_open("Run.validate")
         check_loader(loader, "Run.validate")
-        self._loops.name(name, "Run.validate")
-        return Validation(self, loader, name)
+        self.parts.loops.name(name, "Run.validate")
+        return Validation(self.parts, loader, name)
 
     @explain_wrong_calls(explain_restore)
     def restore(self) -> None:
@@ -428,8 +433,8 @@ class Run:
         Raises:
             RunMismatchError: the commit holds an object that the run does not have yet.
         """
-        self._check_open("Run.restore")
-        self._resuming.restore_now()
+        self.parts.check_open("Run.restore")
+        self.parts.resuming.restore_now()
 
     @property
     def finished(self) -> bool:
@@ -439,7 +444,7 @@ class Run:
         has is not finished. So `steps = run.steps(loader, epochs=3)` and then `if not run.finished:` around
         what a framework's loop would do.
         """
-        return self._loops.finished
+        return self.parts.loops.finished
 
     def log(self, **values: Any) -> None:
         """Logs values of this step (numbers or tensors of one element); they go to records and progress bars.
@@ -450,7 +455,7 @@ class Run:
         values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
         if "loss" in values:
             check_number(values["loss"], "run.log(loss")
-            self._saving.loss(values["loss"])
+            self.parts.saving.loss(values["loss"])
         if (value := self._best.select(values)) is not None:
             self.best(value)
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
@@ -466,7 +471,7 @@ class Run:
     @property
     def state(self) -> RunState:
         """Plain values and tensors, saved with the run: `run.state.best = 0.3`, `.get("best", 1e9)`."""
-        return self._state
+        return self.parts.state
 
     @state.setter
     def state(self, values: Any) -> None:
@@ -477,12 +482,12 @@ class Run:
     @property
     def rank(self) -> int:
         """The rank of this process in this run (`torch.distributed`); 0 if it is the only one."""
-        return self._saving.ranks.rank
+        return self.parts.saving.ranks.rank
 
     @property
     def world_size(self) -> int:
         """The number of processes of this run."""
-        return self._saving.ranks.world_size
+        return self.parts.saving.ranks.world_size
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns each value summed over the run's processes in rank order: the same bits on all of them.
@@ -490,7 +495,7 @@ class Run:
         Decisions for all ranks (`run.stop()`, a scheduler's plateau) must use such values. Every rank calls
         it, inside the `with` block; with one process it returns the values.
         """
-        return self._saving.ranks.sum_over_ranks(values)
+        return self.parts.saving.ranks.sum_over_ranks(values)
 
     def best(self, value: float, *, everywhere: bool = False) -> None:
         """Sets the value of the state at the end of this iteration, smaller is better. A state among the best
@@ -500,55 +505,40 @@ class Run:
         requests. `everywhere`: all of them call this in this step, and so the commit is of this very state.
         """
         check_number(value, "run.best(value")
-        self._saving.best(float(value), everywhere=everywhere)
+        self.parts.saving.best(float(value), everywhere=everywhere)
 
     def commit(self) -> None:
         """Requests a commit at the end of the current iteration (state is complete only between two of them).
 
         After a loop that has ended it commits at once.
         """
-        self._check_open("Run.commit")
-        self._saving.request_commit()
+        self.parts.check_open("Run.commit")
+        self.parts.saving.request_commit()
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
-        self._stop_requested = True
+        self.parts.stop_requested = True
 
     def _open(self) -> None:
-        saving, where = self._saving, shown_run_dir(self.run_dir)
+        saving, where = self.parts.saving, shown_run_dir(self.run_dir)
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
         settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
-        self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
+        self.parts.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key
         if found is None:
             return
-        self._resuming.load(*found, environment, self._allowed)
+        self.parts.resuming.load(*found, environment, self._allowed)
         if self.rank == 0:  # the ranks run the same program
-            self._notes.load(found[0].note, found[0])
+            self.parts.notes.load(found[0].note, found[0])
         self.resumed = True
         if self.rank == 0:
-            self._resuming.print_position(found[0])
-
-    def _check_open(self, call: str) -> None:
-        """Raises `InvalidArgumentError` outside the `with` block."""
-        if not self._entered:
-            raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
-        if self._over:
-            raise InvalidArgumentError(
-                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be "
-                "saved. Put it inside the block."
-            )
-
-    def _end_loop(self, loop: str) -> None:
-        """Ends a loop: the code after it draws from the same generators, even if the loop was over before."""
-        draw_counts.begin(int_keys.fold(self.key, loop, "end"))
-        self._stop_requested = False
+            self.parts.resuming.print_position(found[0])
 
 
-_ATTRIBUTES = frozenset({"run_dir", "resumed", "objects", "preemption", "key", "state"})
+_ATTRIBUTES = frozenset({"run_dir", "resumed", "objects", "parts", "state"})
 _OPTIONS = tuple(name for name in inspect.signature(Run).parameters if name != "stateful")
 
 

@@ -266,12 +266,12 @@ class Trainer:
 
         An epoch cut short is validated, has its `on_epoch_end` and its history. `fit` begins with False.
         """
-        return self._run is not None and self._run._stop_requested
+        return self._run is not None and self._run.parts.stop_requested
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if self._run is not None:
-            self._run._stop_requested = bool(value)
+            self._run.parts.stop_requested = bool(value)
 
     def commit(self) -> None:
         """Requests a commit between this step and the next (for callbacks)."""

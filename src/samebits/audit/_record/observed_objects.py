@@ -95,12 +95,12 @@ class ObservedObjects:
 
     def loader(self) -> Any:
         """Returns the iterable of the run's current loop."""
-        loops = getattr(self._run, "_loops", None)
+        loops = getattr(getattr(self._run, "parts", None), "loops", None)
         return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
 
     def planned_steps(self) -> int | None:
         """Returns the number of steps of the run's current loop, if nothing cuts it; None: not known."""
-        loop = self._run._loops.current
+        loop = self._run.parts.loops.current
         driver: Any = None if loop is None or loop.driver is None else loop.driver()
         each = getattr(driver, "_steps_per_epoch", None) or length(getattr(driver, "_loader", None))
         return each and driver._epochs * each

@@ -159,7 +159,7 @@ class Recorder(Observer, TorchListener):
             before = Position(step.loop, step.epoch, step.batch_index - 1, step.step - 1)
             self._initial(before, frame, fresh=not run.resumed)
         elif self._step is not None:
-            self._step.ends |= run._stop_requested or process.overrides.stop_after_steps == step.step
+            self._step.ends |= run.parts.stop_requested or process.overrides.stop_after_steps == step.step
             if self._step.inputs:
                 self._step.components["inputs"] = self._step.batch()
             self._write(self._step, frame)
@@ -176,12 +176,14 @@ class Recorder(Observer, TorchListener):
     def run_closed(self, run: Any, *, finished: bool) -> None:
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
-        self._harmless |= run._completeness.harmless
-        unsaved = {path: (type(one).__name__, str(one)) for path, one in run._completeness.unraised.items()}
+        self._harmless |= run.parts.completeness.harmless
+        unsaved = {
+            path: (type(one).__name__, str(one)) for path, one in run.parts.completeness.unraised.items()
+        }
         self._cures = {"adapter": run._cures, "unsaved": unsaved, "given": [*run.objects]}
-        if run._completeness.printed:
+        if run.parts.completeness.printed:
             self.note(
-                f"not compared, as they are only printed: {', '.join(sorted(run._completeness.printed))}"
+                f"not compared, as they are only printed: {', '.join(sorted(run.parts.completeness.printed))}"
             )
         if self._step is not None:
             self._write(self._step, None)

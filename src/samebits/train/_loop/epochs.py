@@ -12,30 +12,22 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from functools import partial
 from types import FrameType
 from typing import Any, Self
 
-from samebits._context import Position, notify, process
+from samebits._context import notify, process
 from samebits._inspect import user_code
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.data._resumable import Resumable
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
-from samebits.random._process import draw_counts
 from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
 from samebits.train._loop.entry_state import may_read_state
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, check_steps, with_epoch_length
-from samebits.train._loop.steps import (
-    RunView,
-    Steps,
-    begin_outermost,
-    reaches_limit,
-    resume_finished,
-    warn_beyond,
-)
+from samebits.train._loop.run_parts import Look, RunParts
+from samebits.train._loop.steps import Steps
 from samebits.train._run_arguments import explain_epoch_steps
 
 
@@ -68,9 +60,9 @@ class Epoch(int):
         return int(self)
 
     @property
-    def run(self) -> RunView:
+    def run(self) -> Any:
         """The run, for a function that is given only the epoch: `epoch.run.state`, `epoch.run.add`."""
-        return self._epochs.run
+        return self._epochs.parts.run
 
     @explain_wrong_calls(explain_epoch_steps)
     def steps(self, loader: Iterable[Any], *, steps_per_epoch: int | None = None) -> EpochSteps:
@@ -98,10 +90,10 @@ class Epoch(int):
 class Epochs(Iterator[Epoch]):
     """An iterator of epochs, the outermost loop of a run."""
 
-    def __init__(self, run: RunView, epochs: int, name: str) -> None:
-        self.run = run
+    def __init__(self, parts: RunParts, epochs: int, name: str) -> None:
+        self.parts = parts
         self.loop = Loop(name, by_epoch=True)
-        self.key = int_keys.fold(run.key, name)
+        self.key = int_keys.fold(parts.key, name)
         self.saved: dict[str, Any] | None = None
         """The place in the commit that the first step restores."""
         self.ran = self.has_steps = False
@@ -113,7 +105,7 @@ class Epochs(Iterator[Epoch]):
         self._loader: Any = None
         self._loader_state: Any = None
         """The state of the loader at the end of the loop in the commit, which continues."""
-        self._checks = run._completeness.between_epochs()
+        self._checks = parts.completeness.between_epochs()
 
     def __iter__(self) -> Epochs:
         return self
@@ -121,12 +113,11 @@ class Epochs(Iterator[Epoch]):
     def __next__(self) -> Epoch:
         if self._over:
             raise StopIteration
-        run, loop, loops = self.run, self.loop, self.run._loops
-        run._check_open("Run.epochs")
-        run.preemption.idle = False
-        first = self._epoch is None
-        frame = sys._getframe(1)
-        look = self._checks, frame, None, run.objects
+        parts, loop, loops = self.parts, self.loop, self.parts.loops
+        parts.check_open("Run.epochs")
+        parts.preemption.idle = False
+        first, frame = self._epoch is None, sys._getframe(1)
+        look: Look = self._checks, frame, None, parts.objects
         if first:
             check_wrappers(self, "epoch.number", *look)
             self._begin()
@@ -134,46 +125,39 @@ class Epochs(Iterator[Epoch]):
             self._end_epoch()
         conflicting_settings.check()
         process.position = None
+        position = loop.position(loops.step)
         if first:
-            begins = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-            run._notes.begin(*look, run_state=run.state, position=begins, by_epoch=True, over=self._over)
-        if not self._over:
-            loop.call_site = id(frame), frame.f_code, frame.f_lasti
-            position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-            if self.saved is None:
-                self._checks.boundary(position, frame, run.objects, run.state, None, ends=True)
-            self._over = self._ended()
-            if self._over:
-                notify("boundary", run, position, frame)
-                loops.finish(stopped=run._stop_requested)
-                run._notes.end(self._checks, frame, loop.name)
-                note = partial(run._notes.take, *look, by_epoch=True)
-                run._saving.on_boundary(position, over=True, outermost=True, note=note)
-                loops.ended_with = run._saving.entry_state()
-            elif not first:
-                run._notes.take(*look, position, {"run_state": run.state}, by_epoch=True)
+            parts.notes.begin(*look, run_state=parts.state, position=position, by_epoch=True, over=self._over)
         if self._over:
-            run._end_loop(loop.name)
-            run.preemption.idle = True
+            parts.leave_loop(loop.name)
             raise StopIteration
+        loop.call_site = id(frame), frame.f_code, frame.f_lasti
+        if self.saved is None:
+            self._checks.boundary(position, frame, parts.objects, parts.state, None, ends=True)
+        if loop.epoch >= self._epochs or parts.is_stopped(loops.step):
+            self._over = True
+            notify("boundary", parts.run, position, frame)
+            parts.finish_outermost(loop, position, look)
+            raise StopIteration
+        if not first:
+            parts.notes.take(*look, position, {"run_state": parts.state}, by_epoch=True)
         self._epoch = Epoch(loop.epoch, self)
         self.outside_of_steps("epoch begins")
         loop.body = loops.step
         if self.saved is None:
             if self._reads_state is None:
-                self._reads_state = may_read_state(frame, run.objects)
-            loop.entered_with = run._saving.entry_state() if self._reads_state else None
+                self._reads_state = may_read_state(frame, parts.objects)
+            loop.entered_with = parts.saving.entry_state() if self._reads_state else None
         return self._epoch
 
     def outside_of_steps(self, part: str) -> None:
         """Sets the position and the generators for the code before or after the steps of an epoch."""
-        draw_counts.begin(int_keys.fold(self.key, part, self.loop.epoch, *process.rank_key))
-        loop = self.loop
-        process.position = Position(loop.name, loop.epoch, loop.batch_index, self.run._loops.step)
+        position = self.loop.position(self.parts.loops.step)
+        self.parts.begin_body(position, self.key, part, position.epoch)
 
     def check_under_way(self, epoch: Epoch) -> None:
         """Raises unless the body of `epoch` runs, and has no loop over steps yet."""
-        self.run._check_open("Epoch.steps")
+        self.parts.check_open("Epoch.steps")
         if epoch is not self._epoch or self._over:
             raise InvalidArgumentError(
                 f"Epoch.steps: epoch {epoch} is over. Call it in the body of `for epoch in run.epochs(...)`."
@@ -189,11 +173,11 @@ class Epochs(Iterator[Epoch]):
         self, loader: Iterable[Any], steps_per_epoch: int | None
     ) -> BatchSource | FixedLengthEpochs:
         """Restores the run if it resumes in this epoch; returns the source of batches at their beginning."""
-        run, loop = self.run, self.loop
+        parts, loop = self.parts, self.loop
         source, new = self._source(loader, steps_per_epoch)
         saved, self.saved = self.saved, None
         if saved is not None:
-            run._resuming.restore_at_loop(in_epoch=True)
+            parts.resuming.restore_at_loop(in_epoch=True)
             loop.batch_index = saved["batch_index"]
             source.load(saved["loader"], loop.batch_index)
         elif isinstance(source, FixedLengthEpochs) or not isinstance(loader, Resumable):
@@ -203,7 +187,7 @@ class Epochs(Iterator[Epoch]):
         else:
             loader._next = (loop.epoch, None)
         loop.source, self._loader, self._loader_state = source, loader, None
-        run._completeness.begin_epoch()
+        parts.completeness.begin_epoch()
         return source
 
     def _source(
@@ -222,42 +206,41 @@ class Epochs(Iterator[Epoch]):
                 "once, before run.epochs; or use samebits.data.DataLoader (same arguments)."
             )
         batches = BatchSource(
-            loader, self.key, process.overrides.batches_per_epoch, "Epoch.steps", objects=self.run.objects
+            loader, self.key, process.overrides.batches_per_epoch, "Epoch.steps", objects=self.parts.objects
         )
         return with_epoch_length(batches, steps_per_epoch), True
 
     def _begin(self) -> None:
-        run, loop = self.run, self.loop
+        parts, loop, loops = self.parts, self.loop, self.parts.loops
         loop.driver = weakref.ref(self)
-        if loop.name in run._loops.done:
-            run._saving.note_objects(run._resuming.made)
-            end = run._loops.done[loop.name]
-            self._over = resume_finished(run, loop, end, self._epochs, "Run.epochs")
+        if loop.name in loops.done:
+            end = loops.done[loop.name]
+            self._over = parts.resume_finished(loop, end, self._epochs, "Run.epochs")
             self._loader_state = end["loader"]
             number = end.get("ordinal")
             if self._over and isinstance(number, int):  # the next loop may read the same loader
-                Resumable._continue_numbered(number + run._loops.loaders_before, _of_pass(end["loader"]))
+                Resumable._continue_numbered(number + loops.loaders_before, _of_pass(end["loader"]))
             return
-        self.saved = begin_outermost(run, loop, f"Run.epochs(name={loop.name!r})", by_epoch=True)
+        self.saved = parts.begin_outermost(loop, "Run.epochs")
         if self.saved is None:
             return
         loop.epoch = self.saved["epoch"]
         if loop.epoch >= self._epochs:
-            run._resuming.restore_at_loop()
+            parts.resuming.restore_at_loop()
             loop.batch_index, self.saved = self.saved["batch_index"], None
-            warn_beyond(run, loop, self._epochs, loop.epoch, loop.batch_index)
+            parts.warn_beyond(loop, self._epochs, loop.epoch, loop.batch_index)
             return
         loop.entered_with = self.saved.get("entered_with")
-        run._resuming.enter(loop.entered_with)
+        parts.resuming.enter(loop.entered_with)
 
     def _end_epoch(self) -> None:
         """Ends the body of an epoch, whose loop over steps may have been left by `break`."""
-        loop, loops = self.loop, self.run._loops
+        loop, loops = self.loop, self.parts.loops
         if self.saved is not None:
             raise RunMismatchError(
-                f"Run.epochs(name={loop.name!r}): the commit in {self.run.run_dir} is in epoch {loop.epoch}, "
-                "and the program read no step of it (epoch.steps). Use the program that made the commit, or "
-                "another run directory."
+                f"Run.epochs(name={loop.name!r}): the commit in {self.parts.run_dir} is in epoch "
+                f"{loop.epoch}, and the program read no step of it (epoch.steps). Use the program that made "
+                "the commit, or another run directory."
             )
         if not self.has_steps and loop.epoch == 0:
             user_code.warn(
@@ -272,10 +255,6 @@ class Epochs(Iterator[Epoch]):
         loop.epoch, loop.batch_index, loop.ends_epoch = loop.epoch + 1, 0, False
         self.ran = self.has_steps = False
 
-    def _ended(self) -> bool:
-        run = self.run
-        return self.loop.epoch >= self._epochs or run._stop_requested or reaches_limit(run._loops.step)
-
 
 def _of_pass(state: Any) -> Any:
     """Returns the loader's own state, where epochs have a length of their own, too."""
@@ -288,11 +267,11 @@ class EpochSteps(Steps):
     _number = "step.batch_index"
 
     def __init__(self, epochs: Epochs, loader: Iterable[Any], steps_per_epoch: int | None) -> None:
-        super().__init__(epochs.run, loader, 1, epochs.loop.name, steps_per_epoch)
+        super().__init__(epochs.parts, loader, 1, epochs.loop.name, steps_per_epoch)
         self._of, self._loop = epochs, epochs.loop
 
     def _advance(self) -> None:
-        loop, loops = self._loop, self._run._loops
+        loop, loops = self._loop, self._parts.loops
         first = self._source is None
         if first:
             self._set_key(self._of.key)
@@ -300,7 +279,7 @@ class EpochSteps(Steps):
         elif not loop.ends_epoch:
             loops.next_step(loop)
         ends = loop.ends_epoch and not first
-        if ends or self._run._stop_requested or reaches_limit(loops.step + (not first)):
+        if ends or self._parts.is_stopped(loops.step + (not first)):
             self._over = True
             return
         if not first:

@@ -168,6 +168,10 @@ class Loop:
     restore_body: Callable[[], None] | None = None
     """Restores the position in the outer body when a nested loop continues."""
 
+    def position(self, step: int) -> Position:
+        """Returns the position of the next batch, that of this step of the run."""
+        return Position(self.name, self.epoch, self.batch_index, step)
+
     def advance(self) -> None:
         """Advances the position past the batch whose body has just run."""
         self.batch_index += 1
@@ -294,8 +298,7 @@ class Loops:
 
     def position(self) -> Position:
         """Returns the position between two steps."""
-        loop = self.current or Loop(next(reversed(self.done), ""))
-        return Position(loop.name, loop.epoch, loop.batch_index, self.step)
+        return (self.current or Loop(next(reversed(self.done), ""))).position(self.step)
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a commit: plain values (and the states of private generators of a loader)."""

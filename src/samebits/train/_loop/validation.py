@@ -12,27 +12,27 @@ from samebits._context import notify, process
 from samebits._inspect._program.bytecode import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
-from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import BatchSource
-from samebits.train._loop.steps import RunView, save_body
+from samebits.train._loop.run_parts import RunParts
+from samebits.train._loop.steps import save_body
 from samebits.train._resume import CarriedValues
 
 
 class Validation(Iterable[Any]):
     """The batches of a validation; the draws of the step's body before and after it do not depend on it."""
 
-    def __init__(self, run: RunView, loader: Iterable[Any], name: str) -> None:
-        self._run = run
+    def __init__(self, parts: RunParts, loader: Iterable[Any], name: str) -> None:
+        self._parts = parts
         self._loader = loader
-        at = process.position or run._loops.position()
+        at = process.position or parts.loops.position()
         self._first = at._replace(phase="validate", name=name, phase_batch=0)
-        self._key = int_keys.fold(run.key, at.loop, "validate", name, at.step)
+        self._key = int_keys.fold(parts.key, at.loop, "validate", name, at.step)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Generator[Any, None, None]:
-        under_way = self._run._loops.validation
+        under_way = self._parts.loops.validation
         if under_way is not None:
             raise InvalidArgumentError(
                 f"run.validate(name={self._first.name!r}) inside the body of "
@@ -42,31 +42,28 @@ class Validation(Iterable[Any]):
         return self._batches(direct=begins_for(sys._getframe(1)))
 
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
-        run, loops = self._run, self._run._loops
-        restore_body = save_body(run.objects)
+        parts, loops = self._parts, self._parts.loops
+        restore_body = save_body(parts.objects)
         source = BatchSource(self._loader, self._key, None, "Run.validate", self._first)
         loops.validation = self._first
-        notify("validation_begins", run, self._first)
+        notify("validation_begins", parts.run, self._first)
         try:
             process.position = None
-            start, ends = run._resuming.enter_validation(self._first), False
+            start, ends = parts.resuming.enter_validation(self._first), False
             begun = CarriedValues.of_frame(
-                sys._getframe(1), run.objects, direct=direct and run.preemption.installed
+                sys._getframe(1), parts.objects, direct=direct and parts.preemption.installed
             )
             for number in range(start, 2**62):
                 position = self._first._replace(phase_batch=number)
                 process.position = None
                 find_unsaved = (
-                    partial(_unsaved_changes, begun, sys._getframe(1), run) if number > start else None
+                    partial(_unsaved_changes, begun, sys._getframe(1), parts) if number > start else None
                 )
-                run._saving.on_validation_batch(position, find_unsaved)
-                batch, ends = run.preemption.fetch(
-                    partial(source.next, 0, number),
-                    partial(run._saving.on_validation_batch, position, find_unsaved),  # which leaves
-                )
-                find_unsaved = None  # it holds the frame that holds this generator
-                draw_counts.begin(int_keys.fold(self._key, "batch", number, *process.rank_key))
-                process.position = position
+                commit_or_leave = partial(parts.saving.on_validation_batch, position, find_unsaved)
+                commit_or_leave()
+                batch, ends = parts.preemption.fetch(partial(source.next, 0, number), commit_or_leave)
+                find_unsaved = commit_or_leave = None  # they hold the frame that holds this generator
+                parts.begin_body(position, self._key, "batch", number)
                 yield batch
                 if ends:
                     break
@@ -77,6 +74,6 @@ class Validation(Iterable[Any]):
                 restore_body()
 
 
-def _unsaved_changes(begun: CarriedValues, frame: FrameType, run: RunView) -> list[str]:
+def _unsaved_changes(begun: CarriedValues, frame: FrameType, parts: RunParts) -> list[str]:
     """Returns the names of the values that the loop carries besides those that the run saves."""
-    return begun.changes(CarriedValues.of_frame(frame, run.objects, direct=True))
+    return begun.changes(CarriedValues.of_frame(frame, parts.objects, direct=True))

@@ -1,0 +1,146 @@
+"""The parts of a run that its loops, observers and adapters work with, and what every boundary does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from samebits._context import Position, Words, process
+from samebits._inspect import user_code
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import draw_counts
+from samebits.train._boundary_commits import CommitPolicy
+from samebits.train._completeness.commit_notes import CommitNotes
+from samebits.train._completeness.completeness import Completeness
+from samebits.train._loop.loop_positions import Loop, Loops
+from samebits.train._loop.preemption import Preemption
+from samebits.train._object_states import RunState, Stateful, check_adapters
+from samebits.train._resume import ResumeState
+
+Look = tuple[Completeness, FrameType, Any, dict[str, Stateful]]
+"""The first arguments of all that look at what a loop carries: the check, its frame, its loader, objects."""
+
+
+@dataclass(eq=False)
+class RunParts:
+    """All that a loop may touch of its run."""
+
+    run: Any
+    """The `Run`, for observers and the user."""
+    run_dir: Path | str | None
+    objects: dict[str, Stateful]
+    state: RunState
+    """The user's plain values and tensors."""
+    loops: Loops
+    saving: CommitPolicy
+    resuming: ResumeState
+    completeness: Completeness
+    notes: CommitNotes
+    key: Words = (0, 0)
+    stop_requested: bool = False
+    """True if the loop under way should end."""
+    entered: bool = False
+    over: bool = False
+    """True once the `with` block has ended."""
+
+    def __post_init__(self) -> None:
+        self.preemption: Preemption = self.saving.preemption
+
+    def check_open(self, call: str) -> None:
+        """Raises `InvalidArgumentError` outside the `with` block."""
+        if not self.entered:
+            raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
+        if self.over:
+            raise InvalidArgumentError(
+                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be "
+                "saved. Put it inside the block."
+            )
+
+    def begin_body(self, position: Position, key: Words, *path: int | str) -> None:
+        """Sets the generators, and the position, for a body of the user's."""
+        draw_counts.begin(int_keys.fold(key, *path, *process.rank_key))
+        process.position = position
+
+    def is_stopped(self, step: int) -> bool:
+        """Returns True if the loop ends before this step, or the process does (`samebits verify --steps`)."""
+        limit = process.overrides.stop_after_steps
+        return self.stop_requested or (limit is not None and step >= limit)
+
+    def begin_outermost(self, loop: Loop, call: str) -> dict[str, Any] | None:
+        """Begins an outermost loop; returns its place in the commit from which the run resumes, if in it."""
+        loops = self.loops
+        check_adapters(self.objects)
+        self.saving.note_objects(self.resuming.made)
+        if loops.current is not None:  # the loop before was left by `break`
+            loops.step += 1
+            loops.finish(stopped=True)
+            loops.ended_with = None
+            self.end_loop(loop.name)
+        loops.under_way.append(loop)
+        saved, loops.saved = loops.saved, None
+        if saved is None:
+            return None
+        if (saved["name"], saved.get("by_epoch", False)) != (loop.name, loop.by_epoch):
+            made = " of run.epochs" if saved.get("by_epoch") else ""
+            raise RunMismatchError(
+                f"{call}(name={loop.name!r}): the commit in {self.run_dir} is in the loop "
+                f"{saved['name']!r}{made}. Use another run directory, or the program that made it."
+            )
+        return saved
+
+    def resume_finished(self, loop: Loop, end: dict[str, Any], epochs: int, call: str) -> bool:
+        """Restores a run whose commit has the loop's end; returns True if it is over, or begins it again."""
+        loops = self.loops
+        self.saving.note_objects(self.resuming.made)
+        newest = next(reversed(loops.done)) == loop.name
+        last = loops.saved is None and newest
+        over = end["stopped"] or end["epoch"] >= epochs
+        if not over and not last:
+            raise RunMismatchError(
+                f"{call}(name={loop.name!r}, epochs={epochs}): in {self.run_dir} this loop ended after "
+                f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
+            )
+        if newest and not last:
+            self.resuming.enter(loops.ended_with)  # the code behind it runs again
+        if last:
+            self.resuming.restore_at_loop()  # changes before it (a fresh head, say) were part of the state
+        if not end["stopped"]:
+            self.warn_beyond(loop, epochs, end["epoch"], 0)
+        if not over:
+            del loops.done[loop.name]
+            loops.under_way.append(loop)
+            loop.epoch = end["epoch"]
+        return over
+
+    def warn_beyond(self, loop: Loop, epochs: int, epoch: int, batch_index: int) -> None:
+        """Warns of a run that has more epochs than the program asks for."""
+        if (epoch, batch_index) > (epochs, 0):
+            user_code.warn(
+                f"Run.steps(name={loop.name!r}, epochs={epochs}): the run in {self.run_dir} is in epoch "
+                f"{epoch} already (batch {batch_index}), and stays there: these are not the weights of "
+                f"{epochs} epochs. Use another run directory for them.",
+            )
+
+    def finish_outermost(self, loop: Loop, position: Position, look: Look) -> None:
+        """Ends the outermost loop at its last boundary, and commits it."""
+        loops = self.loops
+        loops.finish(stopped=self.stop_requested)
+        self.notes.end(*look[:2], loop.name)
+        note = partial(self.notes.take, *look, by_epoch=loop.by_epoch)
+        self.saving.on_boundary(position, over=True, outermost=True, note=note)
+        loops.ended_with = self.saving.entry_state()
+        self.leave_loop(loop.name)
+
+    def leave_loop(self, loop: str) -> None:
+        """Leaves a loop without a further step for the code after it, where a signal ends the program."""
+        self.end_loop(loop)
+        self.preemption.idle = True
+
+    def end_loop(self, loop: str) -> None:
+        """Ends a loop: the code after it draws from the same generators, even if the loop was over before."""
+        draw_counts.begin(int_keys.fold(self.key, loop, "end"))
+        self.stop_requested = False
