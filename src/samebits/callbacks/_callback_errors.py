@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from samebits._arguments import is_fraction, is_int, is_number, require
-from samebits.checkpoint._disk_errors import CURES
+from samebits._disk import CURES
 from samebits.errors import RecordError
 
 

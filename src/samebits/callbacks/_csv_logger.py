@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from samebits._disk import sync_folder
 from samebits._inspect import user_code
 from samebits.callbacks._base import AttributeState, Callback, TrainerView
 from samebits.callbacks._callback_errors import check, translate_disk_errors
-from samebits.checkpoint._writer.commit_folder import sync_folder
 
 _TAIL_BYTES = 1 << 14
 

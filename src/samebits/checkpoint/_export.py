@@ -17,9 +17,10 @@ from typing import Any, BinaryIO
 import torch
 
 from samebits import _digest as digest
+from samebits._disk import sync_folder
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._load import MODEL, TENSORS_ONLY, object_state, read_commit, refusal_reason
-from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, sync_folder
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES
 from samebits.errors import InvalidArgumentError, UnsavableStateError
 
 PICKLED = (".pt", ".pth")

@@ -1,10 +1,14 @@
-"""A run directory: created or recognised, proven writable, and locked for one run and one writer process."""
+"""A run directory: created or recognised, proven writable, and locked for one run and one writer process.
+
+Here is also the error of a commit that its disk made fail.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -13,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from samebits._context import process
-from samebits.checkpoint._disk_errors import CURES
+from samebits._disk import CURES, sync_folder
 from samebits.checkpoint._manifest import marker_text
-from samebits.checkpoint._writer.commit_folder import sync_folder
-from samebits.errors import RunDirectoryError
+from samebits.checkpoint._writer.commit_folder import Commit
+from samebits.errors import CommitError, RunDirectoryError
 
 MARKER = "samebits-run.json"
 LOCK = "lock"
@@ -209,3 +213,30 @@ def lock_for_writer(path: Path) -> int | None:
             return None
         raise
     return descriptor
+
+
+def commit_error(error: OSError, run_dir: Path, step: int, nbytes: int, last: Commit | None) -> CommitError:
+    """Returns the error in one line: which commit, why, bytes wanted and free, what is safe, the cure."""
+    if not run_dir.exists():
+        return CommitError(
+            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. "
+            "Put it back and run again: it resumes from the newest commit in it, if there is one."
+        )
+    safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
+    cure = CURES.get(error.errno or 0, "Remove the cause")
+    after = f"resumes from step {last.step}" if last else "starts at the first step"
+    return CommitError(
+        f"commit of step {step} to {run_dir} failed: {error.strerror or error} "
+        f"({_size(nbytes)} wanted, {_free(run_dir)} free). {safe}. {cure} and run again: it {after}."
+    )
+
+
+def _free(run_dir: Path) -> str:
+    try:
+        return _size(shutil.disk_usage(run_dir).free)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:.3f} MB"

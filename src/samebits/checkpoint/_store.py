@@ -18,7 +18,6 @@ from typing import Any, Self
 from samebits._arguments import require
 from samebits._context import is_url, resolve_run_dir
 from samebits._inspect import user_code
-from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitPreparer, PreparedCommit
 from samebits.checkpoint._reading import (
@@ -32,7 +31,7 @@ from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, 
 from samebits.checkpoint._remote.remote_commits import RemoteCommits, staging_folder
 from samebits.checkpoint._remote.writer_claim import WriterClaim
 from samebits.checkpoint._retention import Retention
-from samebits.checkpoint._run_directory import COMMITS, MARKER, RunDirectory
+from samebits.checkpoint._run_directory import COMMITS, MARKER, RunDirectory, commit_error
 from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, commit_names, folder_identity
 from samebits.checkpoint._writer.writer_client import WriterClient
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
@@ -351,6 +350,11 @@ def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         directory.close()
+
+
+def run_directories(root: Path) -> list[Path]:
+    """Returns the run directories in a folder and below it."""
+    return sorted(marker.parent for marker in root.rglob(MARKER))
 
 
 def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:

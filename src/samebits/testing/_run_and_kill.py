@@ -25,8 +25,7 @@ from samebits.audit._verify.baseline import facts_of
 from samebits.audit._verify.check_plan import BaselineFacts, ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder
-from samebits.checkpoint._run_directory import MARKER
-from samebits.checkpoint._store import CommitStore
+from samebits.checkpoint._store import CommitStore, run_directories
 from samebits.errors import InvalidArgumentError, VerifyError
 
 # The digest of the commits in the run directories that a program left.
@@ -42,7 +41,7 @@ def final_digest(root: Path) -> str:
     Raises `VerifyError` when there is no run, or one has not finished.
     """
     parts = []
-    for folder in _run_dirs(root):
+    for folder in run_directories(root):
         found = CommitStore(folder).newest()
         if found is None or not found[0].finished:
             raise VerifyError(
@@ -58,12 +57,8 @@ def final_digest(root: Path) -> str:
 
 def newest_step(root: Path) -> int:
     """Returns the step of the newest commit below `root`; 0 without one."""
-    found = [CommitStore(folder).newest() for folder in _run_dirs(root)]
+    found = [CommitStore(folder).newest() for folder in run_directories(root)]
     return max((manifest.step for manifest, _ in filter(None, found)), default=0)
-
-
-def _run_dirs(root: Path) -> list[Path]:
-    return sorted(marker.parent for marker in root.rglob(MARKER))
 
 
 # A function as a script: `python -m samebits.audit._child.launch SPEC function.py FUNCTION` calls it in a

@@ -14,8 +14,6 @@ from torch.utils import _pytree as pytree
 
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits.checkpoint._prepared_commit import PreparedCommit
-from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.writer_client import Report, WriterDiedError
 from samebits.errors import CommitError
@@ -41,7 +39,7 @@ class Commits:
         self._next_poll = 0.0
         self.lag, self.lag_steps = 0.0, 0
         """Longest time until a boundary's snapshot, or a later one, was durable: in seconds and in steps."""
-        self._checked: FileLayout | None = None
+        self._checked: object = None
         """The layout of the last state whose copies were checked."""
         self._snapshots: dict[int, tuple[Position, float]] = {}
         """Position and time of snapshots that the writer is not known to have written, nor a later one."""
@@ -73,7 +71,8 @@ class Commits:
         self._await_writer()
         started = time.perf_counter()
         check()
-        self.store.write(self._prepare(state, position, facts), on_tensors_written)
+        made = self.store.prepare(state, step=position.step, position=position.to_dict(), **facts)
+        self.store.write(made, on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
         return [*self._take_durable(), position]
 
@@ -96,7 +95,7 @@ class Commits:
         if self._sync:
             return False
         started = time.perf_counter()
-        commit = self._prepare(state, position, facts)
+        commit = self.store.prepare(state, step=position.step, position=position.to_dict(), **facts)
         if commit.layout is not self._checked:
             check()
             self._checked = commit.layout
@@ -113,9 +112,6 @@ class Commits:
             self._snapshots[number] = position, at
         self.cadence.record_commit(time.perf_counter() - started)
         return True
-
-    def _prepare(self, state: dict[str, Any], position: Position, facts: Mapping[str, Any]) -> PreparedCommit:
-        return self.store.prepare(state, step=position.step, position=position.to_dict(), **facts)
 
     @property
     def under_way(self) -> bool:

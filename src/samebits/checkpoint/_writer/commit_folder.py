@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from samebits._byte_digest import of_bytes
+from samebits._disk import sync_folder
 from samebits.checkpoint._retention import Retention, step_of
 
 
@@ -278,12 +279,3 @@ def _write_past_cache(descriptor: int, part: memoryview) -> int:
                 break
             raise
     return done
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
