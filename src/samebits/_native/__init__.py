@@ -7,6 +7,9 @@ in `native.carray`, `native.types`, `native.ir` and `native.llvm`.
 from typing import TYPE_CHECKING
 
 from samebits._lazy_imports import attach
+from samebits._native.lazy_kernel import Part as Part
+from samebits._native.lazy_kernel import compiled_here as compiled_here
+from samebits._native.lazy_kernel import imported_by_others as imported_by_others
 from samebits._native.lazy_kernel import inlined as inlined
 from samebits._native.lazy_kernel import instruction as instruction
 from samebits._native.lazy_kernel import kernel as kernel

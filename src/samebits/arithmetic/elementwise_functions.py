@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from samebits.arithmetic.elementwise_kernel import FILLED as FILLED
 from samebits.arithmetic.elementwise_kernel import ElementwiseKernel
 from samebits.arithmetic.functions import (
     activations,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits import _native as native
+from samebits._native import Part
 from samebits._native.float_bits import SIZE, stored
 from samebits._native.formula import FormulaNumber, fma, one_nan
-from samebits._native.lazy_kernel import Part
 from samebits._native.vector_writer import VectorWriter
 from samebits._native.vectors import LANES, named, written
 from samebits.arithmetic.fourier.roots import roots

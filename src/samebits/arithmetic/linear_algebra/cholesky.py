@@ -44,7 +44,7 @@ def _diagonal_block() -> OnTeam:
     return on_team(factor, name="cholesky_block")
 
 
-def cholesky(a: Tensor) -> Tensor:
+def cholesky_factor(a: Tensor) -> Tensor:
     """Factors symmetric matrices (batch, n, n) in float64, contiguous, of which it reads the upper triangle.
 
     The upper triangle becomes the factor U. Returns LAPACK's infos (int64): 0, or the number of the first

@@ -75,7 +75,7 @@ def _exchanges() -> OnTeam:
     return on_team(exchange, name="row_exchanges")
 
 
-def factor(a: Tensor) -> tuple[Tensor, Tensor]:
+def lu_factor(a: Tensor) -> tuple[Tensor, Tensor]:
     """Factors matrices (batch, rows, columns) in float64, contiguous, in place.
 
     Returns LAPACK's pivots (batch, the smaller size) and infos, both int64: 0, or the number of the first
@@ -95,7 +95,7 @@ def factor(a: Tensor) -> tuple[Tensor, Tensor]:
     return pivots, infos
 
 
-def solve(lu: Tensor, pivots: Tensor, x: Tensor, *, adjoint: bool = False) -> Tensor:
+def lu_solve(lu: Tensor, pivots: Tensor, x: Tensor, *, adjoint: bool = False) -> Tensor:
     """Solves with factored matrices (batch, n, n), or their transposes, in place of right sides.
 
     These are (batch, n, columns) in float64, contiguous; pivots int64.

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from samebits import _native as native
-from samebits._native import inlined, vectors
+from samebits._native import Part, inlined, vectors
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
-from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.normalization.layers import lanes_of
 
 _splat, _one_nan, _fma, _root = vectors.splat, vectors.one_nan, vectors.fma, vectors.root

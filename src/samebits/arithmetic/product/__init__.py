@@ -16,6 +16,7 @@ from samebits._native.kernel_rounds import Call
 from samebits.arithmetic.product.finish import finish, finish_work, finisher
 from samebits.arithmetic.product.plan import NOTHING, ProductPlan, planned
 from samebits.arithmetic.product.scratch import borrow, give_back
+from samebits.arithmetic.product.scratch import scratch_tensor as scratch_tensor
 
 _PACK = struct.Struct("10q").pack
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from samebits import _native as native
-from samebits._native import instruction
-from samebits._native.lazy_kernel import Part
+from samebits._native import Part, instruction
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from samebits._native import inlined, vectors
+from samebits._native import Part, inlined, vectors
 from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team, variants
-from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.steps import STEPS
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samebits._native import inlined, vectors
-from samebits._native.lazy_kernel import Part
+from samebits._native import Part, inlined, vectors
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.kernels import accumulator, block_of_run, gathered
 from samebits.arithmetic.reductions.steps import STEPS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from samebits._native import inlined, vectors
-from samebits._native.lazy_kernel import Part
+from samebits._native import Part, inlined, vectors
 
 _fma, _magnitude, _number_or_zero = vectors.fma, vectors.magnitude, vectors.number_or_zero
 _not_zero = vectors.not_zero

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samebits._native import inlined, vectors
+from samebits._native import Part, inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team, variants
-from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.softmax.definition import is_made

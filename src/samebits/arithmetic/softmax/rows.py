@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from samebits._native import inlined, vectors
+from samebits._native import Part, inlined, vectors
 from samebits._native.formula import fma, formula
 from samebits._native.kernel_threads import OnTeam, on_team, variants
-from samebits._native.lazy_kernel import Part
 from samebits.arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK

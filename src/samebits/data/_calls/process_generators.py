@@ -17,7 +17,7 @@ import numpy as np
 
 from samebits._context import Words
 from samebits._inspect import rng_states
-from samebits._native.lazy_kernel import imported_by_others
+from samebits._native import imported_by_others
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, no_block
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import _int_keys as int_keys

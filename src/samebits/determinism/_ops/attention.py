@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.product import product
-from samebits.arithmetic.product.scratch import scratch_tensor
-from samebits.arithmetic.reductions.tensors import MEMORY
-from samebits.arithmetic.softmax.tensors import attention_weights, softmax_gradient
+from samebits.arithmetic.product import product, scratch_tensor
+from samebits.arithmetic.reductions import MEMORY
+from samebits.arithmetic.softmax import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import NotCoveredError, replacements

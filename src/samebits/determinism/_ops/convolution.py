@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.convolution import (
+    ConvolutionSteps,
+    Three,
     channels_first,
     channels_last,
     gathered,
@@ -17,7 +19,6 @@ from samebits.arithmetic.convolution import (
     spread,
     weight_gradient,
 )
-from samebits.arithmetic.convolution.definition import ConvolutionSteps, Three
 from samebits.determinism._replacement import NotCoveredError, always, replacements
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd

@@ -16,8 +16,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from samebits.arithmetic.complex_numbers import COMPLEX
-from samebits.arithmetic.elementwise_functions import ElementwiseFunction
-from samebits.arithmetic.elementwise_kernel import FILLED
+from samebits.arithmetic.elementwise_functions import FILLED, ElementwiseFunction
 from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
 from samebits.determinism._kernels.out_argument import resize
 from samebits.determinism._ops.operands import has_complex

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions import MEMORY
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.fourier.transforms import complex_transform, real_inverse, real_transform
+from samebits.arithmetic.fourier import complex_transform, real_inverse, real_transform
 from samebits.determinism._replacement import Replacement, or_torchs, replacements
 
 _REAL, _COMPLEX = (torch.float32, torch.float64), (torch.complex64, torch.complex128)

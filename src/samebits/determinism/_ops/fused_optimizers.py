@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samebits._native.kernel_threads import variants
 from samebits.arithmetic.elementwise_functions import ElementwiseFunction
-from samebits.arithmetic.functions.optimizer_steps import adagrad_step, adam_step, sgd_step
+from samebits.arithmetic.functions import adagrad_step, adam_step, sgd_step
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import addresses_of
 from samebits.determinism._replacement import NotCoveredError, Replacement, always, replacements

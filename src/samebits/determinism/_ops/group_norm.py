@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from samebits.arithmetic.normalization import group_gradients, lanes_type, normalized_groups
 from samebits.arithmetic.normalization.batch_tensors import format_of
-from samebits.arithmetic.normalization.groups import group_gradients, normalized_groups
-from samebits.arithmetic.normalization.layers import lanes_type
-from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions import MEMORY
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.normalization.layers import (
+from samebits.arithmetic.normalization import (
     as_read,
     input_gradient,
     lanes_type,
     normalized_rows,
     weight_gradients,
 )
-from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions import MEMORY
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements
 

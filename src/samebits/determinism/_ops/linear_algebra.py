@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.elementwise_functions import FUNCTIONS
-from samebits.arithmetic.linear_algebra import lu
-from samebits.arithmetic.linear_algebra.cholesky import cholesky
-from samebits.arithmetic.linear_algebra.householder import multiply, orthogonal, reflectors
-from samebits.arithmetic.linear_algebra.matrices import multiplied, readable, result, wide
-from samebits.arithmetic.linear_algebra.triangular import solve_triangular
-from samebits.arithmetic.reductions.tensors import reduce
+from samebits.arithmetic.linear_algebra import (
+    cholesky_factor,
+    lu_factor,
+    lu_solve,
+    multiplied,
+    multiply,
+    orthogonal,
+    readable,
+    reflectors,
+    result,
+    solve_triangular,
+    wide,
+)
+from samebits.arithmetic.reductions import reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import evaluate
 from samebits.determinism._ops.operands import takes
@@ -91,7 +99,7 @@ def _cholesky_ex(
     if not _fits("linalg_cholesky_ex", self, square=True):
         return None
     u = wide(self if upper else self.mT)
-    info = cholesky(u).to(torch.int32).view(self.shape[:-2])
+    info = cholesky_factor(u).to(torch.int32).view(self.shape[:-2])
     if check_errors:
         torch._linalg_check_errors(info, name, is_matrix=self.dim() == 2)
     return result(u.triu_() if upper else u.triu_().mT, self), info
@@ -168,7 +176,7 @@ def _ormqr(
 def _factored(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the factors (batch, rows, columns) in float64, pivots and infos, int64."""
     factors = wide(a)
-    return factors, *lu.factor(factors)
+    return factors, *lu_factor(factors)
 
 
 def _given(a: Tensor, factors: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,8 +220,8 @@ def _lu_solve(
 
 def _with_factors(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool, adjoint: bool) -> Tensor:
     if left:
-        return result(lu.solve(factors, pivots, wide(b), adjoint=adjoint), b)
-    return result(lu.solve(factors, pivots, wide(b.mT), adjoint=not adjoint), b.mT).mT
+        return result(lu_solve(factors, pivots, wide(b), adjoint=adjoint), b)
+    return result(lu_solve(factors, pivots, wide(b.mT), adjoint=not adjoint), b.mT).mT
 
 
 def _solve_ex(
@@ -248,7 +256,7 @@ def _inv_ex(a: Tensor, *, check_errors: bool = False, **_out: Tensor) -> tuple[T
     if check_errors:
         torch._linalg_check_errors(info, "linalg.inv_ex", is_matrix=a.dim() == 2)
     unit = torch.eye(a.shape[-1]).to(factors).repeat(len(factors), 1, 1)
-    return result(lu.solve(factors, pivots, unit), a), info
+    return result(lu_solve(factors, pivots, unit), a), info
 
 
 def _signs(pivots: Tensor) -> Tensor:

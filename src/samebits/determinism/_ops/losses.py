@@ -14,8 +14,7 @@ from torch import Tensor
 
 from samebits.arithmetic.elementwise_functions import FUNCTIONS
 from samebits.arithmetic.losses import NONE, alphas, gradients, likelihood
-from samebits.arithmetic.reductions.scans import logcumsumexp
-from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions import MEMORY, logcumsumexp
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import Call, Plan, evaluate, forms
 from samebits.determinism._ops.operands import takes

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.reductions.tensors import MEMORY
+from samebits.arithmetic.reductions import MEMORY
 from samebits.determinism._ops.coverage import INTEGERS, REAL
 from samebits.determinism._replacement import NotCoveredError
 

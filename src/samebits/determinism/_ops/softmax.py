@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.reductions.tensors import MEMORY
-from samebits.arithmetic.softmax import tensors
+from samebits.arithmetic.reductions import MEMORY
+from samebits.arithmetic.softmax import softmax, softmax_gradient
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import Replacement, or_torchs, replacements
 
@@ -20,7 +20,7 @@ def _softmax(
     takes("_log_softmax" if log else "_softmax", self.dtype)
     if self.dtype not in MEMORY or half_to_float or not _exists(self, dim):
         return None
-    return tensors.softmax(self, dim, self.dtype, log=log)
+    return softmax(self, dim, self.dtype, log=log)
 
 
 def _gradient(
@@ -31,7 +31,7 @@ def _gradient(
     same = grad_output.shape == output.shape and grad_output.dtype == output.dtype
     if not same or input_dtype not in MEMORY or not _exists(output, dim):
         return None
-    return tensors.softmax_gradient(grad_output, output, dim, input_dtype, log=log)
+    return softmax_gradient(grad_output, output, dim, input_dtype, log=log)
 
 
 def _exists(x: Tensor, dim: int) -> bool:
@@ -49,7 +49,7 @@ def _masked(
     wide = _as_wide(mask, self, mask_type)
     if wide is None:
         return None
-    return tensors.softmax(self.masked_fill(wide, float("-inf")), along, self.dtype, log=False)
+    return softmax(self.masked_fill(wide, float("-inf")), along, self.dtype, log=False)
 
 
 def _as_wide(mask: Tensor, x: Tensor, mask_type: int | None) -> Tensor | None:
@@ -70,7 +70,7 @@ def _masked_gradient(
     if not valid or grad_output.dtype != output.dtype or not _exists(output, along):
         return None
     y = output.masked_fill(mask, 0)
-    grad = tensors.softmax_gradient(grad_output.masked_fill(mask, 0), y, along, output.dtype, log=False)
+    grad = softmax_gradient(grad_output.masked_fill(mask, 0), y, along, output.dtype, log=False)
     return grad.masked_fill(mask, 0)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT
-from samebits.arithmetic.reductions.tensors import reduce
+from samebits.arithmetic.reductions import PLAIN, QUOTIENT, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import Replacement, or_torchs, replacements

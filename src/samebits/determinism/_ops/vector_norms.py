@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.reductions.kernels import PLAIN, QUOTIENT, ROOT, ROOT_OF_QUOTIENT
-from samebits.arithmetic.reductions.tensors import MEMORY, reduce
+from samebits.arithmetic.reductions import MEMORY, PLAIN, QUOTIENT, ROOT, ROOT_OF_QUOTIENT, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import Replacement, or_torchs, replacements

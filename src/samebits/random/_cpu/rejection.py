@@ -18,7 +18,7 @@ from torch import Tensor
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, float64_at, on_team
 from samebits._native.vectors import magnitude
-from samebits.arithmetic.functions.exponential import exp_bounded_double
+from samebits.arithmetic.functions import exp_bounded_double
 from samebits.random._cpu.elementary import box_muller_64, log_64
 from samebits.random._cpu.philox import philox4x32
 from samebits.random._cpu.uniform_normal_kernels import _float64_in_0_1
