@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all integrations lint wheel golden review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
+.PHONY: verify test test-all integrations lint wheel golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -39,6 +39,9 @@ wheel: $(READY)  ## dist/: the wheel, with the machine code of all kernels (minu
 
 golden: $(READY)  ## does this tree compute the bits of BASE=<commit>? 0 yes, 1 no: each fact that moved; WRITE=1 writes this CPU's text to tests/golden/
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/golden $(if $(WRITE),--write) $(BASE)
+
+verdicts: $(READY)  ## do the readers of programs say what they said at BASE=<commit>? each verdict that moved, of every program in this tree (minutes)
+	@PYTHONPATH=src:tests/support:. $(BIN)/python tools/verdicts.py $(if $(BASE),--base $(BASE)) $(ARGS)
 
 review: $(READY)  ## is the op table true on this machine: a battery of ops over runs and threads (minutes; ARGS="--only sum")
 	$(BIN)/python -m lab.review $(ARGS)

@@ -1,0 +1,34 @@
+"""`make verdicts`: what the readers of programs say, one line a verdict, is what it was."""
+
+import importlib.util
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def verdicts(root):
+    spec = importlib.util.spec_from_file_location("verdicts", root / "tools" / "verdicts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readers_say_what_they_said_of_the_broken_programs_and_the_examples(verdicts, root):
+    """Of each program the number of verdicts and their digest are those of tests/golden/verdicts.txt."""
+    folders = [root / name for name in verdicts.QUICK]
+    found = verdicts.digests(verdicts.verdicts(folders, quick=True))
+    assert "\n".join(found) == verdicts.GOLDEN.read_text().rstrip(), (
+        "make verdicts BASE=HEAD names each that moved"
+    )
+
+
+@pytest.mark.parametrize(("line", "moved"), [
+    ("        print(total)\n", ["f:1.total | only output | True"]),
+    ("        model.scale = total\n", ["f:1.total | only output | False"]),
+])  # fmt: skip
+def test_another_answer_is_another_line(verdicts, tmp_path, line, moved):
+    """The control: a program whose value trains has another verdict than one whose value is printed."""
+    path = tmp_path / "program.py"
+    path.write_text(f"def f(model, rows):\n    total = 0\n    for row in rows:\n        total += 1\n{line}")
+    lines = {str(one) for one in verdicts.read_program("p", path)}
+    assert {f"p | {one} | " for one in moved} <= lines
