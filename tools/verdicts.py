@@ -46,7 +46,7 @@ from samebits.train._completeness import assigned_attributes, reachable_state
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "tests" / "support"
 FOLDERS = ("tests", "examples", "lab", "bench")
-QUICK = ("tests/broken", "examples", "lab/programs")
+QUICK = ("tests/broken",)
 GOLDEN = ROOT / "tests" / "golden" / "verdicts.txt"
 COMMITTED = frozenset({"model", "optimizer", "opt", "net", "run", "self"})
 """The names of objects of a run in most of these programs."""

@@ -13,7 +13,7 @@ def verdicts(root):
     return module
 
 
-def test_the_readers_say_what_they_said_of_the_broken_programs_and_the_examples(verdicts, root):
+def test_the_readers_say_what_they_said_of_the_broken_programs(verdicts, root):
     """Of each program the number of verdicts and their digest are those of tests/golden/verdicts.txt."""
     folders = [root / name for name in verdicts.QUICK]
     found = verdicts.digests(verdicts.verdicts(folders, quick=True))
