@@ -212,9 +212,11 @@ class _PythonFunction:
         """Returns LLVM's bit: the elements have that type, in the CPU's order of bytes."""
         builder, letter = self.builder, ir.IntType(8)
         place = builder.load(self._field(buffer, _FORMAT, _BYTES))
-        one_of = lambda byte, letters: functools.reduce(  # noqa: E731
-            builder.or_, (builder.icmp_signed("==", byte, letter(ord(one))) for one in letters)
-        )
+
+        def one_of(byte: Any, letters: str) -> Any:
+            equal = (builder.icmp_signed("==", byte, letter(ord(one))) for one in letters)
+            return functools.reduce(builder.or_, equal)
+
         has_order = one_of(builder.load(place), "<=@")
         place = builder.select(has_order, builder.gep(place, [I64(1)]), place)
         return one_of(builder.load(place), _FORMATS[element.name])

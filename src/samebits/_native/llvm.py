@@ -180,11 +180,6 @@ def compiled(module: Any, *, is_vectorized: bool = False) -> bytes:
     return _machine().emit_object(_optimized(module, is_vectorized))
 
 
-def assembly(module: Any) -> str:
-    """Returns a module's machine code as a text."""
-    return _machine().emit_assembly(_optimized(module, is_vectorized=False))
-
-
 def _optimized(module: Any, is_vectorized: bool) -> Any:
     machine = _machine()
     module.triple = binding.get_process_triple()

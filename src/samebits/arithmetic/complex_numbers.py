@@ -77,10 +77,6 @@ def _kernel(name: str, define: Callable[..., Any], dtype: torch.dtype, inputs: i
     return kernel
 
 
-def _mul(x: Any, y: Any, _z: Any, _w: Any) -> Any:
-    return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
-
-
 @inlined
 def _quotient(x: Any, y: Any) -> Any:
     a, b, c, d = np.float64(x[0]), np.float64(x[1]), np.float64(y[0]), np.float64(y[1])

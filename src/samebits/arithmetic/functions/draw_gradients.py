@@ -72,7 +72,7 @@ def _to_minus_three_halves(x: Any) -> Any:
 
 
 @formula
-def gamma_gradient(a: Any, x: Any) -> Any:
+def standard_gamma_grad_wide(a: Any, x: Any) -> Any:
     """Returns the gradient of the draw x of a gamma distribution by its shape a."""
     logarithm = log_wide(x)
     of_ratio, of_shape = log_wide(x / a), log_wide(a)
@@ -109,7 +109,7 @@ def _gamma_saddle_point(a: Any, x: Any, of_ratio: Any) -> Any:
 
 
 @formula
-def dirichlet_gradient(x: Any, a: Any, total: Any) -> Any:
+def dirichlet_grad_wide(x: Any, a: Any, total: Any) -> Any:
     """Returns that of a Beta(a, total - a) draw x by a, divided by 1 - x."""
     b, rest = total - a, 1 - x
     boundary = total * x * rest

@@ -310,8 +310,8 @@ def _fmod(x: Any, y: Any, steps: tuple[float, int]) -> Any:
     return where(valid, where(usual, rest.with_sign_of(x), x), NAN)
 
 
-def _remainder(x: Any, y: Any, rest: Any) -> Any:
-    """Returns fmod, plus y if the signs of the two differ."""
+def _with_sign_of_divisor(rest: Any, y: Any) -> Any:
+    """Returns what fmod left, plus y if the signs of the two differ."""
     differ = ((rest > 0.0) & (y < 0.0)) | ((rest < 0.0) & (y > 0.0))
     return where(differ, rest + y, rest)
 
@@ -325,7 +325,7 @@ def fmod_wide(x: Any, y: Any) -> Any:
 @formula
 def remainder_wide(x: Any, y: Any) -> Any:
     """Returns Python's remainder, of float32 numbers."""
-    return _remainder(x, y, fmod_wide(x, y))
+    return _with_sign_of_divisor(fmod_wide(x, y), y)
 
 
 @formula
@@ -337,4 +337,4 @@ def fmod_double(x: Any, y: Any) -> Any:
 @formula
 def remainder_double(x: Any, y: Any) -> Any:
     """Returns Python's remainder."""
-    return _remainder(x, y, fmod_double(x, y))
+    return _with_sign_of_divisor(fmod_double(x, y), y)

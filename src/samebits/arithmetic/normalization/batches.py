@@ -91,13 +91,13 @@ def gradient_channels(lanes_type: str) -> OnTeam:
 
 @inlined
 def made_normalized(x: Any, g: Any, mean: Any, a: Any, b: Any, c: Any) -> Any:
-    """Returns y of an element; a = istd w."""
+    """Returns y of an element x; a = istd w, b is the bias. `g` and `c` are for the gradient."""
     return _one_nan(_fma(x - mean, a, b))
 
 
 @inlined
 def made_gradient(x: Any, g: Any, mean: Any, a: Any, b: Any, c: Any) -> Any:
-    """Returns dx of an element; a = -t istd^2 / n, b = db / n, c = istd w."""
+    """Returns dx of an element x, whose y has the gradient g; a = -t istd^2 / n, b = db / n, c = istd w."""
     return _one_nan(_fma(x - mean, a, g - b) * c)
 
 
