@@ -60,8 +60,6 @@ class CheckOverrides:
     """The folder that holds every run directory."""
     stop_after_steps: int | None = None
     """The number of steps, over all processes of the run, after which it ends as if exhausted."""
-    batches_per_epoch: int | None = None
-    """The number of batches after which an epoch ends (validation included)."""
     num_workers: int | None = None
     """The number of workers of every `samebits.data.Pipeline`."""
     commit_steps: tuple[int, ...] | None = None
@@ -72,6 +70,11 @@ class CheckOverrides:
     """True if a `Run` raises what it finds; `verify` sees effects, and asks only for what does no harm."""
     folders: re.Pattern[str] | None = None
     """The folders that the check has moved: in a record, a text has the paths below them without these."""
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The number of batches after which an epoch ends, so that its validation is within the steps."""
+        return None if self.stop_after_steps is None else max(1, self.stop_after_steps // 2)
 
 
 OnUnimplemented = Literal["raise", "warn"]

@@ -137,12 +137,19 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
     for name in "abc":
         (tmp_path / "many" / name).touch()
     (tmp_path / "script.py").write_text(SURROUNDINGS)
-    a = launch(tmp_path, "script.py", env={"OMP_NUM_THREADS": "1"}, num_workers=0, threads=1, listing_seed=2)
+    a = launch(
+        tmp_path,
+        "script.py",
+        env={"OMP_NUM_THREADS": "1"},
+        overrides=CheckOverrides(num_workers=0),
+        threads=1,
+        listing_seed=2,
+    )
     b = launch(
         tmp_path,
         "script.py",
         env={"OMP_NUM_THREADS": "2"},
-        num_workers=2,
+        overrides=CheckOverrides(num_workers=2),
         listing_seed=3,
         switch=True,
         across="threads",
@@ -165,7 +172,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
 def test_a_script_without_a_run_is_stopped_after_its_steps(tmp_path):
     """stop_after_steps ends a plain script cleanly, with a last line."""
     (tmp_path / "script.py").write_text(SURROUNDINGS)
-    found = launch(tmp_path, "script.py", stop_after_steps=1)
+    found = launch(tmp_path, "script.py", overrides=CheckOverrides(stop_after_steps=1))
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     assert read_record(tmp_path / "record").end["steps"] == 1
 

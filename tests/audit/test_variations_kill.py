@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from samebits._context import CheckOverrides
+from samebits.audit._child.kill_points import Kill
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._first_difference import first_difference
 from samebits.audit._record.record_file import read_record, read_segments
@@ -78,10 +80,10 @@ def outcome(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT)
     names, launches = [], []
 
-    def add(name, *arguments, **spec):
-        path = LaunchSpec(record_dir=str(folder / name), run_root=str(folder / "runs" / name), **spec).write(
-            folder / f"{len(names)}.json"
-        )
+    def add(name, *arguments, commit_steps=None, kill=None):
+        overrides = CheckOverrides(run_root=folder / "runs" / name, commit_steps=commit_steps)
+        spec = LaunchSpec(record_dir=str(folder / name), overrides=overrides, kill=kill)
+        path = spec.write(folder / f"{len(names)}.json")
         names.append(name)
         launches.append([str(path), str(folder / "script.py"), *arguments])
 
@@ -89,9 +91,9 @@ def outcome(tmp_path_factory):
     add("again")
     add("base-broken", "broken")
     for at, step, commit in KILLS:
-        add(f"{at}-{step}", commit_steps=(2, commit), kill={"at": at, "step": step})
+        add(f"{at}-{step}", commit_steps=(2, commit), kill=Kill(at, step))
         add(f"{at}-{step}", commit_steps=(2, commit))
-    for kill in ({"at": "body", "step": 3}, None):
+    for kill in (Kill("body", 3), None):
         add("killed-broken", "broken", commit_steps=(2,), kill=kill)
     done = subprocess.run(
         [sys.executable, "-c", SERVER, json.dumps(launches)],

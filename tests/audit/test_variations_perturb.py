@@ -9,6 +9,7 @@ import torch
 
 import samebits
 from samebits._context import CheckOverrides, process
+from samebits.audit._child.kill_points import Kill
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.audit._child.variations import set_listing_order, set_loader_workers
 from samebits.audit._record.opened_files import lines_outside, record_opened_files
@@ -252,11 +253,14 @@ def test_torch_autograd_grad_is_heard_and_compiles(python):
 
 def test_a_spec_survives_its_file(tmp_path):
     """Written and read back, a spec is the same; unknown entries and impossible values are refused."""
-    spec = LaunchSpec(record_dir="r", commit_steps=(2, 5), kill={"at": "commit", "step": 5}, num_workers=3)
+    overrides = CheckOverrides(run_root=tmp_path, commit_steps=(2, 5), num_workers=3)
+    spec = LaunchSpec(record_dir="r", overrides=overrides, kill=Kill("commit", 5))
     assert read_spec(spec.write(tmp_path / "spec.json")) == spec
     (tmp_path / "other.json").write_text('{"speed": 3}')
     with pytest.raises(InvalidArgumentError, match="speed"):
         read_spec(tmp_path / "other.json")
-    for wrong in ({"level": "all"}, {"every": 0}, {"kill": {"at": "lunch", "step": 1}}):
+    for wrong in ({"level": "all"}, {"every": 0}):
         with pytest.raises(InvalidArgumentError):
             LaunchSpec(**wrong)
+    with pytest.raises(InvalidArgumentError):
+        Kill("lunch", 1)

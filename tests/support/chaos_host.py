@@ -16,7 +16,7 @@ import sklearn.model_selection
 import torch
 
 import samebits
-from samebits._context import Observer, observed
+from samebits._context import CheckOverrides, Observer, observed
 from samebits.audit._child.launch import execute
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
@@ -78,7 +78,8 @@ def run(script, request):
     if request["save"] is not None:
         samebits.Run = functools.partial(samebits.Run, save=request["save"])
     commits = request["commit_steps"]
-    spec = LaunchSpec(commit_steps=None if commits is None else tuple(commits), die_with_parent=True)
+    overrides = CheckOverrides(commit_steps=None if commits is None else tuple(commits))
+    spec = LaunchSpec(overrides=overrides, die_with_parent=True)
     with observed(watch), torch_hooks(watch):
         return execute(script, request["args"], spec)
 

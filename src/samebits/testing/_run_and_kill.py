@@ -268,7 +268,7 @@ def run_and_kill(
     with scratch_folder() as scratch:
         script, arguments = _command(program, args, scratch)
         request = Request(script, arguments, seed=seed, in_place=True)
-        runner = Runner(request, scratch, timeout)
+        runner = Runner(request, scratch)
         return asyncio.run(_KilledRuns(runner, scratch, timeout).result(places * times, random.Random(seed)))
 
 
@@ -323,16 +323,15 @@ class _KilledRuns:
 
     async def _run_to_end(self, root: Path) -> ProcessOutcome:
         """Runs a process without a kill. Raises `VerifyError` when it fails or takes too long."""
-        outcome = await self.runner.run(ProcessVariation(), root)
+        outcome = await self.runner.run(ProcessVariation(), root, self.timeout)
         if outcome.failure():
             raise _error(outcome.failure(), outcome)
         return outcome
 
     async def _run_killed(self, kill: PlannedKill, root: Path) -> ProcessOutcome:
         """Runs a process to its kill, or its end. Raises `VerifyError` when it fails or takes too long."""
-        self.runner.timeout = self.timeout if kill.instant is None else kill.instant
-        outcome = await self.runner.run(kill.process, root)
-        self.runner.timeout = self.timeout
+        patience = self.timeout if kill.instant is None else kill.instant
+        outcome = await self.runner.run(kill.process, root, patience)
         as_planned = kill.instant is not None and outcome.ended.timed_out
         if outcome.failure() and not as_planned:
             raise _error(outcome.failure(), outcome)

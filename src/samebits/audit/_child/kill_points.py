@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from samebits.errors import InvalidArgumentError
+
 
 class KillPoint(NamedTuple):
     """One place of a step."""
@@ -38,6 +40,10 @@ class Kill:
     step: int
     rank: int | None = None
     """The rank that is killed, in a job of several; None: all of them, by the death of torchrun."""
+
+    def __post_init__(self) -> None:
+        if self.at not in KILL_POINTS:
+            raise InvalidArgumentError(f"Kill({self.at!r}): it is one of {tuple(KILL_POINTS)}")
 
     def description(self) -> str:
         """Returns the kill point in words."""

@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,15 +105,9 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     """Enters all context managers around the script; the stack undoes them."""
     before = context.process.overrides
     stack.callback(setattr, context.process, "overrides", before)
-    context.process.overrides = context.CheckOverrides(
-        run_root=None if spec.run_root is None else Path(spec.run_root).absolute(),
-        stop_after_steps=spec.stop_after_steps,
-        batches_per_epoch=spec.batches_per_epoch,
-        num_workers=spec.num_workers,
-        commit_steps=spec.commit_steps,
-        raise_incomplete=spec.run_root is None,
-        folders=None if spec.run_root is None else _moved_folders(spec.run_root),
-    )
+    root = spec.overrides.run_root
+    folders = None if root is None else _moved_folders(str(root))
+    context.process.overrides = replace(spec.overrides, raise_incomplete=root is None, folders=folders)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
     if spec.switch:
@@ -124,20 +119,22 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     recorder = _record(stack, script, spec)
     if spec.overlaid:
         stack.enter_context(rename_folders_by_copy())
-    if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", "0"))):
+    kill = spec.kill
+    if kill is not None and (not spec.by_rank or (kill.rank or 0) == int(os.environ.get("RANK", "0"))):
         killer = audit._child.variations.Killer(
-            spec.kill["at"],
-            spec.kill["step"],
+            kill.at,
+            kill.step,
             lambda at, step: _last_words(recorder, at, step),
-            parent=spec.kill.get("parent", False),
+            parent=spec.by_rank and kill.rank is None,
         )
         stack.enter_context(context.observed(killer))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
-    if recorder is not None or spec.num_workers is not None:
+    workers = spec.overrides.num_workers
+    if recorder is not None or workers is not None:
         unread = audit._record.torch_hooks.LoaderWorkers([], [])
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, unread)
         vary = audit._child.variations.set_loader_workers
-        stack.enter_context(vary(spec.num_workers, note, own, torchs=spec.torch_workers))
+        stack.enter_context(vary(workers, note, own, torchs=spec.torch_workers))
     if spec.slow:
         slow = audit._child.variations.SlowMachine()
         stack.enter_context(context.observed(slow))
@@ -168,11 +165,11 @@ def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
         file,
         level=spec.level,
         every=spec.every,
-        stop_after_steps=spec.stop_after_steps,
+        stop_after_steps=spec.overrides.stop_after_steps,
         all_memory=spec.all_memory,
         digest_files=spec.digest_files,
     )
-    allowed = (spec.record_dir, spec.run_root)
+    allowed = (spec.record_dir, spec.overrides.run_root)
     stack.enter_context(
         audit._record.recorder.recording(
             recorder, script, level=spec.level, every=spec.every, allowed=allowed

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from samebits._context import Across
-from samebits.audit._child.kill_points import KILL_POINTS
+from samebits._context import Across, CheckOverrides
+from samebits.audit._child.kill_points import Kill
 from samebits.errors import InvalidArgumentError
 
 LEVELS = ("loss", "state")
@@ -30,16 +29,10 @@ class LaunchSpec:
     """Record also all values that the program holds between two steps (`take_memory`)."""
     digest_files: bool = False
     """Record also the SHA-256 of the script, its modules and the files that it reads."""
-    run_root: str | None = None
-    stop_after_steps: int | None = None
-    batches_per_epoch: int | None = None
-    commit_steps: tuple[int, ...] | None = None
-    kill: dict[str, Any] | None = None
-    """`{"at": one of KILL_POINTS, "step": k}`: the process kills itself there, with SIGKILL.
-
-    In a job of several ranks also `"rank"`, which does it, and `"parent"`: True if it kills torchrun, too.
-    """
-    num_workers: int | None = None
+    overrides: CheckOverrides = field(default_factory=CheckOverrides)
+    """Under a `run_root` nothing is raised that a `Run` finds, and the process knows its moved folders."""
+    kill: Kill | None = None
+    """The process kills itself there. In a job (`by_rank`): that of the rank, or rank 0 with torchrun."""
     torch_workers: bool = True
     """Vary the number of workers of torch's loaders, too, not only of samebits'."""
     threads: int | None = None
@@ -62,17 +55,11 @@ class LaunchSpec:
             raise InvalidArgumentError(f"LaunchSpec(level={self.level!r}): expected one of {LEVELS}")
         if self.every < 1:
             raise InvalidArgumentError(f"LaunchSpec(every={self.every}): expected 1 or more")
-        if self.kill is not None and (
-            self.kill.get("at") not in KILL_POINTS or not isinstance(self.kill.get("step"), int)
-        ):
-            raise InvalidArgumentError(
-                f"LaunchSpec(kill={self.kill!r}): expected {{'at': one of {tuple(KILL_POINTS)}, 'step': int}}"
-            )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes the spec as JSON and returns the path."""
         path = Path(path)
-        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True), encoding="utf-8")
+        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True, default=str), encoding="utf-8")
         return path
 
 
@@ -80,14 +67,11 @@ def read_spec(path: str | os.PathLike[str]) -> LaunchSpec:
     """Returns the spec written by `LaunchSpec.write`. Raises `InvalidArgumentError` for any other file."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-        unknown = set(values) - {item.name for item in fields(LaunchSpec)}
+        overrides, kill = CheckOverrides(**values.pop("overrides", {})), values.pop("kill", None)
+        root, steps = overrides.run_root, overrides.commit_steps
+        overrides = replace(overrides, run_root=root and Path(root), commit_steps=steps and tuple(steps))
+        return LaunchSpec(**values, overrides=overrides, kill=kill and Kill(**kill))
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidArgumentError(f"read_spec({os.fspath(path)!r}): not a launch spec: {error}") from error
-    if unknown:
         raise InvalidArgumentError(
-            f"read_spec({os.fspath(path)!r}): unknown entries {sorted(unknown)}; "
-            "parent and child must run the same version of samebits"
-        )
-    if values.get("commit_steps") is not None:
-        values["commit_steps"] = tuple(values["commit_steps"])
-    return LaunchSpec(**values)
+            f"read_spec({os.fspath(path)!r}): no launch spec of this version of samebits: {error}"
+        ) from error

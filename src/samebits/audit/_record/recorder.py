@@ -433,7 +433,7 @@ class Recorder(Observer, TorchListener):
 
 @contextmanager
 def recording(
-    recorder: Recorder, script: str, *, level: str, every: int, allowed: tuple[str | None, ...]
+    recorder: Recorder, script: str, *, level: str, every: int, allowed: tuple[str | Path | None, ...]
 ) -> Iterator[None]:
     """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
     recorder.file.write(start_line(script, level, every))

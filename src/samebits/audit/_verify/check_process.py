@@ -9,14 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from samebits._context import Across
+from samebits._context import Across, CheckOverrides
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.record_file import Record, folder_of_rank, read_record
 from samebits.audit._verify import reaper
@@ -161,10 +161,8 @@ class Runner:
 
     request: Request
     scratch: Path
-    timeout: float | None = None
     folder: WorkingFolder | None = None
     """The working directory; each run root gets a view of it. None: processes run in the directory itself."""
-    on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)
 
@@ -172,9 +170,12 @@ class Runner:
         self._slots = asyncio.Semaphore(self.request.jobs)
 
     async def run(
-        self, process: ProcessVariation, run_root: Path, variant: int | None = None
+        self, process: ProcessVariation, run_root: Path, patience: float | None, variant: int | None = None
     ) -> ProcessOutcome:
-        """Runs the script once; `variant` repeats the hash seed and listing order of an earlier process."""
+        """Runs the script once, for at most `patience` seconds.
+
+        `variant` repeats the hash seed and listing order of an earlier process.
+        """
         number = self._count
         self._count += 1
         surroundings = CheckEnvironment.draw(self.request.seed, number if variant is None else variant)
@@ -185,12 +186,11 @@ class Runner:
             environment = self._environment(process, home / "t", surroundings, start)
             command = self._command(spec, start)
             with busy_processes() if process.busy else nullcontext():
-                ended = await run_child(command, environment, home / "log", self.timeout, start.folder)
+                ended = await run_child(command, environment, home / "log", patience, start.folder)
             if self.request.nproc_per_node is not None:  # ranks have sessions of their own
                 await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
             self.folder.check()
-        self.on_end()
         return ProcessOutcome(process, surroundings.variant, ended, self._records(process, home / "record"))
 
     def _records(self, process: ProcessVariation, folder: Path) -> tuple[Record | None, ...]:
@@ -259,21 +259,19 @@ class Runner:
     def _spec(
         self, process: ProcessVariation, record: Path, run_root: Path, surroundings: CheckEnvironment
     ) -> LaunchSpec:
-        steps, kill = self.request.steps, process.kill
+        overrides = CheckOverrides(
+            run_root=run_root,
+            stop_after_steps=self.request.steps,
+            num_workers=process.num_workers,
+            commit_steps=process.commit_steps,
+        )
         job = self.request.nproc_per_node is not None
-        place = None if kill is None else {"at": kill.at, "step": kill.step}
-        if job and kill is not None and place is not None:
-            place |= {"rank": kill.rank or 0, "parent": kill.rank is None}
         return LaunchSpec(
             record_dir=str(record),
             by_rank=job,
             all_memory=True,
-            run_root=str(run_root),
-            stop_after_steps=steps,
-            batches_per_epoch=None if steps is None else max(1, steps // 2),
-            commit_steps=process.commit_steps,
-            kill=place,
-            num_workers=process.num_workers,
+            overrides=overrides,
+            kill=process.kill,
             torch_workers=process.torch_workers,
             threads=process.threads,
             listing_seed=surroundings.listing_seed,

@@ -72,7 +72,7 @@ def verify(request: Request) -> VerifyReport:
             view = None
             if user is not None:
                 view = stack.enter_context(working_folder(user, scratch, written, progress.say))
-            runner = Runner(request, scratch, request.timeout, view)
+            runner = Runner(request, scratch, view)
             try:
                 return run_until_signalled(_Verification(request, runner, progress).report())
             except WrittenError as found:
@@ -102,13 +102,10 @@ class _Verification:
         number = self.request.nproc_per_node
         job = "" if number is None else f"--nproc-per-node {number}, "
         self.progress.say(f"verifying: {command}   ({job}--seed {self.request.seed})")
-        first = await self.runner.run(ProcessVariation(), self._root("baseline"))
+        first = await self.runner.run(ProcessVariation(), self._root("baseline"), self.request.timeout)
         baselines = self._require_success(first)
         baseline = baselines[0]
         self.runner.remove_layer(self._root("baseline"))
-        if self.runner.timeout is None:
-            self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
-        self.runner.on_end = self.progress.advance
         facts = facts_of(*baselines)
         compiled, compiling = (baseline.end or {}).get("compiled", (0, 0.0))
         seconds = first.ended.seconds - compiling
@@ -253,11 +250,21 @@ class _Verification:
         """Runs the check's processes one after another, in one run root, until one ends otherwise."""
         ended = self.outcomes[check.name] = []
         for process in check.processes:
-            outcome = await self.runner.run(process, self._root(check.name))
+            outcome = await self._run_process(process, self._root(check.name))
             ended.append(outcome)
             if outcome.failure() or (process.kill is not None and not outcome.killed_as_planned):
                 break
         self.runner.remove_layer(self._root(check.name))
+
+    async def _run_process(
+        self, process: ProcessVariation, root: Path, variant: int | None = None
+    ) -> ProcessOutcome:
+        patience = self.request.timeout
+        if patience is None:
+            patience = PATIENCE_S + PATIENCE * self.outcomes["baseline"][0].ended.seconds
+        outcome = await self.runner.run(process, root, patience, variant)
+        self.progress.advance()
+        return outcome
 
     async def _separate_surroundings(self, judge: BaselineComparison, rows: list[CheckRow]) -> list[CheckRow]:
         """Separates a difference by the variation from one by the hash seed, which had no effect before.
@@ -271,7 +278,7 @@ class _Verification:
             for outcome in self.outcomes[row.check.name]:
                 self.progress.expect_more(1)
                 root = self._root(f"control {outcome.variant}")
-                plain = await self.runner.run(ProcessVariation(), root, outcome.variant)
+                plain = await self._run_process(ProcessVariation(), root, outcome.variant)
                 self.runner.remove_layer(root)
                 found = judge.difference([plain.records])
                 if found is not None:
