@@ -187,9 +187,8 @@ def test_an_action_waits_for_an_import_and_leaves_nothing_behind(awaited):
         and sys.meta_path == before
         and "exec_module" not in vars(awaited_module.__spec__.loader)
     )
-    assert (
-        when_imported("awaited_module", lambda module: awaited.append(module.X + 1)) is None
-    )  # it is there: now
+    # it is there: now
+    assert when_imported("awaited_module", lambda module: awaited.append(module.X + 1)) is None
     assert awaited == [1, 2]
 
 

@@ -84,9 +84,8 @@ def row(one: Case) -> str:
     arguments = {"batch_size": 4, "shuffle": True, **arguments}
     if "sampler" in arguments:
         del arguments["shuffle"]
-    first(
-        torch.utils.data.DataLoader, dataset, arguments
-    )  # imports that the first batch makes count for none
+    # imports that the first batch makes count for none
+    first(torch.utils.data.DataLoader, dataset, arguments)
     theirs = first(torch.utils.data.DataLoader, dataset, arguments)
     try:
         ours = first(samebits.data.DataLoader, dataset, arguments)

@@ -65,9 +65,8 @@ class SampleDigests:
 def run_at(run: Run, count: int) -> Any:
     """Runs once at a thread count, from the same state of torch's generator."""
     torch.set_num_threads(count)
-    torch.default_generator.manual_seed(
-        SEED
-    )  # 20 times faster than torch.manual_seed, which tells all devices
+    # 20 times faster than torch.manual_seed, which tells all devices
+    torch.default_generator.manual_seed(SEED)
     return pytree.tree_map(_detached, run())
 
 

@@ -99,9 +99,8 @@ class _Work:
     async def _list(self, worker: ReviewWorker, source: str) -> None:
         self.listing += 1
         try:
-            names = (
-                NAMES if source == "battery" else await worker.ask("list", source)
-            )  # OpInfo takes 5 s to import
+            # OpInfo takes 5 s to import
+            names = NAMES if source == "battery" else await worker.ask("list", source)
         except WorkerError as error:
             self._ended(ReviewRow(source, "(all)", source, failed=str(error)))
             return

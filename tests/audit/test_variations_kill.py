@@ -127,10 +127,8 @@ def test_a_kill_hits_its_place_and_the_resumed_run_is_equal(outcome, at, step, c
     assert codes[f"{at}-{step}"] == [-9, 0]
     first, second = read_segments(folder / f"{at}-{step}")
     assert first.killed == {"kind": "killed", "at": at, "step": step}
-    after = at == "after_body" or (at, step) == (
-        "validation",
-        5,
-    )  # step 5 evaluates before the optimizer only
+    # step 5 evaluates before the optimizer only
+    after = at == "after_body" or (at, step) == ("validation", 5)
     last = step if after else step - 1
     assert max(number for _, number in first.steps) == last
     assert second.resumed_from == (2 if at == "commit" else commit)

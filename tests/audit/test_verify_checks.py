@@ -286,13 +286,8 @@ for x, y in loader(Noisy(), batch_size=8, shuffle=True):
 @pytest.mark.parametrize(
     ("how", "loader", "status", "promised", "equal"),
     [
-        (
-            "draws",
-            "torch",
-            0,
-            False,
-            [True, False, False],
-        ),  # the global generator of the worker, or of the script
+        # the global generator of the worker, or of the script
+        ("draws", "torch", 0, False, [True, False, False]),
         ("draws", "samebits", 0, True, [True, True, True]),
         ("draws", "both", 0, True, [True, True, True]),  # torch's keeps its own number
         ("worker", "samebits", 1, True, [True, False, False]),

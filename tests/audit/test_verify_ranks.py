@@ -176,9 +176,8 @@ def test_ddp_is_verified(tmp_path, source, ranks, options):
     assert all(found["steps_compared"] == 24 for found in report["rows"])
     assert "SIGKILL of rank " in row(report, "killed mid-epoch")["varied"]
     assert "SIGKILL of all ranks" in row(report, "killed at")["varied"]
-    assert (
-        "running_mean" in row(report, "replicas")["note"]
-    )  # statistics of a rank's own batches are no alarm
+    # statistics of a rank's own batches are no alarm
+    assert "running_mean" in row(report, "replicas")["note"]
     assert sorted(os.listdir(tmp_path)) == ["out.json", "train.py"]
 
 

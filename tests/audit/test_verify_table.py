@@ -49,9 +49,8 @@ def test_rows_that_do_not_apply_are_one_line_below(capsys):
     below = f"does not apply: killed and resumed ({NO_RUN}), loader workers ({NO_LOADER})"
     assert [line for line in lines if "does not apply" in line] == [below]
     assert not any(name in "".join(cells(lines)) for name in (*(row.title for row in KILL_ROWS), "loader"))
-    assert [row["check"] for row in report.to_dict()["rows"]] == [
-        row.check.name for row in rows
-    ]  # JSON has all
+    # JSON has all
+    assert [row["check"] for row in report.to_dict()["rows"]] == [row.check.name for row in rows]
     _, lines = printed(capsys, CheckRow(AGAIN, 8))
     assert not any("does not apply" in line for line in lines)
 

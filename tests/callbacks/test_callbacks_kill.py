@@ -75,9 +75,8 @@ def fit(folder, kill_at=None, commits=None, logger=CSVLogger, more=()):
     trainer = samebits.Trainer(model, nn.functional.cross_entropy, opt, callbacks=callbacks, metrics=metrics)
     loader = samebits.data.DataLoader(dataset(40), batch_size=8, shuffle=True)
     validation = samebits.data.DataLoader(dataset(20), batch_size=10)
-    ignore = (
-        ["callback_9_Forgetful"] if logger is Forgetful else []
-    )  # else it is an error that names what it forgets
+    # else it is an error that names what it forgets
+    ignore = ["callback_9_Forgetful"] if logger is Forgetful else []
     history = trainer.fit(
         loader, 8, validation_data=validation, run_dir=folder / "run", verbose=False, ignore=ignore
     )

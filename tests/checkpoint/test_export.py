@@ -418,8 +418,7 @@ def test_a_run_that_starts_warm_resumes_with_its_own_weights(tmp_path):
         train(tmp_path / "r", stop_at=3)
     expected, _ = train(None)
     shutil.move(tmp_path / "warm.safetensors", tmp_path / "old.safetensors")
-    safetensors.torch.save_file(
-        nn.Linear(3, 2).state_dict(), tmp_path / "warm.safetensors"
-    )  # it does not matter any more
+    # it does not matter any more
+    safetensors.torch.save_file(nn.Linear(3, 2).state_dict(), tmp_path / "warm.safetensors")
     assert train(tmp_path / "r") == (expected, True)
     assert train(None)[0] != expected  # the control: at a start it does

@@ -205,11 +205,8 @@ def test_no_kill_loses_a_commit_that_was_reported(machine, tmp_path, other):
         told += b"".join(iter(lambda: os.read(reader, 4096), b""))
         os.close(reader)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
-        assert int(told.split()[0]) in (
-            last + 1,
-            last + 2,
-            last + 3,
-        )  # with one uploaded and not reported, and one here alone
+        # with one uploaded and not reported, and one here alone
+        assert int(told.split()[0]) in (last + 1, last + 2, last + 3)
         last = max(map(int, told.split()))
         step, state, _ = newest(url)
         assert step in (last, last + 1)

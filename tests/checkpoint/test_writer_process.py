@@ -25,9 +25,8 @@ from samebits.checkpoint._writer.writer_process import PACKED, SnapshotMessage
 from samebits.errors import CommitError
 from samebits.train import _async_commits
 
-torch.optim.Adam(
-    [torch.zeros(1)]
-)  # what torch imports with its first optimizer, once for all forked children
+# what torch imports with its first optimizer, once for all forked children
+torch.optim.Adam([torch.zeros(1)])
 STEPS = 120
 LONG = 60
 """Seconds that no machine needs for a step or a commit."""
@@ -242,9 +241,8 @@ def test_a_writer_that_crashes_is_replaced_and_its_traceback_shown(tmp_path, exp
         def body(run, step):
             if step.number == 50:
                 background = run.parts.saving.commits.store.writer
-                os.write(
-                    background._requests, PACKED.pack(*SnapshotMessage(10**6, 99, *[0] * 9))
-                )  # no such slot
+                # no such slot
+                os.write(background._requests, PACKED.pack(*SnapshotMessage(10**6, 99, *[0] * 9)))
                 wait_until(lambda: background._process.poll() is not None)
 
         return train(tmp_path / "r", body)

@@ -81,9 +81,8 @@ def test_an_option_of_ours_behind_the_script_is_warned_of_once(capsys):
 def test_two_dashes_say_that_it_is_meant(capsys):
     """The same words are warned of without `--` directly behind SCRIPT, and not with it."""
     assert warned(capsys, "a.py", "--", "--steps", "3") == ""
-    assert "--steps stands" in warned(
-        capsys, "a.py", "x", "--", "--steps", "3"
-    )  # control: it is not directly behind
+    # control: it is not directly behind
+    assert "--steps stands" in warned(capsys, "a.py", "x", "--", "--steps", "3")
 
 
 @pytest.mark.slow

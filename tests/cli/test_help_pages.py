@@ -139,10 +139,8 @@ echo "${COMPREPLY[*]}"
         (["samebits", "ver"], "verify"),
         (["samebits", "help", "comm"], "commits"),
         (["samebits", "verify", "--st"], "--steps"),
-        (
-            ["samebits", "verify", "--run", "train.py", "--st"],
-            "",
-        ),  # the script's own: the shell completes files
+        # the script's own: the shell completes files
+        (["samebits", "verify", "--run", "train.py", "--st"], ""),
         (["samebits", "nosuch"], ""),
     ],
 )

@@ -269,11 +269,12 @@ def test_the_page_colours_what_varies_and_needs_nothing_else(command):
     assert not any("way" in one["classes"] for one in good.folds + good.rows + good.links)
     varying = [one for one in good.links if "varying" in one["classes"]]
     batch = good.row("x ")["id"]
+    # the operand, its start and its end
     assert [one["to"] for one in varying] == [
         f"#{batch}",
         "",
         f"#{batch}",
-    ]  # the operand, its start and its end
+    ]
     assert not any("varying" in one["classes"] for one in good.folds + good.rows)
 
 

@@ -24,9 +24,8 @@ from samebits.data._workers.worker_process import StageWork, WorkerJob
 from samebits.errors import InvalidArgumentError, PipelineError, PipelineTimeoutError
 
 pytestmark = pytest.mark.timeout(120)
-cloudpickle.register_pickle_by_value(
-    sys.modules[__name__]
-)  # pytest imports it by a name that the server cannot
+# pytest imports it by a name that the server cannot
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Point = namedtuple("Point", "x y")
 
@@ -200,9 +199,8 @@ def test_changing_a_batch_changes_no_later_one():
 def test_a_batch_that_is_kept_in_a_worker_is_not_written_over():
     """A cache of batches in a worker gives the same batches for as long as it is read."""
     cached = Pipeline.range(16).map(lambda n: np.full(500, n)).batch(4).cache().repeat(20).batch(3)
-    with_worker = cached.with_options(
-        seed=1, num_parallel_calls=1
-    )  # holding none, so that its memory is used again
+    # holding none, so that its memory is used again
+    with_worker = cached.with_options(seed=1, num_parallel_calls=1)
     assert [x.tolist() for x in with_worker] == [x.tolist() for x in read(cached)]
 
 

@@ -71,9 +71,8 @@ print(called > 50)
 @pytest.mark.slow
 def test_no_in_place_op_of_torch_takes_an_operand_on_meta():
     """Torch's own samples of all ops with an in-place form: `resize_as_` alone returns, which reads the shape."""
-    done = subprocess.run(
-        [sys.executable, "-c", SAMPLES], capture_output=True, text=True
-    )  # torch sets flags for good
+    # torch sets flags for good
+    done = subprocess.run([sys.executable, "-c", SAMPLES], capture_output=True, text=True)
     assert done.stdout.split() == ["resize_as_", "True"], done.stderr
 
 

@@ -357,9 +357,8 @@ def test_results_are_as_near_as_torchs(dtype):
             found = sample.results()
         for value, other, right in zip(found, torchs, exact, strict=True):
             assert (value.dtype, value.shape) == (other.dtype, other.shape)
-            count = (
-                16 if dtype == torch.float64 else 4
-            )  # there torch's own result is what both are compared with
+            # there torch's own result is what both are compared with
+            count = 16 if dtype == torch.float64 else 4
             units = count * torch.finfo(dtype).eps * right.abs().max()
             assert (value - right).abs().max() <= 2 * (other - right).abs().max() + units
 

@@ -131,9 +131,8 @@ def test_a_layer_is_that_which_torch_composes(kind, hidden, options, dtype, mode
             for found in (grads, grads_composed)
         )
         assert (ours <= 2 * theirs).all()
-        if (
-            kind is torch.nn.LSTM or hidden == 34 or dtype == torch.float32
-        ):  # a GRU of 33 bfloat16 is composed
+        # a GRU of 33 bfloat16 is composed
+        if kind is torch.nn.LSTM or hidden == 34 or dtype == torch.float32:
             assert not all(map(torch.equal, grads, grads_composed))  # our layer ran
 
 

@@ -96,9 +96,8 @@ def test_a_sparse_matrix_times_a_dense_one_is_refused_where_torch_does_not_alert
     sparse, dense = torch.eye(4).to_sparse(), torch.ones(4, 2)
     products = (lambda: sparse @ dense, lambda: torch.sparse.addmm(dense, sparse, dense))
     with samebits.enable_op_determinism():
-        assert all(
-            product().shape == (4, 2) for product in products
-        )  # negative control: a CPU's are not refused
+        # negative control: a CPU's are not refused
+        assert all(product().shape == (4, 2) for product in products)
     monkeypatch.setitem(refused_ops.CURES, "SparseCPU", refused_ops.CURES["SparseCUDA"])
     monkeypatch.setattr(refused_ops, "_WITHOUT_ALERT", ("SparseCPU",))
     with samebits.enable_op_determinism():

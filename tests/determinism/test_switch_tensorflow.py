@@ -148,9 +148,8 @@ def test_every_output_of_ctc_loss_is_written():
     likelihoods, targets = randn(50, 4, 20).log_softmax(2), 1 + below(19, 4, 30)
 
     def table(turn):
-        [
-            torch.empty(10007).fill_(float(turn)) for _ in range(3)
-        ]  # what lies in memory differs from turn to turn
+        # what lies in memory differs from turn to turn
+        [torch.empty(10007).fill_(float(turn)) for _ in range(3)]
         return of_value(torch.ops.aten._ctc_loss(likelihoods, targets, [50, 40, 10, 5], [30, 20, 3, 2])[1])
 
     assert len({table(turn) for turn in range(20)}) > 1

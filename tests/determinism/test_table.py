@@ -135,14 +135,11 @@ def test_what_was_measured_raises_and_lowers_a_verdict():
         "reason": "with an alpha",
         "evidence": "battery",
     }
-    assert (
-        entry_of("op", measured, own=(line,)).verdict == "deterministic"
-    )  # what a line says is not overruled
+    # what a line says is not overruled
+    assert entry_of("op", measured, own=(line,)).verdict == "deterministic"
     small = entry_of("op", row("op", source="opinfo", runs="equal"))
-    assert (small.verdict, small.evidence) == (
-        "deterministic",
-        "opinfo",
-    )  # too small to be split: says nothing
+    # too small to be split: says nothing
+    assert (small.verdict, small.evidence) == ("deterministic", "opinfo")
     view = row("op", traits=("view",), source="battery", runs="equal", threads="varies")
     assert entry_of("op", view).verdict == "deterministic"
     assert entry_of("op", row("op", source="battery", runs="varies")).verdict == "varies"

@@ -279,9 +279,8 @@ def test_a_kernel_refuses_what_is_not_of_its_signature():
     """Other types, dimensions or orders, other numbers of arguments, objects that are no arrays or numbers: TypeError, or what
     NumPy raises; the numbers of what it takes are right, and an argument is released after an error too.
     """
-    words = np.ctypeslib.as_array(
-        (ctypes.c_uint32 * 4)(0, 1, 2, 3)
-    )  # says that they are in the order of this CPU
+    # says that they are in the order of this CPU
+    words = np.ctypeslib.as_array((ctypes.c_uint32 * 4)(0, 1, 2, 3))
     assert (
         last(words, NUMBERS, 3) == last(WORDS, NUMBERS, 3) == 9
         and last(WORDS, np.arange(4), np.uint64(3)) == 6

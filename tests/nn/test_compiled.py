@@ -104,9 +104,8 @@ def test_checkpointing_repeats_the_masks(where):
     net, plain = Net(), Net()
     if where == "inside":
         net, plain = Checkpointed(net), Checkpointed(plain)
-    fast = compiled(
-        net, backend="aot_eager", fullgraph=where != "inside"
-    )  # Dynamo keeps no count in a checkpoint
+    # Dynamo keeps no count in a checkpoint
+    fast = compiled(net, backend="aot_eager", fullgraph=where != "inside")
     for step in range(2):
         leaves = [X.clone().requires_grad_() for _ in range(2)]
         for model, leaf in zip((fast, plain), leaves, strict=True):

@@ -235,9 +235,8 @@ def test_checkpointing_repeats_each_call_with_its_own_mask(where, reentrant):
         place(where, net)
         results.append(gradient(net, wrap, runs=2))
     assert torch.equal(results[0][0], results[1][0])
-    for a, b in zip(
-        *results, strict=True
-    ):  # reentrant backward adds a parameter's gradients up in another order
+    # reentrant backward adds a parameter's gradients up in another order
+    for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6) if reentrant else torch.equal(a, b)
 
 

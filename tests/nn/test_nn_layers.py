@@ -81,10 +81,8 @@ def test_a_key_is_a_function_of_the_output(layer, torchs, shape):
 def test_whole_channels_are_dropped(layer, shape, units):
     """A channel is zero or scaled as a whole; a share p is zero; torch's rule says what a channel is."""
     torch.manual_seed(0)
-    for chosen in (
-        fixed(layer),
-        getattr(nn, type(layer).__name__)(0.4),
-    ):  # torch's own, as a control of the test
+    # torch's own, as a control of the test
+    for chosen in (fixed(layer), getattr(nn, type(layer).__name__)(0.4)):
         out = chosen(torch.ones(shape)).flatten(units)
         assert torch.equal(out.amin(-1), out.amax(-1))
         assert sorted(out.unique().tolist()) == pytest.approx([0.0, 1 / 0.6])

@@ -45,11 +45,8 @@ def test_words_are_counted_exactly(key, counts):
     for number in counts[2]:
         [random.getrandbits(32) for _ in range(number)]
     assert seen() == {"torch": sum(counts[0]), "numpy": sum(counts[1]), "python": sum(counts[2])}
-    assert seen() == {
-        "torch": sum(counts[0]),
-        "numpy": sum(counts[1]),
-        "python": sum(counts[2]),
-    }  # reading moves nothing
+    # reading moves nothing
+    assert seen() == {"torch": sum(counts[0]), "numpy": sum(counts[1]), "python": sum(counts[2])}
 
 
 def test_the_edges_of_a_twist():

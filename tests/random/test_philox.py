@@ -214,9 +214,8 @@ def test_wrong_arguments_are_named():
 
 def test_another_device_names_the_cure():
     """A device without a kernel of the same bits raises, and the message says to draw on the CPU and move."""
-    elsewhere = torch.empty(
-        2, dtype=torch.uint64, device="meta"
-    )  # any other: what the ops run sees no meta tensor
+    # any other: what the ops run sees no meta tensor
+    elsewhere = torch.empty(2, dtype=torch.uint64, device="meta")
     for run in (
         lambda: keys.split_keys(elsewhere, 2),
         lambda: keys.fold_in_integer(elsewhere, 1),

@@ -120,9 +120,8 @@ def test_tails_of_normal():
     """
     z = sr.normal(root("tails"), 2**24)
     assert tails_differ(z) < PASS
-    assert (
-        5.0 < float(z.abs().max()) < 6.6
-    )  # 1 in 14,000 to be below, 1 in 1,400 to be above: the words end at 6.8
+    # 1 in 14,000 to be below, 1 in 1,400 to be above: the words end at 6.8
+    assert 5.0 < float(z.abs().max()) < 6.6
     u, v = (sr.bits(root("coarse"), 2, 2**22, dtype=torch.uint16).int() // 2**6 + 0.5).double() / 2**10
     assert tails_differ(torch.sqrt(-2 * torch.log(u)) * torch.cos(math.tau * v)) > FAIL
 

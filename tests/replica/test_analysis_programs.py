@@ -79,9 +79,8 @@ def tried_kind(kind, batch, count):
             return
         try:
             verdict = judged(drawn)
-        except (
-            RankDependentError
-        ):  # its groups are not of one size, and it does other things in each: refused
+        # its groups are not of one size, and it does other things in each: refused
+        except RankDependentError:
             return
         if verdict.wrong:
             drawn = programs.smallest(drawn, lambda less: judged(less).wrong)

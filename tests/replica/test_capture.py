@@ -214,9 +214,8 @@ def test_what_one_rank_counts_in_python_no_other_rank_sees():
     report = analyze(capture(step, model, optimizer, scheduler, torch.ones(4, 3), world_size=3))
     assert report.drifting == () and scheduler.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 1.0
 
-    counted = itertools.count(
-        1
-    )  # the negative control: the place of an iterator is shared, and makes other steps
+    # the negative control: the place of an iterator is shared, and makes other steps
+    counted = itertools.count(1)
 
     def wrong(model, x):
         model.module.weight.data.add_(0.1 * next(counted))

@@ -125,9 +125,8 @@ def test_each_value_of_a_sharded_model_is_counted_once(monkeypatch, capsys, tmp_
         main()
     out = capsys.readouterr().out
     assert ended.value.code == 0 and "_1 " not in out
-    assert out.splitlines()[-1].startswith(
-        "all 8 parameters, buffers and optimizer states"
-    )  # 2, and 3 of AdamW each
+    # 2, and 3 of AdamW each
+    assert out.splitlines()[-1].startswith("all 8 parameters, buffers and optimizer states")
     monkeypatch.setattr(sys, "argv", ["samebits", "replica", "sharded_steps.py:closed", "--world-size", "2"])
     with pytest.raises(SystemExit):
         main()

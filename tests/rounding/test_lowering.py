@@ -617,9 +617,8 @@ def test_another_batch_than_the_captured_one_is_refused_and_not_averaged_by_the_
 
     x = torch.ones(4, 8, dtype=BF16)
     lowered = rounding.lower(captured(step, x, ranks=1)[0], seed=1)
-    assert (
-        lowered.module((0, 0), x[:2])[0] == 4 != step(x[:2])
-    )  # the negative control: the graph itself runs on
+    # the negative control: the graph itself runs on
+    assert lowered.module((0, 0), x[:2])[0] == 4 != step(x[:2])
     for wrong, said in (
         (x[:2], r"x was captured as torch.bfloat16 of shape \(4, 8\)"),
         (x.float(), "and is torch.float32"),

@@ -48,9 +48,8 @@ def as_ranks(number, work):
         one.join()
     torch._C._distributed_c10d._set_thread_isolation_mode(False)
     multi_threaded_pg._uninstall_threaded_pg()
-    for error in sorted(
-        errors, key=lambda error: isinstance(error, SystemExit)
-    ):  # of those that were stopped by another's
+    # of those that were stopped by another's
+    for error in sorted(errors, key=lambda error: isinstance(error, SystemExit)):
         raise error
     return [found[rank] for rank in range(number)]
 

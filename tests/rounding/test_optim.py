@@ -211,9 +211,8 @@ def test_updates_far_below_a_step_are_kept_on_average():
             optimizer.step()
         return p.detach().float().mean().item()
 
-    error = (
-        5 * (100 * 0.02 * 0.98 / 4096) ** 0.5
-    )  # of a sum of 100 independent roundings, five sigma, in steps
+    # of a sum of 100 independent roundings, five sigma, in steps
+    error = 5 * (100 * 0.02 * 0.98 / 4096) ** 0.5
     assert abs((mean_of(optim.SGD) - 1) / step - 2) < error
     assert mean_of(torch.optim.SGD) == 1.0
 

@@ -136,9 +136,8 @@ def test_beyond_the_largest_number(dtype):
     y = stochastic_round(x, dtype, KEY).double()
     beyond = y.isposinf()
     assert (y[~beyond] == largest).all() and 850 < beyond.sum() < 1200
-    far = torch.tensor(
-        [torch.inf, -torch.inf, after], dtype=torch.float32
-    )  # a float64: for bfloat16 it is infinite, too
+    # a float64: for bfloat16 it is infinite, too
+    far = torch.tensor([torch.inf, -torch.inf, after], dtype=torch.float32)
     assert np.array_equal(codes(stochastic_round(far, dtype, KEY)), codes(far.to(dtype)))
 
 

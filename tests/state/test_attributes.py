@@ -300,9 +300,8 @@ def test_an_item_that_a_variable_holds_is_restored_in_place():
     saved, loaded = samebits.state.adapter_for(totals), samebits.state.adapter_for(means)
     current, inner, old = means["a"], means["b"][0], means["c"]
     totals["a"].add_(3), totals["b"][0].add_(1)
-    totals["c"] = torch.full(
-        (2,), 7.0
-    )  # replaced: what the loaded dict holds there may be a constant of the program
+    # replaced: what the loaded dict holds there may be a constant of the program
+    totals["c"] = torch.full((2,), 7.0)
     loaded.load_state_dict(saved.state_dict())
     assert means["a"] is current and means["b"][0] is inner and current.tolist() == [3, 3]
     assert inner.tolist() == [2, 2] and means["c"].tolist() == [7, 7] and old.tolist() == [0, 0]

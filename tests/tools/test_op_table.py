@@ -122,9 +122,8 @@ def test_the_command_writes_the_files_as_they_are(root, tmp_path):
     shutil.copytree(root / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     folder = "src/samebits/determinism/table"
     removed = tmp_path / folder / "seen.csv"
-    removed.write_text(
-        removed.read_text() + "no_such_op,tails: no_such_op\n"
-    )  # control: the command does write
+    # control: the command does write
+    removed.write_text(removed.read_text() + "no_such_op,tails: no_such_op\n")
     done = subprocess.run(
         [sys.executable, root / "tools" / "op_table" / "update.py"],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},

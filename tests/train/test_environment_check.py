@@ -142,9 +142,8 @@ def test_another_c_library_is_refused_across_machines_and_else_warned_of(tmp_pat
         kind = RunMismatchError if across == "machines" else UserWarning
         with judged(kind, match="glibc 2.17 then, glibc .* now"):
             here.check(before, "the run", frozenset())
-        with (
-            warnings.catch_warnings()
-        ):  # negative controls: accepted by name, and a commit of before that has no such entry
+        # negative controls: accepted by name, and a commit of before that has no such entry
+        with warnings.catch_warnings():
             warnings.simplefilter("error")
             here.check(before, "the run", frozenset({"libc"}))
             del before.environment["libc"]

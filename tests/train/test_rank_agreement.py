@@ -144,13 +144,8 @@ def uninterrupted(ranks, world_size, **options):
     ("world_size", "event", "step", "killed", "resumed"),
     [
         (3, "step_begins", 7, (1,), True),  # the others wait for it in the backward
-        (
-            3,
-            "commit_writing",
-            6,
-            (0,),
-            True,
-        ),  # rank 0 has all parts, and no manifest yet: the commit before it counts
+        # rank 0 has all parts, and no manifest yet: the commit before it counts
+        (3, "commit_writing", 6, (0,), True),
         (4, "boundary", 6, (3,), True),  # the others are in the commit, and lack this rank's part
         (4, "step_begins", 8, (0, 1, 2, 3), True),
         (4, "step_begins", 0, (2,), False),

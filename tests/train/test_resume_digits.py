@@ -55,9 +55,8 @@ def kill_many(root, folder, kills, epochs, seed):
         try:
             code = child.wait(draw.uniform(0, seconds) if done < kills else None)
         except subprocess.TimeoutExpired:
-            os.kill(
-                child.pid, signal.SIGKILL
-            )  # the training process alone: its workers must end by themselves
+            # the training process alone: its workers must end by themselves
+            os.kill(child.pid, signal.SIGKILL)
             code = child.wait()
             done += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL), digits.log()

@@ -131,10 +131,8 @@ def committed() -> Any:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a team of threads does not survive a fork
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        for steps in (
-            2,
-            3,
-        ):  # two commits; here, so that the children begin with what it imports and compiles
+        # two commits; here, so that the children begin with what it imports and compiles
+        for steps in (2, 3):
             train(Path(folder) / "run", steps)
         yield Path(folder)
     torch.set_num_threads(threads)

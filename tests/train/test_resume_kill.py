@@ -84,12 +84,8 @@ def test_killed_at_any_event_and_resumed(forked, tmp_path, event, step):
     assert forked(lambda: train(tmp_path / "r", killer=AtStep(event, step), commits=commits)).code == -9
     got, resumed = forked(train, tmp_path / "r").value
     assert got == expected
-    first = {
-        "boundary": 2,
-        "step_begins": 1,
-        "commit_writing": 1,
-        "committed": 0,
-    }  # the step with a commit behind it
+    # the step with a commit behind it
+    first = {"boundary": 2, "step_begins": 1, "commit_writing": 1, "committed": 0}
     assert resumed == (step >= first[event])
 
 

@@ -221,11 +221,8 @@ def test_what_gives_batches_is_no_misuse(model):
         assert len(trainer.predict(read)) in (4, 8)
     assert trainer.evaluate(batch for batch in batches)["loss"] > 0
     with samebits.Run(None, model=model) as run:
-        assert [float(row) for _, row in run.steps(torch.arange(3.0))] == [
-            0,
-            1,
-            2,
-        ]  # the user knows what it is
+        # the user knows what it is
+        assert [float(row) for _, row in run.steps(torch.arange(3.0))] == [0, 1, 2]
 
 
 def test_a_module_without_tensors_that_is_missing_on_a_resume_is_told(tmp_path):

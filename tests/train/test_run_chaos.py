@@ -193,9 +193,8 @@ def one_run(chaos, host, run_dir, wanted, draw):
             killed += 1
             chaos.hit(hit, host.where()[1])
             durable = max(durable, host.where()[2])
-            if (
-                group or cadence["save"] is None
-            ):  # else the writer process is still at it, and the next start meets it
+            # else the writer process is still at it, and the next start meets it
+            if group or cadence["save"] is None:
                 durable = check_loadable(chaos, run_dir, durable)
     chaos.ends.append(final_digest(run_dir))
 

@@ -44,9 +44,8 @@ def fit(run_dir, cut_at=None, steps=None):
     trainer = Trainer(
         model, nn.CrossEntropyLoss(), opt, callbacks=callbacks, metrics={"correct": Correct()}, ema=0.9
     )
-    options = {"check_complete": False} | (
-        {} if run_dir is None else {"save": "0.000001s"}
-    )  # the test counts evaluations
+    # the test counts evaluations
+    options = {"check_complete": False} | ({} if run_dir is None else {"save": "0.000001s"})
     history = trainer.fit(
         loader,
         ignore=["model.evaluated"],  # counts for the test alone

@@ -45,15 +45,8 @@ MACHINES = (
 ANYWHERE = ("draws", "seeds", "pipelines", "loaders", *MACHINES)
 """Sections that are promised to be the same on every CPU."""
 SECTIONS = (
-    *(
-        "language_model",
-        "digits",
-        "trainer",
-        "products",
-        "pointwise",
-        "convolutions",
-        "reductions",
-    ),  # long ones first
+    # long ones first
+    *("language_model", "digits", "trainer", "products", "pointwise", "convolutions", "reductions"),
     *(
         "normalizations",
         "attention",

@@ -46,11 +46,12 @@ def fill(key: Words, initial_seed: int | None = None) -> None:
     default = torch.default_generator
     initial = default.initial_seed() if initial_seed is None else initial_seed
     numpy = numpy_words()
+    # by one call: code that has left the processor's caches costs more than the work
     if (
         _has_known_layout()
         and numpy.size
         and _fill_in_place(*key, _STREAM, initial, _BUFFER, numpy, _PYTHON_WORDS, _KEPT_WORDS, mt19937.BASE)
-    ):  # by one call: code that has left the processor's caches costs more than the work
+    ):
         default.set_state(_BUFFER_TENSOR)
         _PYTHON.gauss_next = None
     else:

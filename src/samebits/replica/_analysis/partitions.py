@@ -36,9 +36,8 @@ class Partitions:
         """Returns the partition with one integer symbol per rank [ranks]: equal symbol, equal bits."""
         _, first, inverse = np.unique(symbols, return_index=True, return_inverse=True)
         order = np.argsort(np.argsort(first)).astype(np.int32)
-        labels = order[
-            inverse
-        ]  # classes numbered by their lowest rank, so that equal classes have equal bytes
+        # classes numbered by their lowest rank, so that equal classes have equal bytes
+        labels = order[inverse]
         key = labels.tobytes()
         if key not in self._numbers:
             self._numbers[key] = len(self._labels)

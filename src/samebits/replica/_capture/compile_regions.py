@@ -16,9 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_MODULE: Any = sys.modules[
-    "torch._higher_order_ops.invoke_subgraph"
-]  # the package has the op under this name
+# the package has the op under this name
+_MODULE: Any = sys.modules["torch._higher_order_ops.invoke_subgraph"]
 
 
 @contextlib.contextmanager
