@@ -173,7 +173,7 @@ at_import = _UnseededStates()
 
 
 def note_torch(torch: ModuleType) -> None:
-    """Notes the seed of torch's default generator, for `random.seeds`."""
+    """Notes the seed of torch's default generator, for `random._process.seeds`."""
     at_import.torch_seed = torch.default_generator.initial_seed()
 
 

@@ -38,7 +38,7 @@ class SharedMemory:
         What refers to an older one keeps it: it is the same memory.
         """
         if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(self.fd, self._grown(size))
+            self._map = mmap.mmap(self.fd, self._resize_file(size))
         return self._map
 
     def populate(self, size: int) -> None:
@@ -61,8 +61,8 @@ class SharedMemory:
         """Lets go of the file; what refers to a mapping keeps that."""
         os.close(self.fd)
 
-    def _grown(self, size: int) -> int:
-        """The length of the file, made large enough, with room for a result that is somewhat larger."""
+    def _resize_file(self, size: int) -> int:
+        """Makes the file large enough and returns its length: reserved with an eighth more, else doubled."""
         there = os.fstat(self.fd).st_size
         if self._reserved:
             length = max(there, _pages(size + size // 8) + mmap.PAGESIZE)

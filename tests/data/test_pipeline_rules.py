@@ -709,9 +709,11 @@ def test_an_element_that_is_made_for_its_reader_may_be_changed():
     def change(row):
         row = row["x"] if isinstance(row, dict) else row
         row += 1
-        return row
+        return row, os.getpid()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConflictWarning)
         for source in (torch.stack(data), Fresh(), Drawing()):
-            list(Pipeline.from_source(source).map(change).with_options(seed=1, num_parallel_calls=2))
+            pipeline = Pipeline.from_source(source).map(change).with_options(seed=1, num_parallel_calls=2)
+            processes = {process for _, process in pipeline}
+            assert len(processes) == 2 and os.getpid() not in processes

@@ -33,17 +33,14 @@ def inputs(module, batched=True):
 
 def run(module, mask, args, **options):
     """(output, weights, gradients) with the dropout of attention weights replaced by this mask, or by none."""
-    swapped = {}
     owner = (
         samebits.nn._multihead_attention
         if isinstance(module, samebits.nn.MultiheadAttention)
         else torch.nn.functional
     )
-    swapped["own"], owner.dropout = owner.dropout, mask
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, "dropout", mask)
         out, weights = module(*args, **options)
-    finally:
-        owner.dropout = swapped["own"]
     total = out.square().sum() + (0 if weights is None else weights.square().sum())
     return out, weights, *torch.autograd.grad(total, list(module.parameters()), allow_unused=True)
 
@@ -120,14 +117,9 @@ def test_without_weights_it_is_scaled_dot_product_attention(kind):
                 q, k, v, attn_mask, dropout_p, is_causal, dropout_mask=kept
             )[0]
 
-        own_sdpa, nn.functional.scaled_dot_product_attention = (
-            nn.functional.scaled_dot_product_attention,
-            with_mask,
-        )
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nn.functional, "scaled_dot_product_attention", with_mask)
             expected, none = plain(*args, **call)
-        finally:
-            nn.functional.scaled_dot_product_attention = own_sdpa
         actual = run(own, same_mask, args, **call)
         assert none is None and actual[1] is None
         assert torch.allclose(actual[0], expected, rtol=1e-5, atol=1e-6)

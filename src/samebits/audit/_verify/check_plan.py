@@ -126,8 +126,8 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
 def within(checks: list[Check], seconds: float, each: float, jobs: int) -> tuple[list[Check], list[Check]]:
     """Returns the checks that fit into `seconds`, `jobs` at a time, and the others; a process takes `each`.
 
-    What says least beyond the others goes first: the CPU, busy processes, further numbers of threads and
-    workers, kills after the first one. "run again" always stays.
+    Those that tell least beyond the others are left out first: the CPU, busy processes, further numbers of
+    threads and workers, kills after the first one. "run again" always stays.
     """
     kept = list(checks)
 

@@ -93,11 +93,11 @@ def replica(
             )
     with output_kept_for(json_file), exit_on_user_error(f"replica: {function}"):
         step, args, inputs = _call_function(function)
-        with cli._reports.replica_report.Progress("ranks captured") as progress:
+        with cli._reports.Progress("ranks captured") as progress:
             captured = replicas.capture(
                 step, *args, world_size=world_size, mesh=axes, on_progress=progress.update
             )
-        with cli._reports.replica_report.Progress("nodes analysed") as progress:
+        with cli._reports.Progress("nodes analysed") as progress:
             report = replicas.analyze(captured, inputs, on_progress=progress.update)
     cli._reports.replica_report.warn(report)
     if not is_standard_output(json_file):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
+    from samebits._progress import Progress as Progress
     from samebits.cli._reports import commits_report as commits_report
     from samebits.cli._reports import ops_overview as ops_overview
     from samebits.cli._reports import ops_report as ops_report
@@ -13,4 +14,5 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = attach(
     __name__,
     ["commits_report", "ops_overview", "ops_report", "replica_report"],
+    {"Progress": "samebits._progress"},
 )

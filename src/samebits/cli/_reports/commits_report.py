@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samebits._progress import Progress as Progress
 from samebits.checkpoint._listing import DAMAGED, NEWER, VALID, CommitInfo
 from samebits.cli._error_messages import printable
 

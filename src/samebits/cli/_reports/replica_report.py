@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits._inspect.user_code import line_of_node
-from samebits._progress import Progress as Progress
 from samebits.replica import Report
 from samebits.replica._analysis.analysis_context import AnalysisFinding
 from samebits.replica._analysis.fixpoint import CALL_SITES

@@ -304,9 +304,8 @@ def call_with_generators(
 ) -> None:
     """Appends `call(element, rng=...)` of every element: its generator is an SFC64, seeded by the row's key.
 
-    A step of `before` is made before each call.
-
-    It is one object, set anew for each call; one that the user has kept is left alone, and replaced.
+    `before` is advanced before each call. The generator is one object, set anew for each call; one that the
+    user has kept is left alone, and replaced.
     """
     generator = getattr(_spare, "generator", None)
     _spare.generator = None  # a call within a call makes its own
