@@ -152,7 +152,9 @@ class ModelCheckpoint(Monitored):
     def _worst(self) -> str:
         def badness(name: str) -> tuple[bool, float, int]:
             epoch, value = self.kept[name]
-            return math.isnan(value), 0.0 if math.isnan(value) else -value if self._rises else value, epoch
+            if math.isnan(value):
+                return True, 0.0, epoch
+            return False, -value if self._rises else value, epoch
 
         return max(self.kept, key=badness)
 

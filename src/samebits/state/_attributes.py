@@ -136,13 +136,7 @@ class Attributes:
                 and not (_is_items(one) and not _loses_factory(path, parts.held))
                 and (inner or not _can_be_made(type(one)))
             ):
-                found[path] = f"a {type(one).__qualname__}, added in the loop, " + (
-                    f"with {inner}, which only the program can make. Give it plain values instead"
-                    if inner
-                    else "with a factory, which only the program can make. Keep its plain values instead"
-                    if _is_items(one)
-                    else "of a class that is not the program's. Keep its plain values instead"
-                )
+                found[path] = f"a {type(one).__qualname__}, added in the loop, {_obstacle(inner, one)}"
         if found:
             raise refuse(self._call, found)
 
@@ -422,6 +416,15 @@ def _loses_factory(path: str, held: Mapping[str, Any]) -> bool:
     """Returns True for a defaultdict that no other one has made: its factory is in no commit."""
     outer = held.get(path[: path.rindex("[")] if path.endswith("]") else "")
     return getattr(held[path], "default_factory", None) is not None and type(outer) is not defaultdict
+
+
+def _obstacle(inner: str, value: Any) -> str:
+    """Returns the reason why a resumed process cannot make an object, and the cure."""
+    if inner:
+        return f"with {inner}, which only the program can make. Give it plain values instead"
+    if _is_items(value):
+        return "with a factory, which only the program can make. Keep its plain values instead"
+    return "of a class that is not the program's. Keep its plain values instead"
 
 
 def _is_items(value: Any) -> bool:

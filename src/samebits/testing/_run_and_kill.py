@@ -166,9 +166,9 @@ def plan_kill(
 
 def _split(place: Place) -> tuple[str, int | None]:
     """Returns place and step."""
-    where, step = (
-        ("body", place) if isinstance(place, int) else (place, None) if isinstance(place, str) else place
-    )
+    if isinstance(place, int):
+        place = ("body", place)
+    where, step = (place, None) if isinstance(place, str) else place
     choices = f"choose 'random', a step number, one of {tuple(KILL_POINTS)}, or (one of them, step)"
     fits = where in KILL_POINTS or (where == _RANDOM and step is None)
     require(fits, "run_and_kill", choices, at=place)
@@ -311,13 +311,16 @@ class _KilledRuns:
         outcomes.append(await self._run_to_end(root))
         expected, got = final_digest(self.scratch / "whole"), final_digest(root)
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
-        found = None if got == expected else first_difference(whole.record, *records)
+        difference = ""
+        if got != expected:
+            found = first_difference(whole.record, *records)
+            difference = found.sentence() if found else "the final commits differ"
         return KilledRun(
             digest=got,
             expected=expected,
             exit_codes=tuple(outcome.ended.returncode for outcome in outcomes),
             kills=tuple(kills),
-            difference=found.sentence() if found else "" if got == expected else "the final commits differ",
+            difference=difference,
             output="".join(outcome.ended.log.read_text(errors="replace") for outcome in outcomes),
         )
 

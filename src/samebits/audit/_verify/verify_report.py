@@ -89,7 +89,9 @@ class CheckRow:
     def notes(self) -> tuple[str, ...]:
         """The notes that a reader needs beside the result."""
         unmeasured = self.overshadowed and self.difference is None
-        promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
+        promised = ""
+        if not self.check.promised:
+            promised = "not promised" if unmeasured else "measured, not promised"
         promised += f": {self.check.unpromised}" if self.check.unpromised else ""
         return tuple(filter(None, (promised, self.check.note, self.remark)))
 

@@ -170,18 +170,16 @@ class Report:
         if over is None:
             return self.partitions.equal
         mesh = self.step.mesh
-        names: tuple[Any, ...] = (
-            () if not isinstance(over, Iterable) else (over,) if isinstance(over, str) else tuple(over)
-        )
-        kinds = {
-            str if isinstance(one, str) else Iterable if isinstance(one, Iterable) else int for one in names
-        }
-        if kinds not in ({str}, {Iterable}):
+        names: tuple[Any, ...] = (over,)
+        if not isinstance(over, str):
+            names = tuple(over) if isinstance(over, Iterable) else ()
+        are_axes = {isinstance(one, str) for one in names}
+        if len(are_axes) != 1 or not all(isinstance(one, Iterable) for one in names):
             raise InvalidArgumentError(
                 f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, "
                 "over=[[0, 1], [2, 3]]."
             )
-        if kinds == {Iterable}:
+        if are_axes == {False}:
             return self.partitions.from_groups(names)
         if unknown := set(names) - set(mesh):
             raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
