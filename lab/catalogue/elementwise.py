@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lab.catalogue.case import ReviewCase, Run
-from samebits import _digest as digest
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._overload_facts import OverloadRow, reviewed
@@ -50,6 +49,13 @@ _OF_SHAPE = {
 _NOT_BY_ELEMENT = ("glu", "isin", "bucketize", "searchsorted", "linspace", "logspace", "equal")
 """Operands of other shapes; glu has tests of its own (test_replacements.py)."""
 _OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
+
+
+def differing_elements(one: Tensor, other: Tensor) -> Tensor:
+    """Returns where two dense tensors of one dtype and shape have other bits, on their device; NaN is NaN."""
+    rows = [torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)) for x in (one, other)]
+    mine, theirs = (row.view(torch.uint8).reshape(*one.shape, one.element_size()) for row in rows)
+    return (mine != theirs).any(-1) & ~(one.isnan() & other.isnan())
 
 
 @cache
@@ -124,7 +130,7 @@ class ElementwiseSample:
             for one, other in zip(whole, self.call(part), strict=True):
                 if one.shape == mask.shape:
                     columns = slice(first, first + count)
-                    mask[:, columns] |= digest.differing_elements(one[:, columns], other)
+                    mask[:, columns] |= differing_elements(one[:, columns], other)
         return mask
 
     def large(self) -> list[Tensor]:

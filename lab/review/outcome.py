@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.catalogue.case import Run
+from lab.catalogue.elementwise import differing_elements
 from samebits import _digest as digest
 
 REPEATED_AT = 2
@@ -96,7 +97,7 @@ def _same_but_for_nan(one: Any, other: Any) -> bool:
     return all(
         mine.layout is theirs.layout is torch.strided
         and mine.shape == theirs.shape
-        and not digest.differing_elements(mine, theirs).any()
+        and not differing_elements(mine, theirs).any()
         for mine, theirs in pairs
         if isinstance(mine, torch.Tensor)
     )

@@ -132,13 +132,6 @@ def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:
     return [path for path in {**theirs, **mine} if not equal.get(path)]
 
 
-def differing_elements(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns where two dense tensors of one dtype and shape have other bits, on their device; NaN is NaN."""
-    rows = [torch.empty(x.numel(), dtype=x.dtype, device=x.device).copy_(x.reshape(-1)) for x in (one, other)]
-    mine, theirs = (row.view(torch.uint8).reshape(*one.shape, one.element_size()) for row in rows)
-    return (mine != theirs).any(-1) & ~(one.isnan() & other.isnan())
-
-
 def _are_equal(a: Any, b: Any, bits: bool) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         alike = (a.dtype, a.shape, a.layout) == (b.dtype, b.shape, b.layout)

@@ -31,8 +31,8 @@ from lab.catalogue.case import (
     integers,
     normal,
 )
+from lab.catalogue.elementwise import differing_elements
 from lab.review.outcome import SEED, Names, disturb, with_memory
-from samebits import _digest as digest
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
@@ -196,7 +196,7 @@ def leaves(output):
 def all_bits_equal(first, other):
     """True if all bits agree, compared on the tensors' device; a NaN is a NaN, whatever its other bits."""
     return len(first) == len(other) and all(
-        a.shape == b.shape and a.dtype == b.dtype and not digest.differing_elements(a, b).any()
+        a.shape == b.shape and a.dtype == b.dtype and not differing_elements(a, b).any()
         for a, b in zip(first, other)
     )
 

@@ -214,7 +214,6 @@ def _dirichlet_gradient(x: Tensor, alpha: Tensor, total: Tensor) -> Call | None:
     return (FUNCTIONS["dirichlet_grad"], (x, alpha, total), ()) if x.dtype in _REAL else None
 
 
-_REASON_OF_KEY = "torch takes logarithms of the system's library: ours draws from a key, by IEEE operations"
 _REASON_OF_GRADIENT = (
     "torch takes logarithms of the system's library: ours is one sequence of IEEE operations"
 )

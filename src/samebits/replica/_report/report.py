@@ -170,7 +170,7 @@ class Report:
         if over is None:
             return self.partitions.equal
         mesh = self.step.mesh
-        names: tuple[Any, ...] = (over,)
+        names: Any = (over,)
         if not isinstance(over, str):
             names = tuple(over) if isinstance(over, Iterable) else ()
         are_axes = {isinstance(one, str) for one in names}
