@@ -9,11 +9,9 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from samebits._context import Words, process
-from samebits._unseeded import no_seed
+from samebits._context import Words
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
-from samebits.random._process import seeds
 from samebits.replica._analysis.fixpoint import analyze
 from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, CapturedStep, check_step
 from samebits.replica._capture.lifting import LiftedArguments
@@ -21,6 +19,7 @@ from samebits.rounding._transform.lowering import Lowering
 from samebits.rounding._transform.lowering_rules import Rule, check_rules
 from samebits.rounding._transform.process_groups import rank_of
 from samebits.rounding._transform.seed_methods import assignment_of, verify_methods
+from samebits.rounding.optim._streams import process_key
 
 _STREAM = int_keys.as_uint64("samebits.rounding.lower")
 
@@ -204,16 +203,7 @@ class LoweredStep:
     def _base(self) -> Words:
         if self._key is not None:
             return self._key
-        if process.run_key is not None:
-            return int_keys.fold(process.run_key, _STREAM)
-        seed = seeds.root_seed()
-        if seed is None:
-            raise no_seed(
-                "the lowered step draws",
-                "replicas would round differently and drift apart (all ranks need the same seed)",
-                "give lower(step, seed=...)",
-            )
-        return int_keys.fold(int_keys.root(seed), _STREAM)
+        return process_key("the lowered step draws", _STREAM, "give lower(step, seed=...)")
 
     def __str__(self) -> str:
         return str(self.module.graph)

@@ -92,7 +92,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = list(self._with_gradient())
-        base = _streams.process_key(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
+        rounds = any(p.dtype in HALVES for _, _, p in work)
+        base = _streams.process_key(f"{self._what}.step() draws") if rounds else (0, 0)
         jobs = []
         for group, name, param in work:
             state, numbers = self._prepare(group, param)

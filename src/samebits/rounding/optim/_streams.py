@@ -22,21 +22,19 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import block
 from samebits.random._process import seeds
 
-_STREAM = int_keys.as_uint64("samebits.rounding.optim")
+STREAM = int_keys.as_uint64("samebits.rounding.optim")
 _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
-def process_key(caller: str) -> Words:
-    """Returns the key for all parameters: the run's, else the process seed's. Else raises `UnseededError`."""
+def process_key(subject: str, stream: int = STREAM, instead: str = "") -> Words:
+    """Returns a stream's key: the run's, else the process seed's. Else raises `UnseededError`."""
     if process.run_key is not None:
-        return int_keys.fold(process.run_key, _STREAM)
+        return int_keys.fold(process.run_key, stream)
     seed = seeds.root_seed()
     if seed is None:
-        raise no_seed(
-            f"{caller}.step() draws",
-            "replicas would round differently and drift apart (all ranks need the same seed)",
-        )
-    return int_keys.fold(int_keys.root(seed), _STREAM)
+        drift = "replicas would round differently and drift apart (all ranks need the same seed)"
+        raise no_seed(subject, drift, instead)
+    return int_keys.fold(int_keys.root(seed), stream)
 
 
 def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:

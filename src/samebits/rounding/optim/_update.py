@@ -94,7 +94,7 @@ def _run(
     number: int,
     shard: list[int],
 ) -> None:
-    base = _streams.process_key(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
+    base = _streams.process_key(f"{rule} in a graph.step() draws") if weight.dtype in HALVES else (0, 0)
     place = name if number < 0 else number, shard
     update(rule, [ParameterUpdate([weight, gradient, *state], step, place, numbers)], base)
 
