@@ -27,7 +27,7 @@ from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.commit_folder import LARGE, write_file, write_image
 from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
-from samebits.train import _object_states as states
+from samebits.train._committed_state import gather
 from samebits.train._async_commits import Commits
 from samebits.train._cadence import Cadence
 
@@ -147,7 +147,7 @@ def test_optimizer_state_and_gradients_that_come_and_go(both):
     opt = torch.optim.Adam(model.parameters(), 0.1)
     objects = {"model": model, "opt": opt}
     for step in range(6):
-        assert equal(both, step, states.gather(objects))
+        assert equal(both, step, gather(objects).objects_to_dict())
         opt.zero_grad(set_to_none=step % 2 == 0)
         if step != 3:
             model(torch.randn(5, 3)).sum().backward()

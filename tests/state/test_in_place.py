@@ -17,7 +17,9 @@ from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.state import _in_place
 from samebits.state._in_place import PlacedObjects
 from samebits.testing import assert_resumes_exactly
-from samebits.train._object_states import NO_ALIASES, RunState, _HeldGroups
+from samebits.train._aliases import RunState
+from samebits.train._committed_state import StateAliases
+from samebits.train._object_states import _HeldGroups
 
 CUT = [0, 3]
 
@@ -211,7 +213,7 @@ def test_tensors_come_back_on_the_device_where_they_were():
     )
     saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
     state = RunState()
-    state.refill(saved, {**NO_ALIASES, "devices": devices})
+    state.refill(saved, StateAliases(devices=devices))
     assert state.average.is_meta and state.inner["of"].is_meta and state.inner["here"].is_cpu
 
 
@@ -219,7 +221,7 @@ def test_a_gpus_tensors_stay_on_the_cpu_where_there_is_no_gpu(monkeypatch):
     """Weights of a GPU's run are read on a machine without one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     state = RunState()
-    state.refill({"x": torch.ones(1)}, {**NO_ALIASES, "devices": [(("x",), "cuda:0")]})
+    state.refill({"x": torch.ones(1)}, StateAliases(devices=[(("x",), "cuda:0")]))
     assert state.x.is_cpu
 
 

@@ -24,7 +24,7 @@ import samebits
 from paste_programs import LIBRARY, PROGRAMS
 from samebits import _digest as digest
 from samebits._context import Observer, process
-from samebits.train._object_states import gather
+from samebits.train._committed_state import gather
 
 ROUNDS = 3
 """More are no cure."""
@@ -63,7 +63,7 @@ def child(script, folder, at, *, checks):
     modules = {name: one for name, one in names.items() if isinstance(one, torch.nn.Module)}
     own = {name: one.state_dict() for name, one in modules.items()}
     state = (
-        [] if watch.run is None else [content(gather(watch.run.objects)["objects"]), dict(watch.run.state)]
+        [] if watch.run is None else [content(gather(watch.run.objects).objects), dict(watch.run.state)]
     )
     print("\nWEIGHTS", digest.of_value(own))
     print("END", watch.steps, digest.of_value([own, *state]))

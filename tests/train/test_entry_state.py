@@ -24,7 +24,7 @@ from samebits.errors import (
     ResumeMismatchError,
     UnsavableStateError,
 )
-from samebits.train._compatibility import check_content
+from samebits.train._object_checks import check_content
 from samebits.train._completeness import commit_notes
 from samebits.train._loop import epochs as epochs_module
 from samebits.train._loop.entry_state import decoded, encoded

@@ -22,7 +22,7 @@ import samebits
 from samebits._byte_digest import of_bytes
 from samebits.checkpoint._manifest import canonical_json
 from samebits.errors import SamebitsError
-from samebits.train._compatibility import _steps
+from samebits.train._object_checks import _steps
 
 Pair = namedtuple("Pair", "left right")
 

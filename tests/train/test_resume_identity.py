@@ -16,7 +16,7 @@ import torch
 import samebits
 from samebits.checkpoint import load_commit
 from samebits.errors import CorruptCommitError, SamebitsError
-from samebits.train._compatibility import check_content
+from samebits.train._object_checks import check_content
 
 Pair = namedtuple("Pair", "left right")
 

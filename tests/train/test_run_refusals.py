@@ -11,7 +11,7 @@ import torch
 
 import samebits
 from samebits.errors import IncompleteStateError, InvalidArgumentError, RunMismatchError, UnsavableStateError
-from samebits.train._compatibility import GivenForms
+from samebits.train._object_checks import GivenForms
 
 
 def train(run_dir: Path | None, epochs: int = 1, body=lambda step: None) -> torch.Tensor:

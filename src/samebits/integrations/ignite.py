@@ -24,7 +24,7 @@ from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun
 from samebits.state._attributes import Attributes
-from samebits.train._library_attributes import require_attributes
+from samebits.train._framework_privates import require_attributes
 from samebits.train._run import Run
 
 try:
@@ -242,8 +242,8 @@ class _EngineRun:
 
 def _place_in_epoch(run: Run) -> int:
     """Returns how many iterations the engine had done in the epoch of the resume."""
-    saved = run.parts.resuming._saved
-    return saved["run_state"]["in_epoch"] if saved is not None else 0
+    saved = run.parts.resuming.saved
+    return saved.run_state["in_epoch"] if saved is not None else 0
 
 
 def _refused(what: str, cure: str) -> UnimplementedError:

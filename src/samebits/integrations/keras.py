@@ -24,7 +24,7 @@ from samebits.data._pipeline import PipelineDataset
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun
 from samebits.state._parts import is_plain
-from samebits.train._library_attributes import require_attributes
+from samebits.train._framework_privates import require_attributes
 
 try:
     keras: Any = importlib.import_module("keras")

@@ -15,7 +15,7 @@ import torch
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
-from samebits.train._library_attributes import require_attributes
+from samebits.train._framework_privates import require_attributes
 
 try:
     callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")

@@ -20,7 +20,7 @@ from samebits.integrations._adapter import OpenRun
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import is_state_of_environment, name_of_known
 from samebits.state._parts import is_plain
-from samebits.train._library_attributes import require_attributes
+from samebits.train._framework_privates import require_attributes
 
 try:
     callbacks: Any = importlib.import_module("stable_baselines3.common.callbacks")

@@ -65,6 +65,10 @@ class PlacedObjects:
 
         add((), values)
 
+    def paths(self) -> list[Path]:
+        """Returns the places of all objects that `note` has found."""
+        return [(*path, key) for path, (_, held) in self._held.items() for key in held]
+
     def replaced(self, values: Mapping[Any, Any] | None = None) -> list[Path]:
         """Returns the places where another object, or none, is by now; `values`: what `note` had, by now."""
         for path, (owner, held) in self._held.items():
@@ -221,14 +225,14 @@ def move_to_devices(values: dict[Any, Any], devices: Iterable[tuple[Path, str]])
     """Moves tensors from the CPU, where a commit's are, to their former devices; without a GPU they stay."""
     for path, device in devices:
         if not device.startswith("cuda") or torch.cuda.is_available():
-            owner = _at(values, path[:-1])
+            owner = value_at(values, path[:-1])
             owner[path[-1]] = owner[path[-1]].to(device)
 
 
 def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
     """Returns True if `aliases` may be what a run wrote with such values of `run.state`."""
     try:
-        on_devices = [_at(values, path) for path, device in aliases["devices"] if torch.device(device)]
+        on_devices = [value_at(values, path) for path, device in aliases["devices"] if torch.device(device)]
         paths = [*aliases["run_state"], *aliases["grads"], *(path for path, _ in aliases["devices"])]
         return len(set(paths)) >= 0 and all(
             [type(path) is tuple and path for path in paths]
@@ -239,7 +243,8 @@ def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
         return False
 
 
-def _at(values: Any, path: Path) -> Any:
+def value_at(values: Any, path: Path) -> Any:
+    """Returns the value at a path into containers."""
     for name in path:
         values = values[name]
     return values

@@ -27,6 +27,7 @@ from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder
 from samebits.checkpoint._store import CommitStore, run_directories
 from samebits.errors import InvalidArgumentError, VerifyError
+from samebits.train._committed_state import CommittedState
 
 # The digest of the commits in the run directories that a program left.
 
@@ -47,8 +48,8 @@ def final_digest(root: Path) -> str:
             raise VerifyError(
                 f"run_and_kill: the run in {folder.name} did not come to its end: it was left by `break`?"
             )
-        state = found[1]
-        parts.append([str(folder.relative_to(root)), state["objects"], state["grads"], state["run_state"]])
+        state = CommittedState.of(found[1])
+        parts.append([str(folder.relative_to(root)), state.objects, state.grads, state.run_state])
     if not parts:
         raise VerifyError("run_and_kill: the program made no run directory: samebits.Run(run_dir, ...) does.")
     result = root / RESULT

@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,16 +20,18 @@ from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
-from samebits.train import _compatibility as compatibility
-from samebits.train import _object_states as state
+from samebits.train import _object_checks as object_checks
 from samebits.train import _resume as resume
+from samebits.train._aliases import Aliases, RunState
 from samebits.train._async_commits import Commits
+from samebits.train._committed_state import CommittedState, ValidationState, gather
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop import entry_state
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._memory_check import check_memory
+from samebits.train._object_states import Stateful
 from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
 from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
@@ -38,7 +40,7 @@ _POSITION = struct.Struct("<4Q")
 """Of a rolling digest: step, epoch, batch, and the digest of the batches."""
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
-TakeNote = Callable[[Position, Mapping[str, Any]], None]
+TakeNote = Callable[[Position, CommittedState], None]
 """Takes the note of a commit at a position, whose state it gets."""
 
 
@@ -133,8 +135,8 @@ class CommitPolicy:
         run_dir: Path | str | None,
         commits: Commits | None,
         best: BestCommits,
-        objects: Mapping[str, state.Stateful],
-        run_state: state.RunState,
+        objects: Mapping[str, Stateful],
+        run_state: RunState,
         loops: Loops,
         grace: float,
         notify: Notify,
@@ -145,7 +147,7 @@ class CommitPolicy:
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
         self._run_dir, self._best, self._notify, self._notes = run_dir, best, notify, notes
         self._objects, self._run_state, self._loops = objects, run_state, loops
-        self._aliases, self._forms = state.Aliases(), compatibility.GivenForms()
+        self._aliases, self._forms = Aliases(), object_checks.GivenForms()
         self._rolling = RollingDigest()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
@@ -161,11 +163,11 @@ class CommitPolicy:
             return None
         store = self.commits.store
         store.open()
-        found = store.newest(partial(compatibility.check_content, objects=self._objects))
+        found = store.newest(partial(object_checks.check_content, objects=self._objects))
         for folder, reason in store.skipped:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
-            compatibility.check_kind(*found, str(self._run_dir))
+            object_checks.check_kind(*found, str(self._run_dir))
         return found
 
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
@@ -206,7 +208,7 @@ class CommitPolicy:
 
     def entry_state(self) -> entry_state.EntryState | None:
         """Returns the state by now, for the commits until the loop or the epoch that begins has ended."""
-        return None if self.commits is None else entry_state.encoded(self._state())
+        return None if self.commits is None else entry_state.encoded(self._state().to_dict())
 
     def request_commit(self) -> None:
         """Requests a commit at the next boundary: at once, after a loop that has ended."""
@@ -299,7 +301,7 @@ class CommitPolicy:
         commits = self.commits
         alone = self.ranks.world_size == 1 and process.overrides.commit_steps is None
         if alone and commits is not None and commits.cadence.by_itself:
-            commits.reserve({**state.gather(self._objects), "loops": self._loops.state()})
+            commits.reserve(replace(gather(self._objects), loops=self._loops.state()).to_dict())
 
     @contextmanager
     def _deferring_errors(self) -> Iterator[None]:
@@ -311,14 +313,13 @@ class CommitPolicy:
                 raise
             self._deferred_error = error
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> CommittedState:
         self._forms.check_groups(self._objects)
-        saved = state.gather(self._objects)
-        saved["run_state"] = dict(self._run_state)
-        saved["aliases"] = self._aliases.state(saved, self._objects)
+        saved = gather(self._objects, self._run_state)
+        saved.aliases = self._aliases.state(saved, self._objects)
         return saved
 
-    def _check(self, saved: Mapping[str, Any]) -> None:
+    def _check(self, saved: CommittedState) -> None:
         check_memory(saved, self._objects, self._aliases)
         self._forms.check(saved, self._objects)
 
@@ -331,8 +332,8 @@ class CommitPolicy:
         started = time.perf_counter()
         saved = self._state()
         check = partial(self._check, saved)
-        saved["loops"] = self._loops.state()
-        saved = self.ranks.gather_state(saved, self._environment.to_dict())
+        saved.loops = self._loops.state()
+        tree = self.ranks.gather_state(saved.to_dict(), self._environment.to_dict())
         if self.ranks.rank == 0:
             note(position, saved)
         facts = {
@@ -351,12 +352,12 @@ class CommitPolicy:
             deferred_error, self._deferred_error = self._deferred_error, None
             if deferred_error is not None:
                 raise deferred_error
-            if not wait and self.commits.snapshot(saved, position, facts, check):
+            if not wait and self.commits.snapshot(tree, position, facts, check):
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(
-                    saved, position, facts, lambda: self._notify("commit_writing", position), check
+                    tree, position, facts, lambda: self._notify("commit_writing", position), check
                 )
         self._notify_durable(durable)
 
@@ -373,9 +374,10 @@ class CommitPolicy:
                 resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
-        base, saved = found
-        inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
-        at = Position(**base.position)._replace(**inside)
+        base, tree = found
+        at = Position(**base.position)._replace(
+            phase="validate", name=position.name, phase_batch=position.phase_batch
+        )
         facts = {
             "finished": base.finished,
             "program": base.program,
@@ -384,11 +386,12 @@ class CommitPolicy:
             "value": base.value,
             "note": base.note,
         }
-        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
-        check = partial(
-            check_memory, saved["inside"]["state"] | saved["inside"], self._objects, self._aliases
+        state = gather(self._objects, self._run_state)
+        saved = replace(CommittedState.of(tree), inside=ValidationState.at(position, state))
+        check = partial(check_memory, state, self._objects, self._aliases)
+        self.commits.commit(
+            saved.to_dict(), at, facts, lambda: self._notify("commit_writing", position), check
         )
-        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position), check)
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
         for position in positions:

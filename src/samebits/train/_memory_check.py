@@ -19,7 +19,8 @@ from samebits.checkpoint._classes import items_of
 from samebits.errors import UnsavableStateError
 from samebits.state._attributes import Attributes
 from samebits.state._in_place import Path
-from samebits.train._object_states import Aliases, shared_with_parameters
+from samebits.train._aliases import Aliases, shared_with_parameters
+from samebits.train._committed_state import CommittedState
 
 _MADE, _FILLED, _OPTIMIZER, _OBJECT = "made anew", "filled in place", "an optimizer's", "an object's"
 _OURS = {_MADE, _FILLED}
@@ -44,7 +45,7 @@ class _CommittedValue(NamedTuple):
         return kinds[0] == kinds[1] and self[:2] == other[:2]
 
 
-def check_memory(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: Aliases) -> None:
+def check_memory(saved: CommittedState, objects: Mapping[str, Any], aliases: Aliases) -> None:
     """Raises `UnsavableStateError` for a value that a resume would not restore as it is, by its names."""
     if (changed := aliases.changed_memory(objects)) is not None:
         raise _changed(*changed)
@@ -65,13 +66,11 @@ def check_memory(saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: 
         raise _refusal(*min(lost, key=lambda pair: min(order[id(one)] for one in pair)))
 
 
-def _values(
-    saved: Mapping[str, Any], objects: Mapping[str, Any], aliases: Aliases
-) -> Iterator[_CommittedValue]:
-    for path, value in _leaves(saved["run_state"]):
+def _values(saved: CommittedState, objects: Mapping[str, Any], aliases: Aliases) -> Iterator[_CommittedValue]:
+    for path, value in _leaves(saved.run_state):
         yield _value("run.state", path, _MADE, value)
     shared = {(name, ("state", number, key)) for name, number, key in shared_with_parameters(objects)}
-    for name, state in saved["objects"].items():
+    for name, state in saved.objects.items():
         thing = objects[name]
         if isinstance(thing, Attributes):
             for (first, *rest), value in _leaves(state["values"]):
@@ -83,10 +82,10 @@ def _values(
             for path, value in _leaves(state):
                 if (name, path) not in shared:
                     yield _value(name, path, role, value)
-    for (name, *rest), value in _leaves(saved["grads"]):
+    for (name, *rest), value in _leaves(saved.grads):
         yield _value(f"{name}.grad", tuple(rest), _FILLED if aliases.keeps_gradient(name) else _MADE, value)
-    for part in ("buffers", "optimizer_only"):
-        for path, value in _leaves(saved[part]):
+    for part in (saved.buffers, saved.optimizer_only):
+        for path, value in _leaves(part):
             yield _value(path[0], path[1:], _OBJECT, value)
 
 

@@ -1,17 +1,16 @@
-"""The user's objects in a commit: their state_dict, and the state that training changes besides it."""
+"""The user's objects: how the state of one is loaded, and what training changes besides its state_dict."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.__future__ import get_swap_module_params_on_conversion
-from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
-from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.errors import RunMismatchError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators
@@ -29,152 +28,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any:
         """Restores a state."""
         ...
-
-
-class RunState(dict[str, Any]):
-    """`run.state`: plain values and tensors saved with the run: `run.state.best = 1.0`, `.get("best", 9)`."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(
-                f"run.state.{name} was never set, or is not in the commit from which the run resumed. Set it "
-                f"before the loop, in a run directory of its own, or read run.state.get({name!r}, default)."
-            ) from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(dict, name):
-            raise InvalidArgumentError(
-                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
-            )
-        self[name] = value
-
-    def __delattr__(self, name: str) -> None:
-        del self[name]
-
-    def refill(
-        self,
-        saved: Mapping[str, Any],
-        aliases: Mapping[str, Any] | None = None,
-        restored: _in_place.Restored | None = None,
-    ) -> None:
-        """Takes the saved values: in place, but where the loop had replaced objects, as `aliases` say."""
-        restored = restored or _in_place.Restored()
-        aliases = aliases or NO_ALIASES
-        restored.bind_items(saved, self, set(aliases["run_state"]))
-        values = {name: restored.of(value) for name, value in saved.items()}
-        self.clear()
-        self.update(values)
-        _in_place.move_to_devices(self, aliases["devices"])
-
-
-_OF_OBJECTS = (
-    "types", "objects", "grads", "requires_grad", "param_groups", "optimizer_only", "training", "buffers",
-    "forward_syncs",
-)  # fmt: skip
-"""The parts of a gathered state, by the names of objects, or by paths that begin with these."""
-NO_ALIASES: dict[str, Any] = {"run_state": [], "grads": [], "devices": []}
-
-
-class Aliases:
-    """The objects that the program held when its outermost loop began, and may know by other names."""
-
-    def __init__(self) -> None:
-        self._in_state, self._grads = _in_place.PlacedObjects(), _in_place.PlacedObjects()
-        self._memory: dict[str, str] = {}
-        """The names of parameters and buffers of modules, each with the first name of its memory."""
-
-    def note(self, objects: Mapping[str, Stateful], run_state: RunState, made: Collection[int]) -> None:
-        """Notes the objects at the beginning of a loop, but those that a resume has `made`."""
-        self._in_state.note(run_state, made)
-        self._grads.note(gradients(dict(_parameters(objects))), made)
-        self._memory = same_memory(objects)
-        for one in objects.values():
-            if isinstance(one, Attributes):
-                one.note_placed(made)
-
-    def changed_memory(self, objects: Mapping[str, Stateful]) -> tuple[str, str, str] | None:
-        """Returns two names that were one memory when the loop began and are "two" now, or that are "one".
-
-        Buffers that have become one are left alone: an average may take those of its model in each step.
-        """
-        now, before = same_memory(objects), self._memory
-        parameters = {path for path, _ in parameter_groups.named_parameters(objects, every=True)}
-        for path in [path for path in before if path in now]:
-            first, since = before[path], now[path]
-            if first in now and since != now[first]:
-                return first, path, "two"
-            if since in before and first != before[since] and {path, since} <= parameters:
-                return since, path, "one"
-        return None
-
-    def keeps_gradient(self, path: str) -> bool:
-        """Returns True for a gradient that a resume fills in place."""
-        return self._grads.has((path,))
-
-    def state(self, saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> dict[str, Any]:
-        """Returns for a commit of `saved` the places where other objects are by now, and the devices."""
-        shared = shared_with_parameters(objects)
-        return {
-            "run_state": self._in_state.replaced(),
-            "grads": self._grads.replaced(saved["grads"]),
-            "devices": _in_place.devices_in(saved["run_state"]),
-            **({"optimizers": shared} if shared else {}),
-        }
-
-
-def same_memory(objects: Mapping[str, Stateful]) -> dict[str, str]:
-    """Returns the parameters and buffers of modules by name, each with the first name of its memory."""
-    first: dict[Any, str] = {}
-    found: dict[str, str] = {}
-    for name, thing in objects.items():
-        named = (
-            [*thing.named_parameters(remove_duplicate=False), *thing.named_buffers(remove_duplicate=False)]
-            if isinstance(thing, torch.nn.Module)
-            else []
-        )
-        for path, one in named:
-            if (
-                type(one) in (torch.Tensor, torch.nn.Parameter)
-                and one.layout is torch.strided
-                and one.numel()
-            ):
-                key = one.data_ptr(), one.dtype, one.shape, one.stride()
-                found[f"{name}.{path}"] = first.setdefault(key, f"{name}.{path}")
-    return found
-
-
-def shared_with_parameters(objects: Mapping[str, Stateful]) -> list[tuple[str, int, str]]:
-    """Returns where a state of an optimizer is the memory of its parameter, as after SAM's `p.data = old`."""
-    return [
-        (name, number, key)
-        for name, number, parameter, state in _optimizer_states(objects)
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor) and value is not parameter and _is_same_memory(value, parameter)
-    ]
-
-
-def share_again(objects: Mapping[str, Stateful], shared: Iterable[tuple[str, int, str]]) -> None:
-    """Puts the memory of the parameters there again."""
-    for name, number, parameter, state in _optimizer_states(objects):
-        for key in [key for one, at, key in shared if (one, at) == (name, number) and key in state]:
-            state[key] = parameter.detach()
-
-
-def _optimizer_states(
-    objects: Mapping[str, Stateful],
-) -> Iterator[tuple[str, int, torch.Tensor, dict[str, Any]]]:
-    for name, thing in objects.items():
-        if isinstance(thing, torch.optim.Optimizer):
-            parameters = (one for group in thing.param_groups for one in group["params"])
-            yield from ((name, at, one, thing.state.get(one, {})) for at, one in enumerate(parameters))
-
-
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.layout is not torch.strided or not one.numel() or one.data_ptr() != other.data_ptr():
-        return False
-    return (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
 
 
 def note_objects(objects: Mapping[str, Stateful]) -> None:
@@ -210,132 +63,9 @@ def check_adapters(objects: Mapping[str, Stateful]) -> None:
             one.check_besides(name)
 
 
-def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Returns the state of all objects, with the state of modules and parameters that state_dict leaves out.
-
-    Besides state_dict: gradients that are alive between two steps, `requires_grad`, parameters that only an
-    optimizer knows, train/eval modes, and buffers that are registered as not persistent.
-    """
-    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
-    parameters, numbers = dict(_parameters(objects)), dict[int, int]()
-    saved = {
-        name: thing.live_state(numbers) if isinstance(thing, Attributes) else thing.state_dict()
-        for name, thing in objects.items()
-    }
-    return {
-        "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
-        "objects": saved,
-        "grads": gradients(parameters),
-        "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
-        "param_groups": parameter_groups.names(objects),
-        "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
-        "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
-        "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
-        **_forward_syncs(modules),
-    }
-
-
 def gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Returns the gradients of parameters, by their paths."""
     return {path: _to_dense(parameter.grad) for path, parameter in parameters.items()}
-
-
-def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
-    """Returns for each DistributedDataParallel True if it is about to broadcast rank 0's buffers: not after a
-    forward without gradients, nor under `no_sync`. Empty where there is none.
-    """
-    found = {
-        name: module.require_forward_param_sync
-        for name, module in modules.items()
-        if isinstance(module, DistributedDataParallel)
-    }
-    return {"forward_syncs": found} if found else {}
-
-
-def restore(
-    objects: Mapping[str, Stateful],
-    saved: Mapping[str, Any],
-    where: str,
-    restored: _in_place.Restored | None = None,
-    *,
-    kept: Collection[str] = (),
-) -> None:
-    """Loads a gathered state into the objects, and checks that it was restored bit for bit.
-
-    No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when
-    an object refuses its state, or does not have it afterwards.
-    """
-    restored = restored or _in_place.Restored()
-    bind(objects, saved, restored)
-    loaded = {name: thing for name, thing in objects.items() if name not in kept}
-    for name, thing in _adapters_last(loaded):
-        with _held_groups(objects, thing):
-            _load(name, thing, saved["objects"][name], restored, where)
-    for path, parameter in _parameters(objects):
-        if path in saved["optimizer_only"]:
-            parameter.data.copy_(saved["optimizer_only"][path])
-        parameter.requires_grad_(saved["requires_grad"][path])
-        parameter.grad = _gradient(restored.of(saved["grads"][path]), parameter.device)
-    for name, modes in saved["training"].items():
-        _restore_module(objects[name], modes, saved["buffers"][name])
-    for name, syncs in saved.get("forward_syncs", {}).items():
-        objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
-    for name, thing in loaded.items():
-        _check_restored(name, thing, saved["objects"][name], where)
-
-
-def bind(objects: Mapping[str, Stateful], saved: Mapping[str, Any], restored: _in_place.Restored) -> None:
-    """Notes the objects that are restored in place: those in adapters' targets, and gradients."""
-    for name, thing in objects.items():
-        if isinstance(thing, Attributes):
-            thing.bind(saved["objects"][name], restored)
-    replaced = saved.get("aliases", NO_ALIASES)["grads"]
-    restored.bind_items(saved["grads"], gradients(dict(_parameters(objects))), set(replaced))
-
-
-def _adapters_last(objects: Mapping[str, Stateful]) -> list[tuple[str, Stateful]]:
-    """Returns the objects in the order of loading: a class of the user's may empty what it shares."""
-    return sorted(objects.items(), key=lambda item: isinstance(item[1], Attributes))
-
-
-def part_of(saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns a state with what is gathered of these objects alone."""
-    found = dict(saved)
-    for part in found.keys() & _OF_OBJECTS:
-        found[part] = {key: one for key, one in saved[part].items() if key.split(".")[0] in names}
-    return found
-
-
-def restore_changed(
-    objects: Mapping[str, Stateful],
-    saved: Mapping[str, Any],
-    where: str,
-    loaded: Mapping[str, str] | None = None,
-    restored: _in_place.Restored | None = None,
-    *,
-    again: bool = True,
-) -> list[str]:
-    """Restores like `restore`, except objects that have the state: a graph built with them stays valid.
-
-    `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those
-    that still have them are not loaded. Returns the names of those that have changed; they are loaded only if
-    `again`.
-    """
-    now = gather(objects)
-    before = loaded or {}
-    changed = [name for name, own in before.items() if digest.of_value(now["objects"][name]) != own]
-    kept = before.keys() - (changed if again else ())
-    if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
-        restore(objects, saved, where, restored, kept=kept)
-        return changed
-    restored = restored or _in_place.Restored()
-    bind(objects, saved, restored)
-    for name, thing in _adapters_last(objects):
-        if name not in kept and digest.differing(now["objects"][name], saved["objects"][name]):
-            with _held_groups(objects, thing):
-                _load(name, thing, saved["objects"][name], restored, where)
-            _check_restored(name, thing, saved["objects"][name], where)
-    return changed
 
 
 def is_programs_own(thing: Any) -> bool:
@@ -346,6 +76,14 @@ def is_programs_own(thing: Any) -> bool:
     torchs = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
     module = type(thing).__module__.removeprefix("samebits.integrations.")
     return not isinstance(thing, torchs) and not module.startswith(("torch.", "samebits."))
+
+
+def load(
+    objects: Mapping[str, Stateful], name: str, saved: Any, restored: _in_place.Restored, where: str
+) -> None:
+    """Loads the state of one of the objects; raises `RunMismatchError` when it refuses it."""
+    with _held_groups(objects, objects[name]):
+        _load(name, objects[name], saved, restored, where)
 
 
 def _load(name: str, thing: Stateful, saved: Any, restored: _in_place.Restored, where: str) -> None:
@@ -411,7 +149,14 @@ def _to_dense(grad: torch.Tensor | None) -> Any:
     }  # fmt: skip
 
 
-def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
+def is_gradient(saved: Any) -> bool:
+    """Returns True for what `gradients` returns of one."""
+    if not isinstance(saved, dict):
+        return saved is None or isinstance(saved, torch.Tensor)
+    return saved.keys() == {"indices", "values", "size", "coalesced"}
+
+
+def gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
     """Returns the gradient that `_to_dense` split."""
     if saved is None or isinstance(saved, torch.Tensor):
         return None if saved is None else saved.to(device)
@@ -421,7 +166,8 @@ def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
     )  # fmt: skip
 
 
-def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
+def restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Restores the modes of a module's modules, and the buffers that its state_dict leaves out."""
     for child, training in zip(module.modules(), modes, strict=True):
         child.training = training
     for path, value in unsaved_buffers(module).items():
@@ -489,7 +235,8 @@ def _refill(held: Any, new: Any) -> None:
         held.update(items)
 
 
-def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
+def check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
+    """Raises `RunMismatchError` for a module or an optimizer that has not the state that it was given."""
     if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
         return
     lost = digest.differing(thing.state_dict(), saved, bits=not copies_what_it_loads(thing))
@@ -504,9 +251,8 @@ def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
         )
 
 
-def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
-    seen: set[int] = set()
+def parameters(objects: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
     optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
     named = [*parameter_groups.named_parameters(objects)]
     named += [
@@ -515,15 +261,10 @@ def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
         for number, group in enumerate(optimizers[name].param_groups)
         for index, parameter in enumerate(group["params"])
     ]
+    once: dict[int, tuple[str, torch.Tensor]] = {}
     for path, parameter in named:
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield path, parameter
-
-
-def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
-    """Returns the paths under which a commit keeps the gradients."""
-    return {path for path, _ in _parameters(objects)}
+        once.setdefault(id(parameter), (path, parameter))
+    return dict(once.values())
 
 
 def unsaved_buffers(

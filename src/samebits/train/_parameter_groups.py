@@ -52,14 +52,14 @@ def names(objects: Mapping[str, Any]) -> dict[str, Groups]:
 
 
 def arranged(
-    objects: Mapping[str, Any], saved: Mapping[str, Any], name: str
+    objects: Mapping[str, Any], name: str, saved: Mapping[str, Groups]
 ) -> list[list[torch.Tensor]] | None:
     """Returns the parameters of the groups of an optimizer as a commit has them; None if they cannot be made.
 
     They can if modules of the run name all of them, and the optimizer's own are among them: a program may
     move parameters from group to group, and add groups.
     """
-    wanted: Groups = saved.get("param_groups", {}).get(name, [])
+    wanted = saved.get(name, [])
     mine, here = names(objects)[name], dict(named_parameters(objects))
     has, gets = ([path for group in groups for path in group] for groups in (mine, wanted))
     added = {path for group in wanted[len(mine) :] for path in group}
@@ -89,7 +89,7 @@ class AddedGroups:
         """Ends the checks."""
         self._patches.undo()
 
-    def make(self, saved: Mapping[str, Any]) -> None:
+    def make(self, saved: Mapping[str, Groups]) -> None:
         """Gives the optimizers the groups of a commit, in its order; its state has their values.
 
         States of an optimizer go by the number of a parameter. Modules that have changed places in training
@@ -97,7 +97,7 @@ class AddedGroups:
         """
         for name, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
-                groups = arranged(self._objects, saved, name) or []
+                groups = arranged(self._objects, name, saved) or []
                 for group, parameters in zip(thing.param_groups, groups, strict=False):
                     if [*map(id, group["params"])] != [*map(id, parameters)]:
                         group["params"][:] = parameters

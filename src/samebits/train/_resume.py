@@ -26,12 +26,15 @@ from samebits._inspect.reachable import hashes_in
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, SamebitsError
 from samebits.state._in_place import Restored
-from samebits.train import _compatibility as compatibility
-from samebits.train import _object_states as state
+from samebits.train import _committed_state as committed
 from samebits.train import _parameter_groups as parameter_groups
+from samebits.train._aliases import RunState, share_again
+from samebits.train._committed_state import CommittedState, ValidationState
 from samebits.train._environment_check import Environment
 from samebits.train._loop.entry_state import EntryState, decoded
 from samebits.train._loop.loop_positions import Loops
+from samebits.train._object_checks import check_fits
+from samebits.train._object_states import Stateful, is_programs_own
 from samebits.train._parameter_groups import AddedGroups
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
@@ -76,14 +79,6 @@ class CarriedValues:
         )
 
 
-def gather_validation(
-    position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the state of a validation for a commit."""
-    at = {"loop": position.loop, "step": position.step, "name": position.name, "batch": position.phase_batch}
-    return {"at": at, "state": state.gather(objects), "run_state": dict(run_state)}
-
-
 def print_restart(name: str, changes: list[str]) -> None:
     """Prints why a kill restarts this validation from its first batch."""
     print(
@@ -98,14 +93,14 @@ class ResumeState:
     """The committed state of the run in `where`; there is none before `load`."""
 
     def __init__(
-        self, where: str, objects: Mapping[str, state.Stateful], run_state: state.RunState, loops: Loops
+        self, where: str, objects: Mapping[str, Stateful], run_state: RunState, loops: Loops
     ) -> None:
         self._where, self._objects, self._run_state, self._loops = where, objects, run_state, loops
         self.groups = AddedGroups(objects)
         self.cure_of_missing = ""
         """The cure for objects that only the commit has, where nobody can type `run.add`."""
-        self._saved: dict[str, Any] | None = None
-        self._inside: dict[str, Any] | None = None
+        self.saved: CommittedState | None = None
+        self._inside: ValidationState | None = None
         """The validation that the commit is in, until it has been entered."""
         self._restored = self._on_demand = False
         """If the objects were restored before the loop, and if the program asked for it (`run.restore()`)."""
@@ -117,7 +112,7 @@ class ResumeState:
         """Digests of the states of objects of the program's own classes, once they were loaded."""
 
     def load(
-        self, manifest: Manifest, saved: dict[str, Any], environment: Environment, allowed: frozenset[str]
+        self, manifest: Manifest, tree: dict[str, Any], environment: Environment, allowed: frozenset[str]
     ) -> None:
         """Reads a commit, and restores it if all its objects are there; else `run.add` is still to come.
 
@@ -126,14 +121,16 @@ class ResumeState:
             CorruptCommitError: it holds what no run writes.
         """
         with self._refusing():
+            saved = CommittedState.of(tree)
             environment.check(manifest, self._where, allowed)
-            compatibility.check_fits(self._objects, saved, self._where, complete=False)
+            check_fits(self._objects, saved, self._where, complete=False)
             before = manifest.environment.get("optimizers", {})
             environment.hyperparameters.check(before, self._where, allowed)
             environment.resume(manifest, self._where, allowed)
-            self._saved, self._inside = saved, saved.get("inside")
-            self._loops.load(saved["loops"])
-            if self._objects.keys() == saved["objects"].keys():
+            self.saved, self._inside = saved, saved.inside
+            if saved.loops is not None:
+                self._loops.load(saved.loops)
+            if self._objects.keys() == saved.objects.keys():
                 self._restore(saved)
 
     @contextmanager
@@ -160,51 +157,51 @@ class ResumeState:
             )
         elif self._inside is not None:
             inside = ", to resume at batch {batch} of {name!r} in step {step}"
-            text += inside.format_map(self._inside["at"])
+            text += inside.format_map(vars(self._inside))
         print(f"samebits: {text}", file=sys.stderr)
 
     def check_contains(self, name: str) -> None:
         """Raises `RunMismatchError` for an object whose name the commit lacks."""
-        if self._saved is not None and name not in self._saved["objects"]:
+        if self.saved is not None and name not in self.saved.objects:
             raise RunMismatchError(
                 f"Run.add({name!r}): the commit in {self._where} holds no object of that name."
             )
 
     def restore_now(self) -> None:
         """Restores the objects at the program's request; without a commit, or a second time, does nothing."""
-        if self._saved is None or self._on_demand:
+        if self.saved is None or self._on_demand:
             return
         if not self._restored:
-            missing = sorted(self._saved["objects"].keys() - self._objects.keys())
+            missing = sorted(self.saved.objects.keys() - self._objects.keys())
             if missing:
                 add = "Add all objects first: " + "; ".join(f"run.add({name!r}, ...)" for name in missing)
                 raise RunMismatchError(
                     f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, "
                     f"which the run does not have yet. {self.cure_of_missing or add}."
                 )
-            self._restore(self._saved)
+            self._restore(self.saved)
         self._on_demand = True
 
     def enter(self, entry: EntryState | None) -> None:
         """Restores the state in which code began that runs again; `restore_at_loop` follows behind it."""
-        if entry is None or self._saved is None:
+        if entry is None or self.saved is None:
             return
         with self._refusing():
-            before = decoded(entry)
-            self.groups.make(before)
-            now, groups = parameter_groups.names(self._objects), before["param_groups"]
+            before = CommittedState.of(decoded(entry))
+            self.groups.make(before.param_groups)
+            now, groups = parameter_groups.names(self._objects), before.param_groups
             objects = {
                 name: one
                 for name, one in self._objects.items()
-                if name in before["objects"] and now.get(name) == groups.get(name)  # more groups by now
+                if name in before.objects and now.get(name) == groups.get(name)  # more groups by now
             }
-            before = state.part_of(before, objects)
+            before = before.part_of(objects)
             restored = Restored(self.made)
-            restored.bind_items(before["run_state"], self._run_state, set(before["aliases"]["run_state"]))
-            state.restore_changed(objects, before, self._where, restored=restored)
+            restored.bind_items(before.run_state, self._run_state, set(before.aliases.run_state))
+            committed.restore_changed(objects, before, self._where, restored=restored)
             restored.again()
-            self._run_state.refill(before["run_state"], before["aliases"], restored)
-            state.share_again(objects, before["aliases"].get("optimizers", ()))
+            self._run_state.refill(before.run_state, before.aliases, restored)
+            share_again(objects, before.aliases.optimizers)
         self._entered = True
 
     def restore_at_loop(self, *, in_epoch: bool = False) -> None:
@@ -212,43 +209,44 @@ class ResumeState:
 
         `in_epoch`: the code at the beginning of an epoch has run again, so that changes are as they must be.
         """
-        assert self._saved is not None
+        assert self.saved is not None
         with self._refusing():
-            self._saved = self._without_added_later(self._saved)
+            self.saved = self._without_added_later(self.saved)
             if self._restored:
-                self._put_back(self._saved, in_epoch=in_epoch or self._entered)
+                self._put_back(self.saved, in_epoch=in_epoch or self._entered)
             else:
-                self._restore(self._saved)
+                self._restore(self.saved)
             self.groups.settle()
-        self._saved = None  # what is added from here on, between two loops say, is new
+        self.saved = None  # what is added from here on, between two loops say, is new
         self.made.clear()
         self._on_demand = True
 
-    def _without_added_later(self, saved: dict[str, Any]) -> dict[str, Any]:
+    def _without_added_later(self, saved: CommittedState) -> CommittedState:
         """Returns a commit without the objects that only later code of an epoch adds, or an earlier epoch."""
-        anew = set((saved["loops"]["current"] or {}).get("anew", ()))
-        left = (saved["objects"].keys() - self._objects.keys()) & anew
-        return state.part_of(saved, saved["objects"].keys() - left) if left else saved
+        current = None if saved.loops is None else saved.loops.current
+        anew = set() if current is None else {*current.anew}
+        left = (saved.objects.keys() - self._objects.keys()) & anew
+        return saved.part_of(saved.objects.keys() - left) if left else saved
 
-    def _restore(self, saved: dict[str, Any]) -> None:
-        compatibility.check_fits(self._objects, saved, self._where)
-        self.groups.make(saved)
+    def _restore(self, saved: CommittedState) -> None:
+        check_fits(self._objects, saved, self._where)
+        self.groups.make(saved.param_groups)
         restored = Restored(self.made)
-        state.restore(self._objects, saved, self._where, restored)
+        committed.restore(self._objects, saved, self._where, restored)
         self._restored = True
-        own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
+        own = {name: thing for name, thing in self._objects.items() if is_programs_own(thing)}
         for name, thing in own.items():
             with suppress(Exception):  # it takes its state over later, when its library is ready
                 self._loaded[name] = digest.of_value(thing.state_dict())
         self._refill(saved, restored)
 
-    def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
-        compatibility.check_fits(self._objects, saved, self._where)
-        self.groups.make(saved)
+    def _put_back(self, saved: CommittedState, *, in_epoch: bool) -> None:
+        check_fits(self._objects, saved, self._where)
+        self.groups.make(saved.param_groups)
         again = in_epoch or not self._on_demand
         restored = Restored(self.made)
-        restored.bind_items(saved["run_state"], self._run_state, set(saved["aliases"]["run_state"]))
-        changed = state.restore_changed(
+        restored.bind_items(saved.run_state, self._run_state, set(saved.aliases.run_state))
+        changed = committed.restore_changed(
             self._objects, saved, self._where, self._loaded, restored, again=again
         )
         self._refill(saved, restored)
@@ -267,17 +265,17 @@ class ResumeState:
                 ),
             )
 
-    def _refill(self, saved: dict[str, Any], restored: Restored) -> None:
+    def _refill(self, saved: CommittedState, restored: Restored) -> None:
         restored.again()
-        self._run_state.refill(saved["run_state"], saved["aliases"], restored)
-        state.share_again(self._objects, saved["aliases"].get("optimizers", ()))
+        self._run_state.refill(saved.run_state, saved.aliases, restored)
+        share_again(self._objects, saved.aliases.optimizers)
 
     def enter_validation(self, first: Position) -> int:
         """Returns the first batch of this validation: 0, or that of a commit inside it, which is restored."""
-        saved, here = self._inside, {"loop": first.loop, "step": first.step, "name": first.name}
-        if saved is None or not here.items() <= saved["at"].items():
+        inside = self._inside
+        if inside is None or not inside.is_at(first):
             return 0
         self._inside = None
-        state.restore_changed(self._objects, saved["state"], self._where)
-        self._run_state.refill(saved["run_state"])
-        return saved["at"]["batch"]
+        committed.restore_changed(self._objects, inside.state, self._where)
+        self._run_state.refill(inside.state.run_state, inside.state.aliases)
+        return inside.batch

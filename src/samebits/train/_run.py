@@ -27,10 +27,10 @@ from samebits.state._known_classes import parts_with_state
 from samebits.train import _environment_check as environment_check
 from samebits.train import _hyperparameters as hyperparameters
 from samebits.train import _rank_agreement as rank_agreement
+from samebits.train._aliases import RunState
 from samebits.train._async_commits import Commits
 from samebits.train._boundary_commits import BestCommits, CommitPolicy
 from samebits.train._cadence import Cadence, Save
-from samebits.train._compatibility import check_compiled, check_not_lazy, is_like
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._environment_check import Environment, check_names
@@ -40,7 +40,8 @@ from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.run_parts import RunParts
 from samebits.train._loop.steps import LoopSteps, Steps
 from samebits.train._loop.validation import Validation
-from samebits.train._object_states import RunState, Stateful, note_objects
+from samebits.train._object_checks import check_compiled, check_not_lazy, is_like
+from samebits.train._object_states import Stateful, note_objects
 from samebits.train._replay_check import ReplayCheck
 from samebits.train._resume import ResumeState
 from samebits.train._run_arguments import (

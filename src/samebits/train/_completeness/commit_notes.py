@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,8 @@ from samebits._inspect import user_code
 from samebits._inspect._program.derived_names import derived_names
 from samebits._inspect.budget import one_check
 from samebits.errors import ResumeMismatchError
-from samebits.train import _object_states as state
+from samebits.train._aliases import RunState
+from samebits.train._committed_state import CommittedState, gather
 from samebits.train._completeness import reachable_state
 from samebits.train._completeness.completeness import Completeness, clocks_now, digests_of, own_states
 from samebits.train._completeness.lost_changes import (
@@ -55,6 +57,7 @@ from samebits.train._completeness.resume_mismatch import (
     parsed_left,
 )
 from samebits.train._completeness.whole_snapshot import WholeSnapshot, further_roots
+from samebits.train._object_states import is_programs_own, saved_identities
 
 _SHARE = 0.005
 _FIRST_SHARE, _FIRST_SECONDS = 0.05, 0.2
@@ -96,7 +99,7 @@ class LoopChanges:
         self,
         frame: FrameType,
         objects: Mapping[str, Any],
-        saved: Mapping[str, Any],
+        saved: CommittedState,
         loader: Any,
         noted_names: Mapping[str, list[str]] | None = None,
     ) -> WholeSnapshot:
@@ -116,12 +119,12 @@ class LoopChanges:
             self._first = now
             runs = (one for scope in (frame.f_locals, frame.f_globals) for one in scope.values())
             held = {id(one) for one in runs if type(one).__module__ == "samebits.train._run"}
-            self.derived = derived_names(frame, state.saved_identities(objects) | held)
+            self.derived = derived_names(frame, saved_identities(objects) | held)
         return now
 
     @one_check()
     def note(
-        self, at: int, frame: FrameType, objects: Mapping[str, Any], saved: Mapping[str, Any], loader: Any
+        self, at: int, frame: FrameType, objects: Mapping[str, Any], saved: CommittedState, loader: Any
     ) -> Note:
         """Returns the note of this boundary."""
         now, first = self.walk(frame, objects, saved, loader), self._first
@@ -135,7 +138,7 @@ class LoopChanges:
         changed += [*appeared(first, now), *(one for one in renamed(first, now) if not means_saved(one))]
         changed = [one for one in changed if not self._checks.is_ignored(one)]
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
-        states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
+        states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
         left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
         left += filter(is_saved_by_owner, changed)  # its load_state_dict may restore another value
         for one in left:
@@ -173,10 +176,10 @@ class LoopChanges:
         return NotedValue(one.now.hashed, one.before.hashed, text, self._changes[one.path])
 
 
-def _restored_exactly(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def _restored_exactly(objects: Mapping[str, Any], saved: CommittedState) -> CommittedState:
     """Returns what a commit has, without the states that a `load_state_dict` of the program's restores."""
-    own = {name for name, thing in objects.items() if state.is_programs_own(thing)}
-    return {**saved, "objects": {name: one for name, one in saved["objects"].items() if name not in own}}
+    own = {name for name, thing in objects.items() if is_programs_own(thing)}
+    return replace(saved, objects={name: one for name, one in saved.objects.items() if name not in own})
 
 
 def _encoded(notes: Mapping[bool, Note]) -> dict[str, Any]:
@@ -270,7 +273,7 @@ class CommitNotes:
         started = time.thread_time()
         try:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
-            saved = state.gather(objects) | {"run_state": run_state}
+            saved = gather(objects, run_state)
             now = changes.walk(frame, objects, saved, loader, note.names if note else None)
             derived = changes.derived
             if note is not None:
@@ -323,7 +326,7 @@ class CommitNotes:
         loader: Any,
         objects: Mapping[str, Any],
         position: Position,
-        saved: Mapping[str, Any],
+        saved: CommittedState | RunState,
         *,
         by_epoch: bool = False,
     ) -> None:
@@ -338,8 +341,8 @@ class CommitNotes:
             return
         started = time.thread_time()
         try:
-            if "objects" not in saved:
-                saved = state.gather(objects) | {**saved}
+            if isinstance(saved, RunState):
+                saved = gather(objects, saved)
             at = position.epoch if by_epoch else position.step
             note = changes.note(at, frame, objects, saved, loader)
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}

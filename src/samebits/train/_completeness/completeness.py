@@ -35,7 +35,7 @@ from samebits.errors import (
     InvalidArgumentError,
     SamebitsError,
 )
-from samebits.train import _object_states as state
+from samebits.train._committed_state import CommittedState, gather
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import (
     Program,
@@ -322,7 +322,7 @@ class Completeness:
     ) -> Judged:
         program = self.program(frame)
         self._looks += 1
-        saved = state.gather(objects) | {"run_state": run_state}
+        saved = gather(objects, run_state)
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
             frame, objects, saved, loader, program, ignored=self._ignored, trusted=self._trusted,
@@ -369,10 +369,10 @@ def _is_below(path: str, ignored: str) -> bool:
     return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
 
 
-def own_states(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def own_states(objects: Mapping[str, Any], saved: CommittedState) -> dict[str, Any]:
     """Returns the states of the objects whose class is not from torch, by name."""
     return {
-        name: saved["objects"][name]
+        name: saved.objects[name]
         for name, thing in objects.items()
         if not type(thing).__module__.startswith("torch.")
     }

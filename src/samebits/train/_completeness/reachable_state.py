@@ -31,6 +31,7 @@ from samebits.data._pipeline import Pipeline, iterables_of
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
+from samebits.train._committed_state import CommittedState
 from samebits.train._completeness import kinds_of_state
 from samebits.train._completeness.saved_objects import SavedObjects, memory_of, saved_path
 from samebits.train._loop.accelerate_loader import prepared
@@ -168,7 +169,7 @@ class StateSnapshot(Walk):
         self.assigned: frozenset[str] = frozenset()
         """The names of the attributes that the user's functions assign."""
 
-    def know(self, objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    def know(self, objects: Mapping[str, Any], saved: CommittedState) -> None:
         """Notes the tensors and containers that the commit holds: all in their memory is saved."""
         self._held = SavedObjects(objects, saved, itertools.chain(*self.noted_names.values()))
         whole = [one for one in objects.values() if isinstance(one, Attributes) and one.saves_all]

@@ -16,6 +16,7 @@ from samebits._context import Position
 from samebits._inspect._program import carried_locals
 from samebits._inspect.budget import one_check
 from samebits._inspect.tree import PLAIN, plain
+from samebits.train._committed_state import CommittedState
 from samebits.train._completeness.completeness import Completeness, own_states
 from samebits.train._completeness.incomplete_state_message import (
     Program,
@@ -169,7 +170,7 @@ def lost_values(
     checks: Completeness,
     frame: FrameType,
     objects: Mapping[str, Any],
-    saved: Mapping[str, Any],
+    saved: CommittedState,
     loader: Any,
     *,
     fresh: bool,
@@ -210,7 +211,7 @@ def lost_values(
     judge = LostChanges(trusts_owners=False)
     counts = {path: one.changes - 1 for path, one in note.values.items()}
     judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
-    states = {"run.state": dict(saved["run_state"]), **own_states(objects, saved)}
+    states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
     names = committed_names(frame, objects, loader)
     of_loader = [changed.pop(path) for path in read if path in changed]
     # a copy in the commit gives nothing back to a variable that code before the loop has computed

@@ -20,6 +20,7 @@ from samebits._inspect.object_parts import attributes_of, own_names
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
 from samebits.state._attributes import Attributes
+from samebits.train._committed_state import CommittedState
 from samebits.train._completeness import kinds_of_state
 
 _MOST, _PATHS = 50_000, 4
@@ -48,9 +49,7 @@ def saved_path(paths: Iterable[str]) -> SavedPath | None:
 class SavedObjects:
     """The paths of what a run saves. `wanted`: paths whose objects are kept to be compared with others."""
 
-    def __init__(
-        self, objects: Mapping[str, Any], saved: Mapping[str, Any], wanted: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, objects: Mapping[str, Any], saved: CommittedState, wanted: Iterable[str] = ()) -> None:
         self._paths: dict[Any, list[str]] = {}
         self._memory: dict[int, tuple[list[str], int]] = {}
         self._wanted: dict[str, Any] = dict.fromkeys(wanted)
@@ -87,8 +86,8 @@ class SavedObjects:
         return False
 
 
-def _roots(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"run.state.{name}", value) for name, value in saved["run_state"].items())
+def _roots(objects: Mapping[str, Any], saved: CommittedState) -> Iterator[tuple[str, Any]]:
+    yield from ((f"run.state.{name}", value) for name, value in saved.run_state.items())
     for name, thing in objects.items():
         yield name, thing
         if isinstance(thing, torch.nn.Module):
@@ -99,11 +98,11 @@ def _roots(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[tup
         elif isinstance(thing, torch.optim.Optimizer):
             yield f"{name}.param_groups", thing.param_groups
             yield f"{name}.state", thing.state
-        state = saved["objects"].get(name)
+        state = saved.objects.get(name)
         yield from ((f"{name}.{path}", one) for path, one in state.items()) if isinstance(state, dict) else ()
-    yield from ((f"{path}.grad", one) for path, one in saved["grads"].items())
-    yield from ((path, one) for path, one in saved["optimizer_only"].items())
-    yield from ((name, one) for name, one in saved["buffers"].items())
+    yield from ((f"{path}.grad", one) for path, one in saved.grads.items())
+    yield from ((path, one) for path, one in saved.optimizer_only.items())
+    yield from ((name, one) for name, one in saved.buffers.items())
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:

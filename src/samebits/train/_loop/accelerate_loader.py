@@ -22,7 +22,7 @@ from samebits._inspect import user_code
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError
 from samebits.random._process import seeds
-from samebits.train._library_attributes import require_attributes
+from samebits.train._framework_privates import require_attributes
 
 
 def prepared(loader: Any) -> PreparedLoader | None:

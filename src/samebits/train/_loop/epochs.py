@@ -22,6 +22,7 @@ from samebits.data._resumable import Resumable
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
+from samebits.train._committed_state import LoopPlace
 from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
 from samebits.train._loop.entry_state import may_read_state
@@ -94,7 +95,7 @@ class Epochs(Iterator[Epoch]):
         self.parts = parts
         self.loop = Loop(name, by_epoch=True)
         self.key = int_keys.fold(parts.key, name)
-        self.saved: dict[str, Any] | None = None
+        self.saved: LoopPlace | None = None
         """The place in the commit that the first step restores."""
         self.ran = self.has_steps = False
         """If a step of the epoch has run, and if its loop over steps was made."""
@@ -140,7 +141,7 @@ class Epochs(Iterator[Epoch]):
             parts.finish_outermost(loop, position, look)
             raise StopIteration
         if not first:
-            parts.notes.take(*look, position, {"run_state": parts.state}, by_epoch=True)
+            parts.notes.take(*look, position, parts.state, by_epoch=True)
         self._epoch = Epoch(loop.epoch, self)
         self.outside_of_steps("epoch begins")
         loop.body = loops.step
@@ -178,8 +179,8 @@ class Epochs(Iterator[Epoch]):
         saved, self.saved = self.saved, None
         if saved is not None:
             parts.resuming.restore_at_loop(in_epoch=True)
-            loop.batch_index = saved["batch_index"]
-            source.load(saved["loader"], loop.batch_index)
+            loop.batch_index = saved.batch_index
+            source.load(saved.loader, loop.batch_index)
         elif isinstance(source, FixedLengthEpochs) or not isinstance(loader, Resumable):
             before = self._loader_state if loop.source is None else loop.source.state()
             if new and before is not None:
@@ -216,21 +217,20 @@ class Epochs(Iterator[Epoch]):
         if loop.name in loops.done:
             end = loops.done[loop.name]
             self._over = parts.resume_finished(loop, end, self._epochs, "Run.epochs")
-            self._loader_state = end["loader"]
-            number = end.get("ordinal")
-            if self._over and isinstance(number, int):  # the next loop may read the same loader
-                Resumable._continue_numbered(number + loops.loaders_before, _of_pass(end["loader"]))
+            self._loader_state = end.loader
+            if self._over and end.ordinal is not None:  # the next loop may read the same loader
+                Resumable._continue_numbered(end.ordinal + loops.loaders_before, _of_pass(end.loader))
             return
         self.saved = parts.begin_outermost(loop, "Run.epochs")
         if self.saved is None:
             return
-        loop.epoch = self.saved["epoch"]
+        loop.epoch = self.saved.epoch
         if loop.epoch >= self._epochs:
             parts.resuming.restore_at_loop()
-            loop.batch_index, self.saved = self.saved["batch_index"], None
+            loop.batch_index, self.saved = self.saved.batch_index, None
             parts.warn_beyond(loop, self._epochs, loop.epoch, loop.batch_index)
             return
-        loop.entered_with = self.saved.get("entered_with")
+        loop.entered_with = self.saved.entered_with
         parts.resuming.enter(loop.entered_with)
 
     def _end_epoch(self) -> None:

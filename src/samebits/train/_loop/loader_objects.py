@@ -17,27 +17,31 @@ from samebits.data._resumable import Resumable
 from samebits.errors import CorruptCommitError, SamebitsError
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators
-from samebits.train import _object_states as state
+from samebits.train._committed_state import CommittedState, gather, restore_changed
+from samebits.train._object_states import Stateful, is_programs_own
 
 States = dict[str, Any]
-"""By the name of an object, its gathered state."""
+"""By the name of an object, the tree of its gathered state."""
 
 
 class LoaderObjects:
     """Those among `objects` that `loader` reaches."""
 
-    def __init__(self, objects: Mapping[str, state.Stateful], loader: Any) -> None:
+    def __init__(self, objects: Mapping[str, Stateful], loader: Any) -> None:
         self._objects, self._loader = objects, loader
         self._found: tuple[list[int], list[str]] = [], []
 
     def take(self) -> States:
         """Returns their states, at an epoch's begin."""
-        return {name: copy.deepcopy(state.gather({name: one})) for name, one in self._reached().items()}
+        return {
+            name: copy.deepcopy(gather({name: one}).objects_to_dict())
+            for name, one in self._reached().items()
+        }
 
     def restore(self, states: States) -> None:
         """Gives them states that `take` has returned."""
         for name, one in self._reached().items():
-            state.restore_changed({name: one}, states[name], _WHERE)
+            restore_changed({name: one}, CommittedState.of(states[name]), _WHERE)
 
     def begin_again(self, begin: States, committed: States, *, ahead: bool) -> Callable[[], None]:
         """Gives them their states of the epoch's begin; returns what is called when it has been read again.
@@ -58,18 +62,18 @@ class LoaderObjects:
 
         def give_back() -> None:
             for name, one in objects.items():
-                own, before = {name: one}, begin[name]["objects"]
-                if ahead and digest.of_value(state.gather(own)["objects"]) != digest.of_value(before):
+                own, before = {name: one}, CommittedState.of(begin[name]).objects
+                if ahead and digest.of_value(gather(own).objects) != digest.of_value(before):
                     continue  # reading has changed it
-                state.restore_changed(own, committed[name], _WHERE)
+                restore_changed(own, CommittedState.of(committed[name]), _WHERE)
 
         return give_back
 
-    def _reached(self) -> dict[str, state.Stateful]:
+    def _reached(self) -> dict[str, Stateful]:
         own = {
             name: one
             for name, one in self._objects.items()
-            if isinstance(one, Attributes | HeldGenerators) or state.is_programs_own(one)
+            if isinstance(one, Attributes | HeldGenerators) or is_programs_own(one)
         }
         ids = [id(getattr(one, "target", one)) for one in own.values()]
         if ids != self._found[0]:

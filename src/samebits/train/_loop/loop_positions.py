@@ -13,6 +13,7 @@ from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
+from samebits.train._committed_state import LoopEnd, LoopPlace, LoopsState
 from samebits.train._loop.batch_source import BatchSource, length
 from samebits.train._loop.entry_state import EntryState
 
@@ -191,11 +192,11 @@ class Loops:
     """The loops of a run: finished, under way, and the number of the next step."""
 
     step: int = 0
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per finished outermost loop: its next epoch, an early stop if any, and the state of its loader."""
+    done: dict[str, LoopEnd] = field(default_factory=dict)
+    """The finished outermost loops."""
     under_way: list[Loop] = field(default_factory=list)
     """From the outermost to the innermost."""
-    saved: dict[str, Any] | None = None
+    saved: LoopPlace | None = None
     """The outermost loop of the restored commit, until the program's loop has taken over its position."""
     ended_with: EntryState | None = None
     """The state at the end of the last finished loop, with which the code before the next one begins."""
@@ -264,11 +265,16 @@ class Loops:
     def finish(self, *, stopped: bool) -> None:
         """Ends the outermost loop."""
         loop = self.under_way[0]
-        loader = None if loop.source is None else loop.source.finish()
-        self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
-        if loop.by_epoch and loop.source is not None:
-            number = loop.source.ordinal
-            self.done[loop.name]["ordinal"] = None if number is None else number - self.loaders_before
+        loader, number = None, None
+        if loop.source is not None:
+            loader, number = loop.source.finish(), loop.source.ordinal
+        self.done[loop.name] = LoopEnd(
+            epoch=loop.epoch,
+            stopped=stopped,
+            loader=loader,
+            ordinal=None if number is None else number - self.loaders_before,
+            by_epoch=loop.by_epoch and loop.source is not None,
+        )
         self.under_way.clear()
 
     @property
@@ -277,7 +283,7 @@ class Loops:
         if self.under_way or self.saved is not None or not self.done:
             return False
         return all(
-            name in self.done and (self.done[name]["stopped"] or self.done[name]["epoch"] >= epochs)
+            name in self.done and (self.done[name].stopped or self.done[name].epoch >= epochs)
             for name, epochs in self.asked.items()
             if "/" not in name
         )
@@ -300,22 +306,23 @@ class Loops:
         """Returns the position between two steps."""
         return (self.current or Loop(next(reversed(self.done), ""))).position(self.step)
 
-    def state(self) -> dict[str, Any]:
-        """Returns the state for a commit: plain values (and the states of private generators of a loader)."""
-        loop = self.current
-        if loop is None:
-            return {"step": self.step, "done": dict(self.done), "current": None}
-        current: dict[str, Any] = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
-        if loop.by_epoch:
-            current["by_epoch"] = True
-        current["loader"] = None if loop.source is None else loop.source.state()
-        entries = {"entered_with": loop.entered_with, "ended_with": self.ended_with}
-        current |= {name: entry for name, entry in entries.items() if entry is not None}
-        if anew := sorted(name for name, epoch in self.added_in.items() if epoch is not None):
-            current["anew"] = anew
-        return {"step": self.step, "done": dict(self.done), "current": current}
+    def state(self) -> LoopsState:
+        """Returns the state for a commit."""
+        loop, current = self.current, None
+        if loop is not None:
+            current = LoopPlace(
+                name=loop.name,
+                epoch=loop.epoch,
+                batch_index=loop.batch_index,
+                by_epoch=loop.by_epoch,
+                loader=None if loop.source is None else loop.source.state(),
+                entered_with=loop.entered_with,
+                ended_with=self.ended_with,
+                anew=sorted(name for name, epoch in self.added_in.items() if epoch is not None),
+            )
+        return LoopsState(step=self.step, done=dict(self.done), current=current)
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: LoopsState) -> None:
         """Restores a committed state; its loop must come next."""
-        self.step, self.done, self.saved = saved["step"], dict(saved["done"]), saved["current"]
-        self.ended_with = (self.saved or {}).get("ended_with")
+        self.step, self.done, self.saved = saved.step, dict(saved.done), saved.current
+        self.ended_with = None if self.saved is None else self.saved.ended_with

@@ -13,12 +13,14 @@ from samebits._inspect import user_code
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.train._aliases import RunState
 from samebits.train._boundary_commits import CommitPolicy
+from samebits.train._committed_state import LoopEnd, LoopPlace
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._loop.loop_positions import Loop, Loops
 from samebits.train._loop.preemption import Preemption
-from samebits.train._object_states import RunState, Stateful, check_adapters
+from samebits.train._object_states import Stateful, check_adapters
 from samebits.train._resume import ResumeState
 
 Look = tuple[Completeness, FrameType, Any, dict[str, Stateful]]
@@ -70,7 +72,7 @@ class RunParts:
         limit = process.overrides.stop_after_steps
         return self.stop_requested or (limit is not None and step >= limit)
 
-    def begin_outermost(self, loop: Loop, call: str) -> dict[str, Any] | None:
+    def begin_outermost(self, loop: Loop, call: str) -> LoopPlace | None:
         """Begins an outermost loop; returns its place in the commit from which the run resumes, if in it."""
         loops = self.loops
         check_adapters(self.objects)
@@ -84,36 +86,36 @@ class RunParts:
         saved, loops.saved = loops.saved, None
         if saved is None:
             return None
-        if (saved["name"], saved.get("by_epoch", False)) != (loop.name, loop.by_epoch):
-            made = " of run.epochs" if saved.get("by_epoch") else ""
+        if (saved.name, saved.by_epoch) != (loop.name, loop.by_epoch):
+            made = " of run.epochs" if saved.by_epoch else ""
             raise RunMismatchError(
                 f"{call}(name={loop.name!r}): the commit in {self.run_dir} is in the loop "
-                f"{saved['name']!r}{made}. Use another run directory, or the program that made it."
+                f"{saved.name!r}{made}. Use another run directory, or the program that made it."
             )
         return saved
 
-    def resume_finished(self, loop: Loop, end: dict[str, Any], epochs: int, call: str) -> bool:
+    def resume_finished(self, loop: Loop, end: LoopEnd, epochs: int, call: str) -> bool:
         """Restores a run whose commit has the loop's end; returns True if it is over, or begins it again."""
         loops = self.loops
         self.saving.note_objects(self.resuming.made)
         newest = next(reversed(loops.done)) == loop.name
         last = loops.saved is None and newest
-        over = end["stopped"] or end["epoch"] >= epochs
+        over = end.stopped or end.epoch >= epochs
         if not over and not last:
             raise RunMismatchError(
                 f"{call}(name={loop.name!r}, epochs={epochs}): in {self.run_dir} this loop ended after "
-                f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
+                f"{end.epoch} epochs, and others followed. Ask for as many, or use another run directory."
             )
         if newest and not last:
             self.resuming.enter(loops.ended_with)  # the code behind it runs again
         if last:
             self.resuming.restore_at_loop()  # changes before it (a fresh head, say) were part of the state
-        if not end["stopped"]:
-            self.warn_beyond(loop, epochs, end["epoch"], 0)
+        if not end.stopped:
+            self.warn_beyond(loop, epochs, end.epoch, 0)
         if not over:
             del loops.done[loop.name]
             loops.under_way.append(loop)
-            loop.epoch = end["epoch"]
+            loop.epoch = end.epoch
         return over
 
     def warn_beyond(self, loop: Loop, epochs: int, epoch: int, batch_index: int) -> None:

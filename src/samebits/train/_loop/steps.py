@@ -216,16 +216,16 @@ class LoopSteps(Steps):
             end = loops.done[loop.name]
             self._over = parts.resume_finished(loop, end, self._epochs, "Run.steps")
             if self._over:
-                source.continue_after(end["loader"])
+                source.continue_after(end.loader)
             else:
-                source.load(end["loader"], 0)
+                source.load(end.loader, 0)
             return
         saved = parts.begin_outermost(loop, "Run.steps")
         if saved is None:
             return
         parts.resuming.restore_at_loop()
-        loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
-        source.load(saved["loader"], loop.batch_index)
+        loop.epoch, loop.batch_index = saved.epoch, saved.batch_index
+        source.load(saved.loader, loop.batch_index)
         parts.warn_beyond(loop, self._epochs, loop.epoch, loop.batch_index)
 
     def _make_source(self, **options: Any) -> BatchSource | FixedLengthEpochs:

@@ -13,29 +13,17 @@ import torch
 
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError, UnsavableStateError
-from samebits.state import _in_place
-from samebits.train._loop.entry_state import decoded
-from samebits.train._object_states import Stateful, has_form_of_torch, parameter_paths, unsaved_buffers
+from samebits.train import _committed_state as committed
+from samebits.train._committed_state import CommittedState
+from samebits.train._object_states import Stateful, has_form_of_torch, parameters, unsaved_buffers
 from samebits.train._parameter_groups import Groups, arranged, named_parameters, names
 
-IN_EACH_STATE = (
-    "types",
-    "objects",
-    "grads",
-    "requires_grad",
-    "optimizer_only",
-    "training",
-    "buffers",
-    "run_state",
-    "aliases",
-    "loops",
-)
 IN_EACH_POSITION = ("step", "epoch", "batch_index")
 
 
 def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
     """Raises `RunMismatchError` for a valid commit that is not one of a `Run`."""
-    missing = [f"state[{name!r}]" for name in IN_EACH_STATE if not isinstance(saved.get(name), dict)]
+    missing = [f"state[{name!r}]" for name in committed.lacking(saved)]
     missing += [
         f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
     ]
@@ -50,16 +38,10 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
 
 def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> None:
     """Raises `CorruptCommitError` for the state of a run with a part that no `Run` of `objects` writes."""
-    if not all(isinstance(saved.get(part), dict) for part in IN_EACH_STATE):
+    if committed.lacking(saved):
         return  # of another program: `check_kind`
     try:
-        wrong = [part for part, is_right in _parts_right(saved).items() if not is_right]
-        if not wrong and _fits(objects, saved):
-            wrong = [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
-        for entry in _entries(saved["loops"].get("current")):
-            before = {**decoded(entry), "loops": {"step": 0, "done": {}, "current": None}}
-            wrong += [part for part in IN_EACH_STATE if not isinstance(before.get(part), dict)]
-            check_content(before, objects)
+        wrong = committed.wrong_parts(saved) or _not_taken(CommittedState.of(saved), objects)
     except CorruptCommitError:
         raise
     except Exception as error:
@@ -68,12 +50,18 @@ def check_content(saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> 
         raise CorruptCommitError(f"{', '.join(wrong)} of the state: none that a Run writes")
 
 
-def _entries(current: Any) -> list[Any]:
-    """Returns the states of an epoch's begin and of a loop's end in the place of a loop."""
-    return [current[name] for name in ("entered_with", "ended_with") if current and name in current]
+def _not_taken(saved: CommittedState, objects: Mapping[str, Stateful]) -> list[str]:
+    """Returns the parts with which a resume, or the next step, would fail."""
+    wrong = []
+    if _fits(objects, saved):
+        wrong += [f"objects.{name}" for name in objects if not _is_taken(name, objects, saved)]
+    for entry in saved.entries():
+        wrong += committed.lacking(entry)
+        check_content(entry, objects)
+    return wrong
 
 
-def _fits(objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:
+def _fits(objects: Mapping[str, Stateful], saved: CommittedState) -> bool:
     """Returns False for the state of another model, which `load` refuses with its differences."""
     try:
         check_fits(objects, saved, "", complete=False)
@@ -82,44 +70,16 @@ def _fits(objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:
     return True
 
 
-def _parts_right(saved: Mapping[str, Any]) -> dict[str, bool]:
-    names, paths, modules = saved["objects"].keys(), saved["grads"].keys(), saved["training"].keys()
-    current = saved["loops"].get("current", 0)
-    return {
-        "objects": _holds(saved["objects"], object) and all(_holds(saved["objects"][one]) for one in modules),
-        "types": _holds(saved["types"], str) and saved["types"].keys() == names,
-        "grads": _holds(saved["grads"]) and all(map(_is_gradient, saved["grads"].values())),
-        "requires_grad": _holds(saved["requires_grad"], bool) and saved["requires_grad"].keys() == paths,
-        "optimizer_only": _holds(saved["optimizer_only"], torch.Tensor)
-        and saved["optimizer_only"].keys() <= paths,
-        "training": _holds(saved["training"], list)
-        and all({*map(type, modes)} <= {bool} for modes in saved["training"].values()),
-        "buffers": saved["buffers"].keys() == modules
-        and all(_holds(one, torch.Tensor) for one in saved["buffers"].values()),
-        "run_state": _holds(saved["run_state"]),
-        "aliases": _in_place.is_valid(saved["aliases"], saved["run_state"]),
-        "loops": _is_count(saved["loops"].get("step"))
-        and _holds(saved["loops"].get("done"), dict)
-        and (current is None or (_holds(current) and isinstance(current.get("name"), str)))
-        and all(_is_count(current.get(key)) for key in ("epoch", "batch_index") if current)
-        and (not current or _are_texts(current.get("anew", []))),
-    }  # fmt: skip
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and {*map(type, values)} <= {str}
-
-
-def _is_taken(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> bool:
+def _is_taken(name: str, objects: Mapping[str, Stateful], saved: CommittedState) -> bool:
     """Returns False for a state with which the next step of torch's optimizer or scheduler would fail."""
-    thing, state = objects[name], saved["objects"].get(name)
+    thing, state = objects[name], saved.objects.get(name)
     kind = type(thing)
-    if not kind.__module__.startswith("torch.optim.") or saved["types"].get(name) != kind.__qualname__:
+    if not kind.__module__.startswith("torch.optim.") or saved.types.get(name) != kind.__qualname__:
         return True
     if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
         return _has_types(state, thing.state_dict())
     return not isinstance(thing, torch.optim.Optimizer) or _steps(
-        thing, state, arranged(objects, saved, name)
+        thing, state, arranged(objects, name, saved.param_groups)
     )
 
 
@@ -206,34 +166,17 @@ def _next_state(
     return dict(trial.state[parameter])
 
 
-def _holds(values: Any, kind: type = object) -> bool:
-    """Returns True for a dict of such values by names."""
-    return isinstance(values, dict) and all(
-        isinstance(key, str) and isinstance(value, kind) for key, value in values.items()
-    )
-
-
-def _is_gradient(saved: Any) -> bool:
-    if not isinstance(saved, dict):
-        return saved is None or isinstance(saved, torch.Tensor)
-    return saved.keys() == {"indices", "values", "size", "coalesced"}
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
 def check_fits(
-    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, complete: bool = True
+    objects: Mapping[str, Stateful], saved: CommittedState, where: str, *, complete: bool = True
 ) -> None:
     """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
 
     Unless `complete`, objects may still be missing.
     """
     problems: list[str] = []
-    missing = sorted(saved["objects"].keys() - objects.keys())
-    for name in sorted({*objects, *saved["objects"]}):
-        if name not in saved["objects"]:
+    missing = sorted(saved.objects.keys() - objects.keys())
+    for name in sorted({*objects, *saved.objects}):
+        if name not in saved.objects:
             held = f" (it holds {', '.join(map(repr, missing))}, not given to Run)" if missing else ""
             problems.append(f"{name!r} is not in the commit{held}")
         elif name not in objects:
@@ -242,7 +185,7 @@ def check_fits(
             problems += _differences(name, objects, saved)
     if complete and not problems:
         problems += [
-            f"{path} is no parameter of both" for path in sorted(parameter_paths(objects) ^ {*saved["grads"]})
+            f"{path} is no parameter of both" for path in sorted(parameters(objects).keys() ^ {*saved.grads})
         ]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -301,7 +244,7 @@ class GivenForms:
         """Notes the objects at an outermost loop's begin, where those that were added get their state."""
         modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
         self._begun = {name: _Form.of(module) for name, module in modules.items()}
-        self._paths.setdefault(frozenset(objects), parameter_paths(objects))
+        self._paths.setdefault(frozenset(objects), {*parameters(objects)})
         self._parameters = {path: id(one) for path, one in named_parameters(objects)}
         self._grouped = _paths_in(names(objects))
 
@@ -313,23 +256,23 @@ class GivenForms:
             if gone and None not in now[name]:
                 raise _taken_out(name, min(gone))
 
-    def check(self, saved: Mapping[str, Any], objects: Mapping[str, Stateful]) -> None:
+    def check(self, saved: CommittedState, objects: Mapping[str, Stateful]) -> None:
         """Raises `UnsavableStateError` for a state that a resumed program could not take."""
         for name, thing in objects.items():
             form = self._given.get(name) or self._begun.get(name)
             if form is None or form.module() is not thing:
                 continue  # an epoch has made it anew, as the epoch of a resume does
-            now = _shapes_of({**saved["objects"][name], **saved["buffers"][name]})
+            now = _shapes_of({**saved.objects[name], **saved.buffers[name]})
             for path in sorted(form.shapes.keys() | now.keys()):
                 if path not in form.shapes or path not in now:
                     raise _another_form(name, f"{name}.{path}", "added" if path in now else "taken away")
                 if (shapes := (form.shapes[path], now[path]))[0] != shapes[1]:
                     before, since = (tuple(one or ()) for one in shapes)
                     raise _another_form(name, f"{name}.{path}", f"changed from shape {before} to {since}")
-            if form.modules != len(saved["training"][name]):
+            if form.modules != len(saved.training[name]):
                 raise _another_form(name, "a layer without weights", "added or taken away")
         paths = self._paths.get(frozenset(objects))
-        if paths is not None and (others := sorted(paths ^ saved["grads"].keys())):
+        if paths is not None and (others := sorted(paths ^ saved.grads.keys())):
             raise self._replaced(others[0], objects)
 
     def _replaced(self, path: str, objects: Mapping[str, Stateful]) -> UnsavableStateError:
@@ -386,19 +329,19 @@ def check_not_lazy(name: str, obj: Any) -> None:
                 )
 
 
-def _differences(name: str, objects: Mapping[str, Stateful], saved: Mapping[str, Any]) -> list[str]:
+def _differences(name: str, objects: Mapping[str, Stateful], saved: CommittedState) -> list[str]:
     obj = objects[name]
-    then, now = saved["types"][name], type(obj).__qualname__
+    then, now = saved.types[name], type(obj).__qualname__
     if then != now:
         return [f"{name} was a {then}, is a {now}"]
     if isinstance(obj, torch.nn.Module):
-        buffers = _shape_differences(name, unsaved_buffers(obj), saved["buffers"][name])
-        shapes = _shape_differences(name, obj.state_dict(), saved["objects"][name])
-        return shapes + buffers or _module_differences(name, obj, saved["training"][name])
-    if isinstance(obj, torch.optim.Optimizer) and has_form_of_torch(saved["objects"][name]):
-        before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
+        buffers = _shape_differences(name, unsaved_buffers(obj), saved.buffers[name])
+        shapes = _shape_differences(name, obj.state_dict(), saved.objects[name])
+        return shapes + buffers or _module_differences(name, obj, saved.training[name])
+    if isinstance(obj, torch.optim.Optimizer) and has_form_of_torch(saved.objects[name]):
+        before = [len(group["params"]) for group in saved.objects[name]["param_groups"]]
         after = [len(group["params"]) for group in obj.param_groups]
-        if before != after and arranged(objects, saved, name) is None:
+        if before != after and arranged(objects, name, saved.param_groups) is None:
             cure = "its first groups must be those of the commit"
             return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
     return []
