@@ -212,7 +212,7 @@ class Commits:
         if error.stderr:
             print(error.stderr, end="", file=sys.stderr)
         if self._deaths == _MAX_DEATHS:
-            self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
+            self._fall_back_to_sync(f"{error}, {_MAX_DEATHS} times by now")
             return
         print(
             f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. A new "

@@ -93,9 +93,9 @@ class Environment:
         if everywhere:
             left |= {"cpu", "cpu_capability", "libraries"}
         unset: dict[str, Any] = {"libraries": {}, "arithmetic_bits": 1}
-        names = {*self.fingerprint, *unset} - left
-        before = {name: recorded.get(name, unset.get(name)) for name in names}
-        now = {name: self.fingerprint.get(name, unset.get(name)) for name in names}
+        compared = {*self.fingerprint, *unset} - left
+        before = {name: recorded.get(name, unset.get(name)) for name in compared}
+        now = {name: self.fingerprint.get(name, unset.get(name)) for name in compared}
         changed = {line: _name_of(line) for line in differences(before, now)}
         others = {line: name for line, name in changed.items() if name is not None and name not in allowed}
         if "libc" in others.values() and not everywhere:
@@ -107,11 +107,11 @@ class Environment:
             )
         refused = [f"{line} ({name!r})" for line, name in others.items()]
         if refused:
-            names = sorted({name for name in changed.values() if name is not None} | set(allowed))
+            accepted = sorted({name for name in changed.values() if name is not None} | set(allowed))
             raise RunMismatchError(
                 f"{where} was made in another environment, where the same bits are not promised:\n  "
                 + "\n  ".join(refused)
-                + f"\nGo back to it, or accept what changed by name: Run(allow_changes={names})."
+                + f"\nGo back to it, or accept what changed by name: Run(allow_changes={accepted})."
             )
 
     def _restore_threads(self, recorded: Mapping[str, Any], where: str) -> None:
@@ -143,16 +143,18 @@ class Environment:
         self.scripts = [*earlier, {"step": manifest.step, "files": now}]
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if warn and any(before.get(name) for name in changed):
-            gone, new = "is not used any more", "is new"
-            changes = [
-                f"{name} {gone if name not in now else 'changed' if name in before else new}"
-                for name in changed[:5]
-            ]
+            changes = [f"{name} {_change_of(name, before, now)}" for name in changed[:5]]
             user_code.warn(
                 f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the "
                 "run is another program's, and will not end with the bits of either. The commits record it. "
                 "Run(allow_changes=['script']) is silent about it.",
             )
+
+
+def _change_of(script: str, before: Collection[str], now: Collection[str]) -> str:
+    if script not in now:
+        return "is not used any more"
+    return "changed" if script in before else "is new"
 
 
 def check_names(allowed: Any) -> frozenset[str]:

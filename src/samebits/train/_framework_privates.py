@@ -26,28 +26,24 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "lightning": {
         "Trainer": (
-            "fit_loop",
-            "_checkpoint_connector",
-            "_logger_connector",
-            "_data_connector",
-            "_signal_connector",
+            "fit_loop", "_checkpoint_connector", "_logger_connector", "_data_connector", "_signal_connector",
         ),
         "_FitLoop": ("_data_source", "epoch_loop", "_restarting", "setup_data"),
         "_TrainingEpochLoop": ("_results", "on_run_start", "restarting"),
         "_SignalConnector": ("_sigterm_notifier_fn", "received_sigterm"),
         "_LoggerConnector": (
-            *("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"),
-            *("_first_loop_iter", "_current_fx"),
+            "_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter",
+            "_current_fx",
         ),
         "_CheckpointConnector": (
-            *("_ckpt_path", "_loaded_checkpoint", "dump_checkpoint"),
-            *("restore_datamodule", "restore_model", "restore_callbacks"),
+            "_ckpt_path", "_loaded_checkpoint", "dump_checkpoint", "restore_datamodule", "restore_model",
+            "restore_callbacks",
         ),
     },
     "transformers": {
         "Trainer": (
-            *("_init_training_state", "_run_epoch", "_load_rng_state", "_finalize_training"),
-            *("_created_lr_scheduler", "callback_handler", "control"),
+            "_init_training_state", "_run_epoch", "_load_rng_state", "_finalize_training",
+            "_created_lr_scheduler", "callback_handler", "control",
         ),
         "CallbackHandler": ("callbacks",),
     },
@@ -58,15 +54,15 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "pytorch-ignite": {
         "Engine": (
-            *("_process_function", "_event_handlers", "_dataloader_iter", "_init_iter"),
-            *("_handle_exception", "_internal_run_generator"),
-        )
+            "_process_function", "_event_handlers", "_dataloader_iter", "_init_iter", "_handle_exception",
+            "_internal_run_generator",
+        ),
     },
     "stable-baselines3": {
         "BaseAlgorithm": ("_total_timesteps", "_episode_num", "_update_current_progress_remaining"),
         "OffPolicyAlgorithm": ("_sample_action",),
     },
-}
+}  # fmt: skip
 """Attributes that the adapters use and no documentation promises, by library and class."""
 
 

@@ -22,14 +22,11 @@ NAME = "hyperparameters"
 
 _PLAIN = (bool, int, float, str, type(None))
 _TUNED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-_NOT_CHOSEN = frozenset(
-    (
-        *("params", "initial_lr", "base_lrs", "_last_lr"),  # these follow from `lr`
-        *("last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "T_cur", "T_i"),
-        *("best", "num_bad_epochs", "cooldown_counter", "mode_worse"),
-    )
-)
-"""Entries of the states of torch's optimizers and schedulers that say where they are."""
+_NOT_CHOSEN = {
+    "params", "initial_lr", "base_lrs", "_last_lr", "last_epoch", "_step_count", "_is_initial", "T_cur",
+    "T_i", "_get_lr_called_within_step", "best", "num_bad_epochs", "cooldown_counter", "mode_worse",
+}  # fmt: skip
+"""Entries of the states of torch's optimizers and schedulers that say where they are, or follow from `lr`."""
 
 Values = dict[str, Any]
 
