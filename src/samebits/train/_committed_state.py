@@ -107,7 +107,7 @@ class CommittedState:
 
     types: dict[str, str]
     objects: dict[str, Any]
-    """What `state_dict` returns."""
+    """The state_dict of each."""
     grads: dict[str, Any]
     """Gradients that are alive between two steps; a sparse one as its tensors."""
     requires_grad: dict[str, bool]
