@@ -49,7 +49,7 @@ def made_before(folder, change):
         write_commit(store, manifest.step, tree, **facts)
 
 
-def in_hand(tree):
+def with_older_key(tree):
     """The key of 2026-11-27: the objects of the loop's begin that are still there, and pairs of places with one object."""
     tree["run_state"]["table"]["losses"] = [*tree["run_state"]["losses"]]  # an older tree had a copy
     del tree["aliases"]
@@ -61,7 +61,7 @@ def in_hand(tree):
 
 def test_a_commit_of_before_resumes_to_the_same_bits(tmp_path):
     """With `in_hand` in the place of `aliases` a run ends with the bits of one that was not killed, and one list stays one."""
-    made_before(tmp_path / "run", in_hand)
+    made_before(tmp_path / "run", with_older_key)
     assert "aliases" not in load_commit(tmp_path / "run")
     assert train(tmp_path / "run") == train(tmp_path / "whole")
     assert "in_hand" not in load_commit(tmp_path / "run")

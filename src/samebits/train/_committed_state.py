@@ -209,16 +209,16 @@ def _loops(tree: Mapping[str, Any]) -> LoopsState:
     return LoopsState(step=tree["step"], done=done, current=current and _part(LoopPlace, current))
 
 
-def _of_before(in_hand: Mapping[str, Any], run_state: dict[str, Any]) -> StateAliases:
+def _of_before(old: Mapping[str, Any], run_state: dict[str, Any]) -> StateAliases:
     """Returns the aliases of a commit of before, which has the places that are still those of the begin
     (`kept`), and pairs of places with the `same` object; what lists hold was replaced.
     """
-    for path, first in in_hand["same"]:
+    for path, first in old["same"]:
         _in_place.value_at(run_state, path[:-1])[path[-1]] = _in_place.value_at(run_state, first)
     placed = _in_place.PlacedObjects()
     placed.note(run_state)
-    replaced = [path for path in placed.paths() if path not in in_hand["kept"]]
-    return StateAliases(run_state=replaced, devices=in_hand.get("devices", []))
+    replaced = [path for path in placed.paths() if path not in old["kept"]]
+    return StateAliases(run_state=replaced, devices=old.get("devices", []))
 
 
 def lacking(tree: Mapping[str, Any]) -> list[str]:
