@@ -176,7 +176,7 @@ class StateSnapshot(Walk):
         self._seen.update(id(held) for one in whole for _, held in one.held())
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self._seen.update(id(group) for one in optimizers for group in (one.param_groups, *one.param_groups))
-        for value in kinds_of_state.inner(saved):
+        for value in kinds_of_state.inner(vars(saved)):
             if isinstance(value, torch.Tensor):
                 self._saved.add(kinds_of_state.of_tensor(value))
             elif isinstance(value, np.ndarray):
