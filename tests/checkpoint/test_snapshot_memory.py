@@ -27,9 +27,9 @@ from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.commit_folder import LARGE, write_file, write_image
 from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
-from samebits.train._committed_state import gather
 from samebits.train._async_commits import Commits
 from samebits.train._cadence import Cadence
+from samebits.train._committed_state import gather
 
 PLAIN = {
     "none": None, "yes": True, "int": 3, "huge": 2**70, "float": -0.0, "nan": float("nan"), "infinite": [1.0, float("inf")],

@@ -62,9 +62,7 @@ def child(script, folder, at, *, checks):
     watch = process.observers[0]
     modules = {name: one for name, one in names.items() if isinstance(one, torch.nn.Module)}
     own = {name: one.state_dict() for name, one in modules.items()}
-    state = (
-        [] if watch.run is None else [content(gather(watch.run.objects).objects), dict(watch.run.state)]
-    )
+    state = [] if watch.run is None else [content(gather(watch.run.objects).objects), dict(watch.run.state)]
     print("\nWEIGHTS", digest.of_value(own))
     print("END", watch.steps, digest.of_value([own, *state]))
 

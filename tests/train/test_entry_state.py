@@ -24,10 +24,10 @@ from samebits.errors import (
     ResumeMismatchError,
     UnsavableStateError,
 )
-from samebits.train._object_checks import check_content
 from samebits.train._completeness import commit_notes
 from samebits.train._loop import epochs as epochs_module
 from samebits.train._loop.entry_state import decoded, encoded
+from samebits.train._object_checks import check_content
 
 DATA = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
 
