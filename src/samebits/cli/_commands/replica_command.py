@@ -202,8 +202,5 @@ def _content(function: str, report: Report) -> dict[str, Any]:
         "ranks_captured": list(step.captured),
         "values": values,
         "explanations": {name: report.explain_drift(name) for name in report.drifting},
-        "findings": [
-            {"kind": one.kind, "text": one.text, "line": cli._reports.replica_report.line_of_node(one.node)}
-            for one in report.findings
-        ],
+        "findings": [{"kind": one.kind, "text": one.text, "line": one.line} for one in report.findings],
     }

@@ -10,10 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samebits._inspect.user_code import line_of_node
 from samebits.replica import Report
-from samebits.replica._analysis.analysis_context import AnalysisFinding
-from samebits.replica._analysis.fixpoint import CALL_SITES
 from samebits.replica._capture.captured_step import CONSTANT, STATE
 
 EXPLAINED = 3
@@ -33,8 +30,8 @@ def show(report: Report) -> None:
             line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             console.print(Text(line.rstrip()), soft_wrap=True)
     for one in report.findings:
-        if one.kind != CALL_SITES:
-            console.print(Text(_line(one), style="red"), soft_wrap=True)
+        if not one.is_warning:
+            console.print(Text(str(one), style="red"), soft_wrap=True)
     drifting = report.drifting
     for name in drifting[:EXPLAINED]:
         console.print(Text(report.explain_drift(name)), soft_wrap=True)
@@ -51,12 +48,8 @@ def warn(report: Report) -> None:
     """Prints to standard error the inputs on which calls of one body disagree: no failure, but suspect."""
     console = Console(stderr=True, highlight=False)
     for one in report.findings:
-        if one.kind == CALL_SITES:
-            console.print(Text(f"samebits: replica: {_line(one)}", style="yellow"), soft_wrap=True)
-
-
-def _line(finding: AnalysisFinding) -> str:
-    return f"{finding.kind}: {finding.text} ({line_of_node(finding.node)})"
+        if one.is_warning:
+            console.print(Text(f"samebits: replica: {one}", style="yellow"), soft_wrap=True)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:

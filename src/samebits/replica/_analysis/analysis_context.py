@@ -7,11 +7,14 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from samebits._inspect.user_code import line_of_node
 from samebits.replica._analysis.control_flow_ops import BodyOutcome
 from samebits.replica._analysis.op_rules import OpEffects, plan_of
 from samebits.replica._analysis.partitions import Partitions
 from samebits.replica._analysis.storage_layout import StorageLayout
 from samebits.replica._capture.captured_step import CapturedStep
+
+CALL_SITES = "call sites"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,19 @@ class AnalysisFinding:
     `call sites`: calls of one body with values that are not equal on the same ranks."""
     node: Node
     text: str
+
+    @property
+    def line(self) -> str:
+        """The user's line."""
+        return line_of_node(self.node)
+
+    @property
+    def is_warning(self) -> bool:
+        """True if it is suspect, and no failure."""
+        return self.kind == CALL_SITES
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text} ({self.line})"
 
 
 class AnalysisContext:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from samebits._garbage_collection import without_garbage_collection
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError
-from samebits.replica._analysis.analysis_context import AnalysisContext, AnalysisFinding
+from samebits.replica._analysis.analysis_context import CALL_SITES, AnalysisContext, AnalysisFinding
 from samebits.replica._analysis.interpreter import Events, Interpreter
 from samebits.replica._analysis.storage_layout import constant_place
 from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, STATE, CapturedStep, check_step
@@ -32,10 +32,6 @@ from samebits.replica._report.report import Report, Value
 
 
 _NAMED = 8
-
-
-CALL_SITES = "call sites"
-"""The kind of the findings."""
 
 
 def disagreements(frame: Interpreter) -> Iterator[AnalysisFinding]:

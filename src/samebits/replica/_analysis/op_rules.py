@@ -181,6 +181,11 @@ def _collective_flows(node: Node, layout: StorageLayout, collective: Collective)
         yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
 
 
+def is_collective(node: Node) -> bool:
+    """Returns True if the op of a node moves or reduces data over ranks."""
+    return hasattr(node.target, "name") and str(node.target.name()) in COLLECTIVES  # type: ignore[union-attr]
+
+
 def written_names(node: Node, known: Signature) -> tuple[str, ...]:
     """Returns the names of the arguments that the op of a node writes to."""
     if (collective := COLLECTIVES.get(known.name)) is not None:

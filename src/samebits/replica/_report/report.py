@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torch.fx import Node
 
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.analysis_context import AnalysisFinding
-from samebits.replica._analysis.collectives import COLLECTIVES
 from samebits.replica._analysis.interpreter import Event, Events, Interpreter
-from samebits.replica._analysis.op_rules import SEED
+from samebits.replica._analysis.op_rules import SEED, is_collective
 from samebits.replica._analysis.partitions import Partitions
 from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, describe
 
@@ -146,8 +144,7 @@ class Report:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        found = [f"{one.kind}: {one.text} ({line_of_node(one.node)})" for one in self.findings]
-        return "\n".join([*(line.rstrip() for line in lines), *self.notes, *found])
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes, *map(str, self.findings)])
 
     def _value(self, name: str, when: str) -> Value:
         if not isinstance(name, str) or when not in {"start", "end"}:
@@ -210,7 +207,7 @@ class Report:
                 "seed these ranks alike, samebits.set_random_seed(seed) with one seed, and say so: "
                 f"inputs={{{SEED!r}: Equal()}}"
             )
-        reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
+        reduced = any(not isinstance(event.what, str) and is_collective(event.what) for event in path)
         if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
             return (
                 f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or "
@@ -233,7 +230,7 @@ class Report:
             return "draw from a key that is the same on these ranks, or broadcast what was drawn"
         if "Python code" in source.reason:
             return "make the argument from something that all these ranks share, or broadcast the result"
-        if _is_collective(source.what):
+        if is_collective(source.what):
             return f"all_gather the parts ({group}) before the value is used as one"
         return (
             f"broadcast or all_reduce the value ({group}) after this line, or use an op that is deterministic"
@@ -253,10 +250,6 @@ def _check_names(caller: str, names: tuple[str, ...]) -> None:
         raise InvalidArgumentError(
             f"{caller}: no name was given, so nothing is checked; give names, {caller}('model.weight')."
         )
-
-
-def _is_collective(node: Node) -> bool:
-    return hasattr(node.target, "name") and str(node.target.name()) in COLLECTIVES  # type: ignore[union-attr]
 
 
 def _over_text(over: Over) -> str:

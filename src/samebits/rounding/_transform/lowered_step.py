@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from samebits._context import Words
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
-from samebits.replica._analysis.fixpoint import analyze
-from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, CapturedStep, check_step
+from samebits.replica import CapturedStep, analyze
+from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, check_step
 from samebits.replica._capture.lifting import LiftedArguments
 from samebits.rounding._transform.lowering import Lowering
 from samebits.rounding._transform.lowering_rules import Rule, check_rules

@@ -14,10 +14,10 @@ from samebits._context import Words
 from samebits._inspect.user_code import line_of_node, text_of_node
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
-from samebits.replica._analysis.collectives import COLLECTIVES
+from samebits.replica import CapturedStep
 from samebits.replica._analysis.control_flow_ops import HANDLERS
 from samebits.replica._analysis.interpreter import Interpreter
-from samebits.replica._capture.captured_step import CapturedStep
+from samebits.replica._analysis.op_rules import is_collective
 from samebits.rounding._transform.lowering_rules import FLOAT32, Rule, is_narrow, rule_of, written_tensors
 from samebits.rounding._transform.process_groups import arguments_of, group_of, group_position
 from samebits.rounding._transform.rounded_ops import Place, Rounded, Waited
@@ -74,11 +74,7 @@ class _Body:
     def _call(self, node: Node, position: str) -> Node:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order_call(node, position)
-        rule = (
-            rule_of(node, self.frame.layout, self.frame.program, self.whole.rules)
-            if self.whole.rounding
-            else None
-        )
+        rule = rule_of(node, self.frame, self.whole.rules) if self.whole.rounding else None
         args, kwargs = self._arguments(node)
         if rule == FLOAT32:
             return self._module(
@@ -100,8 +96,7 @@ class _Body:
     def _arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = arguments_of(node, self.whole.step, self.whole.rank)
         args, kwargs = torch.fx.node.map_arg((args, kwargs), self.now.__getitem__)
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and target.name() in COLLECTIVES:
+        if is_collective(node):
             group, (at, by_name) = group_of(node, self.whole.step, self.whole.rank), group_position(node)
             own = group.group_name if by_name else self._attribute(f"group_{node.name}", group.boxed())
             args = (*args[:at], own, *args[at + 1 :])

@@ -13,11 +13,10 @@ from torch.utils import _pytree as pytree
 
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.replica._analysis.analysis_context import AnalysisContext
-from samebits.replica._analysis.collectives import COLLECTIVES
-from samebits.replica._analysis.op_rules import written_names
+from samebits.replica._analysis.interpreter import Interpreter
+from samebits.replica._analysis.op_rules import is_collective, written_names
 from samebits.replica._analysis.op_schemas import argument, signature
-from samebits.replica._analysis.storage_layout import StorageLayout, tensors
+from samebits.replica._analysis.storage_layout import tensors
 
 Rule = Literal["as it is", "float32"]
 AS_IS, FLOAT32 = "as it is", "float32"
@@ -46,10 +45,8 @@ _REDUCE = frozenset(
 _OURS = frozenset({"samebits::dropout"})
 
 
-def rule_of(
-    node: Node, layout: StorageLayout, program: AnalysisContext, user_rules: Mapping[str, Rule]
-) -> Rule:
-    """Returns the rule of an op that is no higher-order op.
+def rule_of(node: Node, frame: Interpreter, user_rules: Mapping[str, Rule]) -> Rule:
+    """Returns the rule of an op of a frame that is no higher-order op.
 
     Raises:
         UnimplementedError: the op has a 16-bit result and no rule; it is named, with the user's line.
@@ -63,9 +60,13 @@ def rule_of(
     for given in (name, target._schema.name):
         if given in user_rules:
             return user_rules[given]
-    if name in COLLECTIVES:
+    if is_collective(node):
         return FLOAT32 if packet in _REDUCE else AS_IS
-    if program.plan(node, layout).is_view or torch.Tag.inplace_view in target.tags or packet in _MAKES:
+    if (
+        frame.program.plan(node, frame.layout).is_view
+        or torch.Tag.inplace_view in target.tags
+        or packet in _MAKES
+    ):
         return AS_IS
     if packet in _MOVES and _same_dtype(node):
         return AS_IS
@@ -75,7 +76,7 @@ def rule_of(
         raise _no_rule_error(node, name)
     if "wait_tensor" in packet:
         return AS_IS
-    _check_no_shared_writes(node, layout, program)
+    _check_no_shared_writes(node, frame)
     return FLOAT32
 
 
@@ -134,11 +135,11 @@ def _same_dtype(node: Node) -> bool:
     return len({dtype for dtype in dtypes if dtype.is_floating_point}) == 1
 
 
-def _check_no_shared_writes(node: Node, layout: StorageLayout, program: AnalysisContext) -> None:
+def _check_no_shared_writes(node: Node, frame: Interpreter) -> None:
     """Raises if tensors in written lists share memory: an op over lists works on copies, which diverge."""
     over_lists = signature(node.target).packet.startswith(("_foreach_", "_fused_"))  # type: ignore[arg-type]
     several = any(place for _, place in written_tensors(node))
-    if over_lists and several and len(program.plan(node, layout).flows) == 1:
+    if over_lists and several and len(frame.program.plan(node, frame.layout).flows) == 1:
         raise UnimplementedError(
             f"lower: {node.target} ({node.name}; {line_of_node(node)}) writes to tensors in its lists that "
             "share memory; call it for each in turn."

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from samebits._inspect.user_code import line_of_node
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
+from samebits.replica import CapturedStep
 from samebits.replica._analysis.op_schemas import signature_of
-from samebits.replica._capture.captured_step import CapturedStep
 
 
 def rank_of(step: CapturedStep, rank: int | None) -> int:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from samebits._context import Words
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
-from samebits.replica._analysis.collectives import COLLECTIVES
+from samebits.replica._analysis.op_rules import is_collective
 from samebits.replica._analysis.op_schemas import signature
 from samebits.rounding._stochastic_round import round_into, round_to_new
 from samebits.rounding._transform.lowering_rules import HALVES, written_tensors
@@ -46,7 +46,7 @@ class Rounded(nn.Module):
         self.target: Any = node.target
         self.what = f"{node.name} = {node.target}"
         known = signature(self.target)
-        self._waits = known.name in COLLECTIVES
+        self._waits = is_collective(node)
         self._written = {name for name, _ in written_tensors(node)}
         self._at = {known.position[name]: name for name in self._written}
         self._keys: dict[Place, tuple[int, int]] = {

@@ -20,11 +20,12 @@ from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
 from samebits._inspect.user_code import text_of_node
 from samebits.errors import InvalidArgumentError, RoundingMethodError
+from samebits.replica import CapturedStep, Report
 from samebits.replica._analysis.control_flow_ops import HANDLERS
 from samebits.replica._analysis.interpreter import Interpreter
 from samebits.replica._analysis.storage_layout import StorageLayout
-from samebits.replica._capture.captured_step import CapturedStep, check_step
-from samebits.replica._report.report import Report, check_report
+from samebits.replica._capture.captured_step import check_step
+from samebits.replica._report.report import check_report
 
 # The digest of a captured step: an edit changes it, and another capture of the same code does not.
 
