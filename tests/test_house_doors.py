@@ -71,6 +71,14 @@ def test_the_contracts_of_doors_have_one_form(contracts):
     assert not any(in_one_form(package, {**contract, name: value}) for name, value in looser.items())
 
 
+def test_each_package_has_a_contract(contracts, root):
+    """A package without one could be entered anywhere."""
+    package = root / "src" / "samebits"
+    found = {f"samebits.{init.parent.name}" for init in package.glob("*/__init__.py")}
+    assert found - set(contracts) <= {"samebits._inspect"}
+    assert set(contracts) <= found
+
+
 def test_a_door_is_entered(contracts):
     """Each door is imported by a module outside of its package: one that nobody uses is no door."""
     graph = pytest.importorskip("grimp").build_graph("samebits")

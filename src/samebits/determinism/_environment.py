@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -119,18 +118,6 @@ def _op_determinism() -> dict[str, Any]:
     settings = process.op_determinism
     enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
     return enabled if settings is None else {**enabled, **asdict(settings)}
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
-    """Returns a line for each entry that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
-    lines = []
-    for name in sorted({*then, *now}):
-        before, after = then.get(name), now.get(name)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            lines += differences(before, after, f"{inside}{name}.")
-        elif before != after:
-            lines.append(f"{inside}{name}: {before} then, {after} now")
-    return lines
 
 
 def _warn_if_untested() -> None:

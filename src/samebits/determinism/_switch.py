@@ -39,7 +39,7 @@ from samebits.determinism._guards import (
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import without_fill
 from samebits.determinism._replacement import Policy, Replacement
-from samebits.errors import ConflictError, InvalidArgumentError
+from samebits.errors import InvalidArgumentError
 
 # Calls of `enable_op_determinism` with arguments that it does not have: the error has the line to type.
 
@@ -232,10 +232,6 @@ def enable_op_determinism(
     return OpDeterminism(before)
 
 
-class WeakerThanAskedError(ConflictError):
-    """A program takes back what the command that started it promised; `samebits run` ends with its line."""
-
-
 def _refuse_less(settings: OpDeterminismSettings | None) -> None:
     """Raises an error where a program takes back what the command that started it promised."""
     asked, now = process.asked_op_determinism, settings or OpDeterminismSettings()
@@ -244,7 +240,7 @@ def _refuse_less(settings: OpDeterminismSettings | None) -> None:
     given = "False"
     if settings is not None:
         given = "" if now.across == "runs" else f'across="{now.across}"'
-    raise WeakerThanAskedError(
+    raise conflicting_settings.WeakerThanAskedError(
         f"{user_code.calling_line()}: enable_op_determinism({given}) takes back --across {asked.across}, "
         "with which the program was started. "
         f'Write enable_op_determinism(across="{asked.across}") there, or remove that call.'

@@ -7,8 +7,7 @@ from typing import Any
 
 from samebits._inspect.user_code import is_user_type
 from samebits.errors import IncompleteStateError
-from samebits.train._loop.steps import Step
-from samebits.train._run import Run
+from samebits.train import Run, Step
 
 
 class Batches:

@@ -24,8 +24,8 @@ from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun
 from samebits.state._attributes import Attributes
+from samebits.train import Run
 from samebits.train._framework_privates import require_attributes
-from samebits.train._run import Run
 
 try:
     base: Any = importlib.import_module("ignite.base")

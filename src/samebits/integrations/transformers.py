@@ -23,10 +23,10 @@ from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
 from samebits.state import attributes
 from samebits.state._parts import is_plain
+from samebits.train import Run
 from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._framework_privates import require_attributes
 from samebits.train._loop.accelerate_loader import shard_of
-from samebits.train._run import Run
 
 try:
     transformers: Any = importlib.import_module("transformers")

@@ -21,10 +21,15 @@ from samebits._context import process
 from samebits._inspect.tree import of_nested
 from samebits.audit._child.kill_points import KILL_POINTS, Kill
 from samebits.audit._first_difference import first_difference
-from samebits.audit._verify.baseline import facts_of
-from samebits.audit._verify.check_plan import BaselineFacts, ProcessVariation
-from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
-from samebits.audit._verify.child_processes import scratch_folder
+from samebits.audit._verify import (
+    BaselineFacts,
+    ProcessOutcome,
+    ProcessVariation,
+    Request,
+    Runner,
+    facts_of,
+    scratch_folder,
+)
 from samebits.checkpoint._store import CommitStore, run_directories
 from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.train._committed_state import CommittedState

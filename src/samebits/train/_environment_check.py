@@ -21,7 +21,6 @@ from samebits._inspect import user_code
 from samebits._unseeded import CURE, no_seed
 from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
-from samebits.determinism._environment import differences
 from samebits.errors import RunMismatchError
 from samebits.random._process import seeds
 from samebits.train import _hyperparameters as hyperparameters
@@ -96,7 +95,7 @@ class Environment:
         compared = {*self.fingerprint, *unset} - left
         before = {name: recorded.get(name, unset.get(name)) for name in compared}
         now = {name: self.fingerprint.get(name, unset.get(name)) for name in compared}
-        changed = {line: _name_of(line) for line in differences(before, now)}
+        changed = {line: _name_of(line) for line in _differences(before, now)}
         others = {line: name for line, name in changed.items() if name is not None and name not in allowed}
         if "libc" in others.values() and not everywhere:
             line = next(line for line, name in others.items() if name == "libc")
@@ -231,3 +230,15 @@ def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
             "Set the same seed, or use another run directory."
         )
     return RunSeed(mine, seeded=True)
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
+    """Returns a line for each entry that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
+    lines = []
+    for name in sorted({*then, *now}):
+        before, after = then.get(name), now.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += _differences(before, after, f"{inside}{name}.")
+        elif before != after:
+            lines.append(f"{inside}{name}: {before} then, {after} now")
+    return lines

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from samebits._arguments import is_int, is_number, require
 from samebits._inspect.user_call import WrongCall, texts_of_arguments
 from samebits.errors import InvalidArgumentError
-from samebits.state._known_classes import adapter_for
+from samebits.state import adapter_for
 from samebits.train._object_states import Stateful
 
 _NAMES = (

@@ -12,8 +12,8 @@ import torch
 
 from samebits._inspect.user_call import WrongCall
 from samebits.errors import InvalidArgumentError, InvalidCallError
+from samebits.train import Run
 from samebits.train._object_states import Stateful
-from samebits.train._run import Run
 
 P = ParamSpec("P")
 T = TypeVar("T")

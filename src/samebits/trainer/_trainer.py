@@ -19,10 +19,9 @@ from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._commit_notifier import CommitNotifier
 from samebits.callbacks._progress_bar import progress_bars
 from samebits.errors import InvalidArgumentError
+from samebits.train import Run, Step
 from samebits.train._boundary_commits import BestCommits
 from samebits.train._loop.loop_positions import check_steps, epoch_length, is_endless
-from samebits.train._loop.steps import Step
-from samebits.train._run import Run
 from samebits.train._run_arguments import check_batches
 from samebits.trainer import _other_trainers as other_trainers
 from samebits.trainer import _trainer_arguments as trainer_arguments

@@ -12,7 +12,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from samebits._arguments import is_fraction, is_int, is_number, require, require_int
-from samebits.callbacks._base import HOOKS, Callback
+from samebits.callbacks import Callback
+from samebits.callbacks._base import HOOKS
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.train._loop.loop_positions import check_steps
 from samebits.train._run_arguments import check_batches

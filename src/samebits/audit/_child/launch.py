@@ -27,7 +27,7 @@ from samebits import audit
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.audit._verify.mounts import rename_folders_by_copy
 from samebits.determinism import enable_op_determinism
-from samebits.determinism._switch import WeakerThanAskedError
+from samebits.determinism._guards.conflicting_settings import WeakerThanAskedError
 from samebits.errors import SamebitsError
 from samebits.random import set_random_seed
 

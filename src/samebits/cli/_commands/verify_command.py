@@ -10,7 +10,6 @@ import typer
 
 from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
-from samebits.audit._verify.check_plan import GROUPS
 from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
 from samebits.cli._option_values import check_script, number_above, one_of, whole_number
 from samebits.errors import InvalidArgumentError
@@ -150,7 +149,7 @@ def verify(
         as_run=as_run,
         across=across or "runs",
         steps=steps,
-        groups=GROUPS if checks is None else tuple(checks.split(",")),
+        groups=checking.GROUPS if checks is None else tuple(checks.split(",")),
         jobs=jobs or (checking.jobs() if nproc_per_node is None else 1),
         nproc_per_node=nproc_per_node,
         require=() if require is None else tuple(require.split(",")),

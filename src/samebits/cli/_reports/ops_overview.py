@@ -17,8 +17,8 @@ from samebits.determinism import table
 from samebits.determinism._ops import coverage
 from samebits.determinism._reviewed_schemas import not_reviewed
 from samebits.determinism.table import Entry
-from samebits.determinism.table._overload_facts import OverloadRow
 from samebits.determinism.table._verdict_names import (
+    COMPOSITE,
     DETERMINISTIC,
     NO_KERNEL,
     NOT_REVIEWED,
@@ -28,7 +28,6 @@ from samebits.determinism.table._verdict_names import (
     UNWRITTEN,
     VARIES,
 )
-from samebits.determinism.table._verdicts import COMPOSITE
 
 FAMILIES = {
     "matrix products": "nn.Linear matmul mm bmm addmm einsum",
@@ -227,16 +226,10 @@ def _overloads(op: str) -> Iterator[tuple[Entry, Entry]]:
     for name in (*rows, *(full.removeprefix("aten::") for full in not_reviewed())):
         if name.partition(".")[0] != op or "imname" in name:
             continue
-        if name not in rows or _is_called(rows[name]):
+        if name not in rows or rows[name].is_called:
             cpu = table.lookup(name, "cpu")
             if cpu.verdict != NO_KERNEL:
                 yield cpu, table.lookup(name, "cuda")
-
-
-def _is_called(row: OverloadRow) -> bool:
-    """Returns True for the functional overloads of an op, and for those of an op that exists in place."""
-    in_place = row.name.partition(".")[0].endswith("_")
-    return (row.form_of == row.name or in_place) and "out" not in row.traits
 
 
 def _promises(cpu: Entry) -> tuple[str, str, str]:

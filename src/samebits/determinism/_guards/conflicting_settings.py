@@ -23,6 +23,10 @@ _CUBLAS_VALUES = (":4096:8", ":16:8")
 _BLOCK = "To leave determinism for some lines: `with samebits.enable_op_determinism(False):`."
 
 
+class WeakerThanAskedError(ConflictError):
+    """A program takes back what the command that started it promised; `samebits run` ends with its line."""
+
+
 def refuse_environment() -> None:
     """Raises `ConflictError` when environment variables contradict the switch, before it is turned on."""
     inductor_flag.refuse_contradiction()

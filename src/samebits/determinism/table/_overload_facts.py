@@ -49,6 +49,12 @@ class OverloadRow:
         """True if it may be one that torch generates: it calls the functional form, and copies."""
         return self.kernels == ("explicit",) and self.form_of != self.name
 
+    @property
+    def is_called(self) -> bool:
+        """True for the functional overloads of an op, and for those of an op that exists in place."""
+        in_place = self.name.partition(".")[0].endswith("_")
+        return (self.form_of == self.name or in_place) and "out" not in self.traits
+
     def has_kernel(self, device: str) -> bool:
         """Returns True if it runs on `device` (`cpu` or `cuda`), for some layout."""
         return any(key in {"composite", "explicit"} or key.endswith(device.upper()) for key in self.kernels)

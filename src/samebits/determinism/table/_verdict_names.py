@@ -22,6 +22,9 @@ NO_KERNEL = "no kernel"
 NOT_REVIEWED = "not reviewed"
 """The running torch has the op, or a schema of it, and the table does not."""
 
+OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
+"""The deciding rule where no class rule decides."""
+
 VERDICTS = (
     OVER_THREADS,
     DETERMINISTIC,

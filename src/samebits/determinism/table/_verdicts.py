@@ -18,15 +18,19 @@ from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._evidence import GpuEvidence, gpu_evidence, seen_cases
 from samebits.determinism.table._overload_facts import OverloadRow, ReviewedOverloads, reviewed
 from samebits.determinism.table._verdict_names import (
+    ABSENT,
     ALTERNATIVE,
+    COMPOSITE,
     DETERMINISTIC,
     DEVICES,
     NO_KERNEL,
     NOT_REVIEWED,
     OF_COMPLEX,
     OVER_THREADS,
+    OWN,
     RAISING,
     REFUSED,
+    REPLACED,
     SERIAL,
     UNWRITTEN,
     VARIES,
@@ -36,8 +40,6 @@ from samebits.errors import InvalidArgumentError
 
 OWN_FILE = Path(__file__).with_name("own.toml")
 _RAISES = {"": "", coverage.DENIED: RAISING[0], coverage.INTEGERS: RAISING[1]}
-OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
-"""The deciding rule where no class rule decides."""
 _NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
 """Ops that composites call, and not under `across="threads"`: it turns torch's flag for oneDNN off."""
 _ON_ONE_THREAD = {"": "on", coverage.REAL: "complex numbers on", coverage.INTEGERS: "all but integers on"}

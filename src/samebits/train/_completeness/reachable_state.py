@@ -27,7 +27,8 @@ from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.structure import hooks_of
 from samebits._inspect.tree import CONSTANTS, PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
-from samebits.data._pipeline import Pipeline, iterables_of
+from samebits.data import Pipeline
+from samebits.data._pipeline import iterables_of
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
