@@ -32,7 +32,7 @@ class LaunchSpec:
     overrides: CheckOverrides = field(default_factory=CheckOverrides)
     """Under a `run_root` nothing is raised that a `Run` finds, and the process knows its moved folders."""
     kill: Kill | None = None
-    """The process kills itself there. In a job (`by_rank`): that of the rank, or rank 0 with torchrun."""
+    """The process kills itself there. In a job (`by_rank`) the kill's rank does, or rank 0, with torchrun."""
     torch_workers: bool = True
     """Vary the number of workers of torch's loaders, too, not only of samebits'."""
     threads: int | None = None
