@@ -85,8 +85,9 @@ def test_each_page_has_a_sentence_in_the_index(root):
 
 
 def test_each_link_leads_somewhere(pages, root):
-    """Each link in README.md and docs/ has a file, and each anchor a heading."""
-    broken = {page.name: found for page in [root / "README.md", *pages] if (found := broken_links(page))}
+    """Each link in docs/ and in the pages of the root has a file, and each anchor a heading."""
+    every = [*root.glob("*.md"), *pages]
+    broken = {page.name: found for page in every if (found := broken_links(page))}
     assert broken == {}
 
 
