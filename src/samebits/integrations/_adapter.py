@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from samebits._inspect.user_code import is_user_type
 from samebits.errors import IncompleteStateError
 from samebits.train import Run, Step
+
+
+def library_modules(adapter: str, packages: str, *names: str) -> list[Any]:
+    """Imports modules of an adapter's library. Raises `ImportError` with the line that installs it."""
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ImportError as error:
+        extra = adapter.replace("_", "-")
+        raise ImportError(
+            f"samebits.integrations.{adapter} needs {packages}: pip install 'samebits[{extra}]'"
+        ) from error
 
 
 class Batches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -22,20 +21,14 @@ from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.user_code import is_library, is_user_type
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun
+from samebits.integrations._adapter import Batches, OpenRun, library_modules
 from samebits.state._attributes import Attributes
 from samebits.train import Run
 from samebits.train._framework_privates import require_attributes
 
-try:
-    base: Any = importlib.import_module("ignite.base")
-    distributed: Any = importlib.import_module("ignite.distributed")
-    engine: Any = importlib.import_module("ignite.engine")
-    handlers: Any = importlib.import_module("ignite.handlers")
-except ImportError as error:
-    raise ImportError(
-        "samebits.integrations.ignite needs pytorch-ignite: pip install 'samebits[ignite]'"
-    ) from error
+base, distributed, engine, handlers = library_modules(
+    "ignite", "pytorch-ignite", "ignite.base", "ignite.distributed", "ignite.engine", "ignite.handlers"
+)
 
 _CALL = "samebits.integrations.ignite.resumable"
 _CURES = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 import sys
 import types
@@ -22,14 +21,11 @@ from samebits._inspect.user_code import is_library, is_user_type
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._pipeline import PipelineDataset
 from samebits.errors import UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun
+from samebits.integrations._adapter import Batches, OpenRun, library_modules
 from samebits.state._parts import is_plain
 from samebits.train._framework_privates import require_attributes
 
-try:
-    keras: Any = importlib.import_module("keras")
-except ImportError as error:
-    raise ImportError("samebits.integrations.keras needs keras: pip install 'samebits[keras]'") from error
+(keras,) = library_modules("keras", "keras", "keras")
 
 _CURES = (
     "Resumable(ignore=[...]). To save it: make it a number, a string, an array or a list of them in a "

@@ -14,15 +14,10 @@ import torch
 
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.integrations._adapter import Batches, OpenRun, library_modules, program_callbacks
 from samebits.train._framework_privates import require_attributes
 
-try:
-    callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
-except ImportError as error:
-    raise ImportError(
-        "samebits.integrations.lightning needs lightning: pip install 'samebits[lightning]'"
-    ) from error
+(callbacks,) = library_modules("lightning", "lightning", "lightning.pytorch.callbacks")
 
 Callback: Any = callbacks.Callback
 _WITHOUT_END = 1 << 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import re
@@ -16,24 +15,22 @@ import numpy as np
 import torch
 
 from samebits.errors import InvalidArgumentError, RunMismatchError, UnimplementedError
-from samebits.integrations._adapter import OpenRun
+from samebits.integrations._adapter import OpenRun, library_modules
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import is_state_of_environment, name_of_known
 from samebits.state._parts import is_plain
 from samebits.train._framework_privates import require_attributes
 
-try:
-    callbacks: Any = importlib.import_module("stable_baselines3.common.callbacks")
-    vec_env: Any = importlib.import_module("stable_baselines3.common.vec_env")
-    off_policy: Any = importlib.import_module("stable_baselines3.common.off_policy_algorithm")
-    on_policy: Any = importlib.import_module("stable_baselines3.common.on_policy_algorithm")
-    types: Any = importlib.import_module("stable_baselines3.common.type_aliases")
-    distributions: Any = importlib.import_module("stable_baselines3.common.distributions")
-except ImportError as error:
-    raise ImportError(
-        "samebits.integrations.stable_baselines3 needs stable-baselines3: pip install "
-        "'samebits[stable-baselines3]'"
-    ) from error
+callbacks, vec_env, off_policy, on_policy, types, distributions = library_modules(
+    "stable_baselines3",
+    "stable-baselines3",
+    "stable_baselines3.common.callbacks",
+    "stable_baselines3.common.vec_env",
+    "stable_baselines3.common.off_policy_algorithm",
+    "stable_baselines3.common.on_policy_algorithm",
+    "stable_baselines3.common.type_aliases",
+    "stable_baselines3.common.distributions",
+)
 
 _CALL = "samebits.integrations.stable_baselines3.Resumable"
 _WITHOUT_END = range(1 << 40)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from samebits._inspect.user_code import owner_of_module
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.integrations._adapter import Batches, OpenRun, program_callbacks
+from samebits.integrations._adapter import Batches, OpenRun, library_modules, program_callbacks
 from samebits.state import attributes
 from samebits.state._parts import is_plain
 from samebits.train import Run
@@ -28,16 +27,14 @@ from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._framework_privates import require_attributes
 from samebits.train._loop.accelerate_loader import shard_of
 
-try:
-    transformers: Any = importlib.import_module("transformers")
-    _ExportableState: Any = importlib.import_module("transformers.trainer_callback").ExportableState
-    _trainer: Any = importlib.import_module("transformers.trainer")
-except ImportError as error:
-    raise ImportError(
-        "samebits.integrations.transformers needs transformers and accelerate: pip install "
-        "'samebits[transformers]'"
-    ) from error
-
+transformers, _callbacks, _trainer = library_modules(
+    "transformers",
+    "transformers and accelerate",
+    "transformers",
+    "transformers.trainer_callback",
+    "transformers.trainer",
+)
+_ExportableState: Any = _callbacks.ExportableState
 _WITHOUT_END = 1 << 40
 """Epochs of a training that `max_steps` ends."""
 _CURES = (
