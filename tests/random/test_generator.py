@@ -24,7 +24,7 @@ NO_DRAWS = {"fold_in", "split", "permute_index"}  # keys of keys, and a function
 
 
 def public_draws():
-    functions = {name: getattr(random, name) for name in random.__all__}
+    functions = {name: getattr(random, name) for name in dir(random) if name[0] != "_"}
     functions = {name: f for name, f in functions.items() if inspect.isfunction(f) and name not in NO_DRAWS}
     return {
         name: f for name, f in functions.items() if next(iter(inspect.signature(f).parameters), "") == "key"

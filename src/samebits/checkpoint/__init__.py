@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.checkpoint import _listing as _listing
     from samebits.checkpoint._export import export as export
     from samebits.checkpoint._listing import list_commits as list_commits
     from samebits.checkpoint._listing import prune as prune
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["_listing"],
     names={
         "export": "samebits.checkpoint._export",
         "list_commits": "samebits.checkpoint._listing",

@@ -48,8 +48,8 @@ def uniform(
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
     """Returns `random.dropout`: the same bits, cheaper for small inputs, whose masks backward stores."""
     large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
-    floating = input.is_floating_point() and input.element_size() > 1  # the dtypes of `random.dropout`
-    if large and key.device == input.device and floating:
+    # the dtypes of `random.dropout` are the floating ones of two bytes and more
+    if large and key.device == input.device and input.is_floating_point() and input.element_size() > 1:
         return random.dropout(key, input, p, inplace=inplace)
     return scale_by_mask(input, keep_mask(key, tuple(input.shape), p, input), p, inplace=inplace)
 

@@ -25,30 +25,3 @@ from samebits.random._keys import key as key
 from samebits.random._keys import split as split
 from samebits.random._process.draw_counts import draws as draws
 from samebits.random._process.seeds import set_random_seed as set_random_seed
-
-__all__ = [
-    "Generator",
-    "bernoulli",
-    "bernoulli_",
-    "bits",
-    "categorical",
-    "choice",
-    "draws",
-    "dropout",
-    "exponential",
-    "fold_in",
-    "get_global_generator",
-    "gumbel",
-    "key",
-    "normal",
-    "normal_",
-    "permutation",
-    "permute_index",
-    "randint",
-    "set_global_generator",
-    "set_random_seed",
-    "split",
-    "truncated_normal",
-    "uniform",
-    "uniform_",
-]

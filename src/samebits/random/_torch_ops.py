@@ -134,22 +134,11 @@ def _draw(schema: str, run: Callable[..., torch.Tensor]) -> None:
     _define(f"{schema} -> Tensor", run, _empty_result, of_size)
 
 
-def _uniform(
-    key: torch.Tensor, size: Sequence[int], low: float, high: float, dtype: torch.dtype
-) -> torch.Tensor:
-    return uniform_normal.fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
+def _filling(name: str, fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def run(key: torch.Tensor, size: Sequence[int], *parameters: Any) -> torch.Tensor:
+        return fill(name, key, fresh(size, parameters[-1], key.device), *parameters[:-1])
 
-
-def _normal(
-    key: torch.Tensor, size: Sequence[int], mean: float, std: float, dtype: torch.dtype
-) -> torch.Tensor:
-    return uniform_normal.fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
-
-
-def _bernoulli(
-    key: torch.Tensor, size: Sequence[int], p: float | torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    return uniform_normal.fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
+    return run
 
 
 def _transform_op(name: str) -> Callable[..., torch.Tensor]:
@@ -165,9 +154,17 @@ def _randint(key: torch.Tensor, size: Sequence[int], low: int, last: int, dtype:
     return integers.integers("randint", key, size, low, (last - low) % 2**64 + 1, dtype)
 
 
+_bernoulli = _filling("bernoulli", uniform_normal.fill_bernoulli)
+
 _draw(f"bits({_OF_SIZE}, ScalarType dtype)", uniform_normal.stream)
-_draw(f"uniform({_OF_SIZE}, float low, float high, ScalarType dtype)", _uniform)
-_draw(f"normal({_OF_SIZE}, float mean, float std, ScalarType dtype)", _normal)
+_draw(
+    f"uniform({_OF_SIZE}, float low, float high, ScalarType dtype)",
+    _filling("uniform", uniform_normal.fill_uniform),
+)
+_draw(
+    f"normal({_OF_SIZE}, float mean, float std, ScalarType dtype)",
+    _filling("normal", uniform_normal.fill_normal),
+)
 _draw(f"bernoulli({_OF_SIZE}, float p, ScalarType dtype)", _bernoulli)
 _draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transform_op("exponential"))
 _draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transform_op("gumbel"))

@@ -93,9 +93,7 @@ def commits(
         raise InvalidArgumentError("--object goes with --export STEP OUT.")
     if not prune_older and (keep, keep_best) != (None, None):
         raise InvalidArgumentError("--keep and --keep-best go with --prune. Without it nothing is deleted.")
-    found, deleted = (
-        checkpoint._listing.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
-    )
+    found, deleted = checkpoint.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
     if verify or not prune_older:
         with cli._reports.Progress("reading commits", shown=verify) as progress:
             found = checkpoint.list_commits(run_dir, verify=verify, on_progress=progress.update)
