@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits.data import Pipeline, check
+from samebits.data._resumable import NextEpoch
 from samebits.errors import PipelineDifferenceError
 
 
@@ -292,6 +293,6 @@ def test_a_seed_that_is_set_later_holds_from_the_next_iteration_on():
     )
     samebits.set_random_seed(1)
     assert [first, *begun] == list(Pipeline.range(50).shuffle()) != later[0]
-    own._next = (0, None)
+    own._next = NextEpoch()
     assert list(own) == before
     assert later[1] == anew[1]

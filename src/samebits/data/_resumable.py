@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from samebits._arguments import require
 from samebits._context import Position, Words, process
@@ -23,21 +23,37 @@ from samebits.random import _int_keys as int_keys
 _MADE: weakref.WeakValueDictionary[int, Resumable] = weakref.WeakValueDictionary()
 
 
+class NextEpoch(NamedTuple):
+    """The begin of the next `iter()`."""
+
+    epoch: int = 0
+    state: dict[str, Any] | None = None
+    """A position in it, as `load_state_dict` got it; None: its first element."""
+
+
 class Resumable:
-    """An iterable whose elements are a function of (stages, seed, epoch, number); it resumes after any."""
+    """An iterable whose elements are a function of (stages, seed, epoch, number); it resumes after any.
+
+    Where it is, it says in two places: the iteration under way, and the begin of the next one.
+
+    | event                                   | `_live`                     | `_next`               |
+    |-----------------------------------------|-----------------------------|-----------------------|
+    | made; the iteration is forgotten        | None                        | as it was: 0          |
+    | `iter()`                                | its position, at `_next`    | the epoch after it    |
+    | an element is delivered                 | one further                 |                       |
+    | `load_state_dict`                       | None                        | the state's           |
+    | ... after an `iter()` that was not read | is set there, too           | the state's           |
+    | a loop over it has ended                | None                        | the epoch after it    |
+
+    An iteration inside the body of a run's step is none of these: it is keyed by the run's position.
+    """
 
     _stage: Stage
     _options: Options
     _domain: str
     """Folded into the key of the seed."""
-    _next: tuple[int, dict[str, Any] | None] = (0, None)
-    """Epoch and state of the next `iter()`."""
+    _next = NextEpoch()
     _live: ReadPosition | None = None
-    """The position of the current iteration."""
-    _newest: weakref.ref[PipelineIterator] | None = None
-    """The iterator that the last `iter()` returned."""
-    _resumed: PipelineIterator | None = None
-    """The iterator that the last `load_state_dict` has set to its state."""
     _is_state = False
     """True for an object of a run, which commits its position: `iter()` in a step is then its next epoch."""
     _count = 0
@@ -56,13 +72,13 @@ class Resumable:
     def __iter__(self) -> PipelineIterator:
         if process.position is not None and not self._is_state:
             return self._iter_at(process.position, 0)
-        if self._resumed is not None and self._live is self._resumed.position and self._live.is_read:
-            self._next = (self._live.epoch + 1, None)  # the iterator that was there already has resumed
-        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
-        iterator = self._iterate(self._key(), epoch)
-        if state is not None:
-            iterator.load_state_dict(state)
-        self._live, self._resumed, self._newest = iterator.position, None, weakref.ref(iterator)
+        begin = self._next
+        if begin.state is not None and self._live is not None and self._live.is_read:
+            begin = NextEpoch(self._live.epoch + 1)  # the iterator that was there already has resumed
+        iterator = self._iterate(self._key(), begin.epoch)
+        if begin.state is not None:
+            iterator.load_state_dict(begin.state)
+        self._live, self._next = iterator.position, NextEpoch(begin.epoch + 1)
         return iterator
 
     def _iter_at(self, position: Position, start: int) -> PipelineIterator:
@@ -82,8 +98,7 @@ class Resumable:
         """
         if self._live is not None and not self._live.exhausted:
             return self._live.state_dict()
-        epoch, state = self._next
-        return state or self._iterate(self._key(), epoch).state_dict()
+        return self._next.state or self._iterate(self._key(), self._next.epoch).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes the next `iter()` after the element at which `state` was taken: O(1) if there is an index.
@@ -96,19 +111,17 @@ class Resumable:
         """
         probe = self._iterate(self._key(), 0)
         probe.load_state_dict(state)
-        self._next, self._resumed = (probe.position.epoch, dict(state)), None
-        newest = None if self._newest is None else self._newest()
-        if newest is None or newest.position is not self._live or newest.position.is_read:
+        self._next = NextEpoch(probe.position.epoch, dict(state))
+        if self._live is None or self._live.is_read:
             self._live = None
-            return
-        newest.load_state_dict(state)
-        self._resumed = newest
+        else:
+            self._live.load_state_dict(state)
 
     def _continue_after(self, state: dict[str, Any]) -> None:
         """Starts with the epoch after a loop that has ended, whatever has become of the dataset since."""
         if "delivered" not in state:
             self.load_state_dict(state)  # which says that it is none
-        self._next, self._live = (state["epoch"] + bool(state["delivered"]), None), None
+        self._next, self._live = NextEpoch(state["epoch"] + bool(state["delivered"])), None
 
     @staticmethod
     def _continue_numbered(ordinal: int, state: Any) -> None:

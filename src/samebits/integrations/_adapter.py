@@ -87,7 +87,7 @@ class OpenRun:
         chosen: dict[str, Any] = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
         self.run = Run(self.run_dir, **chosen, **objects).__enter__()
         self.run.parts.resuming.cure_of_missing = "Give the library all callbacks that it had then"
-        self.run._cures = f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}."
+        self.run.parts.cures = f"Here there is no run.state, and Run(ignore=[...]) is {self._cures}."
         return self.run
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -95,7 +95,7 @@ class OpenRun:
         run, self.run = self.run, None
         if run is not None:
             if isinstance(error, IncompleteStateError):
-                error.add_note(run._cures)
+                error.add_note(run.parts.cures)
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 

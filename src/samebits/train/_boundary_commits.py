@@ -378,14 +378,8 @@ class CommitPolicy:
         at = Position(**base.position)._replace(
             phase="validate", name=position.name, phase_batch=position.phase_batch
         )
-        facts = {
-            "finished": base.finished,
-            "program": base.program,
-            "environment": self._environment.to_dict(),
-            "rolling": base.rolling,
-            "value": base.value,
-            "note": base.note,
-        }
+        facts = {one: getattr(base, one) for one in ("finished", "program", "rolling", "value", "note")}
+        facts["environment"] = self._environment.to_dict()
         state = gather(self._objects, self._run_state)
         saved = replace(CommittedState.of(tree), inside=ValidationState.at(position, state))
         check = partial(check_memory, state, self._objects, self._aliases)

@@ -195,13 +195,7 @@ class ResumeState:
                 for name, one in self._objects.items()
                 if name in before.objects and now.get(name) == groups.get(name)  # more groups by now
             }
-            before = before.part_of(objects)
-            restored = Restored(self.made)
-            restored.bind_items(before.run_state, self._run_state, set(before.aliases.run_state))
-            committed.restore_changed(objects, before, self._where, restored=restored)
-            restored.again()
-            self._run_state.refill(before.run_state, before.aliases, restored)
-            share_again(objects, before.aliases.optimizers)
+            self._restore_changed(objects, before.part_of(objects))
         self._entered = True
 
     def restore_at_loop(self, *, in_epoch: bool = False) -> None:
@@ -238,18 +232,13 @@ class ResumeState:
         for name, thing in own.items():
             with suppress(Exception):  # it takes its state over later, when its library is ready
                 self._loaded[name] = digest.of_value(thing.state_dict())
-        self._refill(saved, restored)
+        self._refill(self._objects, saved, restored)
 
     def _put_back(self, saved: CommittedState, *, in_epoch: bool) -> None:
         check_fits(self._objects, saved, self._where)
         self.groups.make(saved.param_groups)
         again = in_epoch or not self._on_demand
-        restored = Restored(self.made)
-        restored.bind_items(saved.run_state, self._run_state, set(saved.aliases.run_state))
-        changed = committed.restore_changed(
-            self._objects, saved, self._where, self._loaded, restored, again=again
-        )
-        self._refill(saved, restored)
+        changed = self._restore_changed(self._objects, saved, self._loaded, again=again)
         if changed and not in_epoch:
             names = ", ".join(changed)
             user_code.warn(
@@ -265,10 +254,24 @@ class ResumeState:
                 ),
             )
 
-    def _refill(self, saved: CommittedState, restored: Restored) -> None:
+    def _restore_changed(
+        self,
+        objects: Mapping[str, Stateful],
+        saved: CommittedState,
+        loaded: Mapping[str, str] | None = None,
+        *,
+        again: bool = True,
+    ) -> list[str]:
+        restored = Restored(self.made)
+        restored.bind_items(saved.run_state, self._run_state, set(saved.aliases.run_state))
+        changed = committed.restore_changed(objects, saved, self._where, loaded, restored, again=again)
+        self._refill(objects, saved, restored)
+        return changed
+
+    def _refill(self, objects: Mapping[str, Stateful], saved: CommittedState, restored: Restored) -> None:
         restored.again()
         self._run_state.refill(saved.run_state, saved.aliases, restored)
-        share_again(self._objects, saved.aliases.optimizers)
+        share_again(objects, saved.aliases.optimizers)
 
     def enter_validation(self, first: Position) -> int:
         """Returns the first batch of this validation: 0, or that of a commit inside it, which is restored."""

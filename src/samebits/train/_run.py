@@ -130,8 +130,6 @@ class Run:
     """The folder (or URL) of the run's commits; None without one."""
     resumed: bool
     """True if a commit was found at `with`: the run continues from it."""
-    _cures = ""
-    """The advice of an adapter, whose user has no `Run` in hand, for a value that is not saved."""
 
     @explain_wrong_calls(explain_run)
     def __init__(
@@ -161,27 +159,14 @@ class Run:
         self._check_loss = check_loss
         self._best = chosen
         state, loops, where = RunState(), Loops(), shown_run_dir(self.run_dir)
-        notes = CommitNotes(where)
+        notes, completeness = CommitNotes(where), Completeness(enabled=check_complete and run_dir is not None)
+        resuming = ResumeState(where, self.objects, state, loops)
+        saving = CommitPolicy(
+            self.run_dir, commits, chosen, self.objects, state, loops, grace,
+            lambda event, position: notify(event, self, position), notes,
+        )  # fmt: skip
         self.parts = RunParts(
-            self,
-            self.run_dir,
-            self.objects,
-            state,
-            loops,
-            CommitPolicy(
-                self.run_dir,
-                commits,
-                chosen,
-                self.objects,
-                state,
-                loops,
-                grace,
-                lambda event, position: notify(event, self, position),
-                notes,
-            ),
-            ResumeState(where, self.objects, state, loops),
-            Completeness(enabled=check_complete and run_dir is not None),
-            notes,
+            self, self.run_dir, self.objects, state, loops, saving, resuming, completeness, notes
         )
         for path in ignore:
             self.ignore(path)

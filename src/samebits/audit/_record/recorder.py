@@ -176,15 +176,12 @@ class Recorder(Observer, TorchListener):
     def run_closed(self, run: Any, *, finished: bool) -> None:
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
-        self._harmless |= run.parts.completeness.harmless
-        unsaved = {
-            path: (type(one).__name__, str(one)) for path, one in run.parts.completeness.unraised.items()
-        }
-        self._cures = {"adapter": run._cures, "unsaved": unsaved, "given": [*run.objects]}
-        if run.parts.completeness.printed:
-            self.note(
-                f"not compared, as they are only printed: {', '.join(sorted(run.parts.completeness.printed))}"
-            )
+        checks = run.parts.completeness
+        self._harmless |= checks.harmless
+        unsaved = {path: (type(one).__name__, str(one)) for path, one in checks.unraised.items()}
+        self._cures = {"adapter": run.parts.cures, "unsaved": unsaved, "given": [*run.objects]}
+        if checks.printed:
+            self.note(f"not compared, as they are only printed: {', '.join(sorted(checks.printed))}")
         if self._step is not None:
             self._write(self._step, None)
         self._step = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -26,6 +27,22 @@ _END = object()
 _SEQUENCES = (list, tuple, range)
 _WITHOUT_DRAWS = (Resumable, *_SEQUENCES)
 """Loaders and pipelines of samebits, and iterables that draw nothing."""
+
+
+@dataclass
+class _EpochUnderWay:
+    """An epoch that is being read."""
+
+    iterator: Iterator[Any]
+    length: int | None
+    """Batches of the epoch, of a torch loader; None if unknown: then one is read ahead."""
+    began_with: Any
+    """The state of a loader that is none of samebits, at the begin."""
+    objects: States
+    """The states of objects at the begin."""
+    ahead: tuple[Any] | None = None
+    """The batch that was read ahead, and the state of a samebits loader before it."""
+    before_ahead: Any = None
 
 
 class BatchSource:
@@ -52,18 +69,11 @@ class BatchSource:
         self.limit = batches_per_epoch
         self._call, self._inside = call, inside
         self._objects = LoaderObjects(objects, self._loader)
-        self._at_begin: States = {}
-        """The states of objects at the begin of the epoch."""
         self._resumed_at: tuple[States, States] | None = None
-        """Where the run resumes: those, and the states of the commit, until the epoch is read again."""
-        self._iterator: Iterator[Any] | None = None
-        self._length: int | None = None
-        """Batches of the epoch under way, of a torch loader; None if unknown: then one is read ahead."""
-        self._ahead: Any = None
-        self._before_ahead: Any = None
-        self._epoch_state: Any = None
-        self._held: Any = None
-        """The state that `hold` keeps."""
+        """Where the run resumes: the states of objects at the epoch's begin, and those of the commit, until
+        the epoch is read again."""
+        self._reading: _EpochUnderWay | None = None
+        """None between two epochs."""
         self.rolled = 0
         """Rolling digest of the epoch's batches up to the last one, if the loader keeps one."""
         self._gave_last = False
@@ -76,15 +86,14 @@ class BatchSource:
 
     def state(self) -> Any:
         """Returns the state of the loader for a commit, plain values and tensors."""
-        if self._held is not None:
-            return self._held
-        if isinstance(self._loader, Resumable):
-            state = self._loader.state_dict() if self._ahead is None else self._before_ahead
+        reading = self._reading
+        if not isinstance(self._loader, Resumable):
+            state = _loader_state(self._loader) if reading is None else reading.began_with
+        elif reading is None or reading.ahead is None:
+            state = self._loader.state_dict()
         else:
-            state = self._epoch_state if self._iterator is not None else _loader_state(self._loader)
-        return (
-            {**state, "objects": self._at_begin} if self._at_begin and self._iterator is not None else state
-        )
+            state = reading.before_ahead
+        return state if reading is None or not reading.objects else {**state, "objects": reading.objects}
 
     def load(self, state: Any, batch_index: int) -> None:
         """Restores a state that was taken `batch_index` batches into an epoch."""
@@ -113,18 +122,10 @@ class BatchSource:
         if self._inside is not None:
             self._inside = position._replace(batch_index=0, step=position.step - position.batch_index)
 
-    def hold(self) -> None:
-        """Keeps this state until `release`: a run interrupted while it waits for a batch resumes here."""
-        self._held = self.state()
-
-    def release(self) -> None:
-        """Notes that the batch has arrived, and that the loop has it."""
-        self._held = None
-
     def replay(self, epoch: int, batch_index: int) -> None:
         """Reads the epoch again up to this batch, where that gives all objects the state of the commit."""
         if self._resumed_at is not None and not isinstance(self._loader, Resumable) and not self._reads_ahead:
-            self._begin(epoch, batch_index)
+            self._reading = self._begin(epoch, batch_index)
 
     @property
     def _reads_ahead(self) -> bool:
@@ -132,9 +133,9 @@ class BatchSource:
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
-        if self._iterator is None:
-            self._begin(epoch, batch_index)
-        batch, ends = self._read(epoch, batch_index)
+        if self._reading is None:
+            self._reading = self._begin(epoch, batch_index)
+        batch, ends = self._read(self._reading, epoch, batch_index)
         self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
         if self._prepared is not None:
             batch, self._gave_last = self._prepared.hand_out(batch, last=ends), ends
@@ -148,50 +149,58 @@ class BatchSource:
             self._prepared.end()
         self._gave_last = False
 
-    def _begin(self, epoch: int, batch_index: int) -> None:
+    def _begin(self, epoch: int, batch_index: int) -> _EpochUnderWay:
+        """Begins an epoch, which resumes at this batch."""
         if self._prepared is not None:
             self._prepared.begin(epoch)
-        self._open(epoch, batch_index)
-        self._length = length(self._loader)
+        loader, began_with, objects = self._loader, None, States()
+        if isinstance(loader, Resumable) and self._inside is not None:
+            iterator: Iterator[Any] = loader._iter_at(self._inside, batch_index)
+        else:
+            objects, give_back = self._begin_objects()
+            if isinstance(loader, Resumable):
+                iterator = self._begin_resumable(loader, give_back)
+            else:
+                began_with = _loader_state(loader)
+                iterator = self._begin_iterable(epoch, batch_index, give_back)
+        return _EpochUnderWay(iterator, length(loader), began_with, objects)
 
-    def _open(self, epoch: int, batch_index: int) -> None:
-        if isinstance(self._loader, Resumable) and self._inside is not None:
-            self._iterator = self._loader._iter_at(self._inside, batch_index)
-            return
-        give_back = self._begin_objects()
-        if isinstance(self._loader, Resumable):
-            if give_back is not None:
-                vars(self._loader)["_replayed"] = give_back
-            self._iterator = iter(self._loader)
-            vars(self._loader).pop("_replayed", None)
-            self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
-            return
-        self._epoch_state = _loader_state(self._loader)
-        self._iterator = self._seeded(partial(iter, self._loader), epoch, "epoch", epoch)
+    def _begin_resumable(self, loader: Any, give_back: Callable[[], None] | None) -> Iterator[Any]:
+        if give_back is not None:
+            vars(loader)["_replayed"] = give_back
+        iterator = iter(loader)
+        vars(loader).pop("_replayed", None)
+        loader._is_state = False  # its position is that of this loop, whoever reads it besides
+        return iterator
+
+    def _begin_iterable(
+        self, epoch: int, batch_index: int, give_back: Callable[[], None] | None
+    ) -> Iterator[Any]:
+        """Returns the iterator of a loader that is none of samebits, read up to this batch."""
+        iterator = self._seeded(partial(iter, self._loader), epoch, "epoch", epoch)
         if type(self._loader) in _SEQUENCES:
-            self._iterator = islice(self._iterator, batch_index, None)
-            return
+            return islice(iterator, batch_index, None)
         try:
             for replayed in range(batch_index):
-                self._draw(epoch, replayed)
+                self._draw(iterator, epoch, replayed)
         finally:
             if give_back is not None:
                 give_back()
+        return iterator
 
-    def _begin_objects(self) -> Callable[[], None] | None:
-        """Notes the states of objects at an epoch's begin; of one that is read again, returns its end."""
+    def _begin_objects(self) -> tuple[States, Callable[[], None] | None]:
+        """Returns the states of objects at an epoch's begin; of one that is read again, its end, too."""
         resumed, self._resumed_at = self._resumed_at, None
         if resumed is None:
-            self._at_begin = self._objects.take()
-            return None
-        self._at_begin, committed = resumed
-        if not self._at_begin:
-            return None
-        return self._objects.begin_again(self._at_begin, committed, ahead=self._reads_ahead)
+            return self._objects.take(), None
+        begin, committed = resumed
+        if not begin:
+            return begin, None
+        return begin, self._objects.begin_again(begin, committed, ahead=self._reads_ahead)
 
-    def _read(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
-        ahead, self._ahead = self._ahead, None
-        batch = ahead[0] if ahead else self._draw(epoch, batch_index)
+    def _read(self, reading: _EpochUnderWay, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        ahead, reading.ahead = reading.ahead, None
+        batch = ahead[0] if ahead else self._draw(reading.iterator, epoch, batch_index)
         if batch is _END:
             raise EmptyDatasetError(
                 f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset "
@@ -200,20 +209,19 @@ class BatchSource:
         if self.limit is not None and batch_index + 1 >= self.limit:
             return batch, True
         # a list may grow while it is read
-        known = self._length if isinstance(self._loader, DataLoader) else length(self._loader)
+        known = reading.length if isinstance(self._loader, DataLoader) else length(self._loader)
         if known is not None:
             return batch, batch_index + 1 >= known
         if isinstance(self._loader, Resumable):
-            self._before_ahead = self._loader.state_dict()
-        following = self._draw(epoch, batch_index + 1)
-        self._ahead = (following,)
+            reading.before_ahead = self._loader.state_dict()
+        following = self._draw(reading.iterator, epoch, batch_index + 1)
+        reading.ahead = (following,)
         return batch, following is _END
 
-    def _draw(self, epoch: int, batch_index: int) -> Any:
-        assert self._iterator is not None
+    def _draw(self, iterator: Iterator[Any], epoch: int, batch_index: int) -> Any:
         if isinstance(self._loader, _WITHOUT_DRAWS):
-            return next(self._iterator, _END)
-        return self._seeded(partial(next, self._iterator, _END), epoch, "batch", epoch, batch_index)
+            return next(iterator, _END)
+        return self._seeded(partial(next, iterator, _END), epoch, "batch", epoch, batch_index)
 
     def _seeded(self, read: Callable[[], Any], epoch: int, *path: int | str) -> Any:
         """Returns `read()`; the draws of the iterable, or a samebits loader inside, follow the position."""
@@ -234,7 +242,7 @@ class BatchSource:
 
     def leave_epoch(self) -> None:
         """Releases the iterator, even with batches left: the loader is at the start of the next epoch."""
-        self._iterator, self._ahead = None, None
+        self._reading = None
         self._forget_iteration()
 
     def _forget_iteration(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from samebits._context import notify, process
 from samebits._inspect import user_code
 from samebits._inspect.user_call import explain_wrong_calls
-from samebits.data._resumable import Resumable
+from samebits.data._resumable import NextEpoch, Resumable
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
@@ -186,7 +186,7 @@ class Epochs(Iterator[Epoch]):
             if new and before is not None:
                 source.load(before, 0)
         else:
-            loader._next = (loop.epoch, None)
+            loader._next = NextEpoch(loop.epoch)
         loop.source, self._loader, self._loader_state = source, loader, None
         parts.completeness.begin_epoch()
         return source

@@ -30,7 +30,6 @@ class FixedLengthEpochs:
         """Batches of an epoch."""
         self._pass = self._batch = 0
         """Position in the loader: number of complete passes, and of batches since."""
-        self._held: dict[str, Any] | None = None
 
     @property
     def rolled(self) -> int:
@@ -44,12 +43,8 @@ class FixedLengthEpochs:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a commit: the position in the loader, and the loader's own state."""
-        return self._held or {
-            "steps": self.steps,
-            "pass": self._pass,
-            "batch": self._batch,
-            "loader": self._source.state(),
-        }
+        state = self._source.state()
+        return {"steps": self.steps, "pass": self._pass, "batch": self._batch, "loader": state}
 
     def load(self, state: dict[str, Any], batch_index: int) -> None:
         """Restores a state; raises `RunMismatchError` in the middle of an epoch of another length."""
@@ -70,14 +65,6 @@ class FixedLengthEpochs:
         """Sets the position in the run of the next batch; it matters where a pass begins."""
         if self._batch == 0:
             self._source.set_position(position._replace(batch_index=0))
-
-    def hold(self) -> None:
-        """Keeps the current state until `release`."""
-        self._held = self.state()
-
-    def release(self) -> None:
-        """Notes that the batch has arrived, and that the loop has it."""
-        self._held = None
 
     def replay(self, epoch: int, batch_index: int) -> None:
         """Reads the loader's pass again up to its next batch, where that is how it resumes."""
@@ -147,7 +134,15 @@ def check_steps(loader: Any, steps: Any, call: str) -> None:
 
 @dataclass(eq=False)
 class Loop:
-    """One named loop: the position of its next batch."""
+    """One named loop: the position of its next batch.
+
+    | event                  | `epoch`, `batch_index`  | `source` has read      | `process.position` |
+    |------------------------|-------------------------|------------------------|--------------------|
+    | begins                 | of the commit, else 0   | up to this batch       | None               |
+    | waits for the batch    | this batch              | it, or not (`waiting`) | None               |
+    | the batch's body runs  | this batch              | it                     | this batch         |
+    | a boundary (`advance`) | the next one            | up to it               | None               |
+    """
 
     name: str
     """The name, after those of the loops around it: "outer/inner"."""
@@ -160,6 +155,8 @@ class Loop:
     body: int = 0
     """Number of the step whose body runs, or ran last."""
     source: BatchSource | FixedLengthEpochs | None = None
+    waiting: Any = None
+    """The state of the source of before the batch that it waits for: a signal may commit it meanwhile."""
     driver: weakref.ref[Any] | None = None
     """The iterator of the `for` statement: freed after a `break`, if there is no other reference."""
     call_site: tuple[int, CodeType, int] | None = None
@@ -172,6 +169,10 @@ class Loop:
     def position(self, step: int) -> Position:
         """Returns the position of the next batch, that of this step of the run."""
         return Position(self.name, self.epoch, self.batch_index, step)
+
+    def loader_state(self) -> Any:
+        """Returns the state of the loader for a commit of the boundary before the next batch."""
+        return self.waiting if self.waiting is not None or self.source is None else self.source.state()
 
     def advance(self) -> None:
         """Advances the position past the batch whose body has just run."""
@@ -315,7 +316,7 @@ class Loops:
                 epoch=loop.epoch,
                 batch_index=loop.batch_index,
                 by_epoch=loop.by_epoch,
-                loader=None if loop.source is None else loop.source.state(),
+                loader=loop.loader_state(),
                 entered_with=loop.entered_with,
                 ended_with=self.ended_with,
                 anew=sorted(name for name, epoch in self.added_in.items() if epoch is not None),

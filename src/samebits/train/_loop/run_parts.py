@@ -42,6 +42,8 @@ class RunParts:
     resuming: ResumeState
     completeness: Completeness
     notes: CommitNotes
+    cures: str = ""
+    """The advice of an adapter, whose user has no `Run` to type, for a value that is not saved."""
     key: Words = (0, 0)
     stop_requested: bool = False
     """True if the loop under way should end."""

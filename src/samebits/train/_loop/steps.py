@@ -149,13 +149,13 @@ class Steps(Iterator[tuple[Step, Any]]):
         source, parts = self._source, self._parts
         assert source is not None
         source.set_position(position)
-        if parts.preemption.installed:
-            source.hold()
+        if outermost and parts.preemption.installed:
+            self._loop.waiting = source.state()
         fetched = parts.preemption.fetch(
             partial(read, position.epoch, position.batch_index),
             partial(parts.saving.on_interrupt, position, outermost=outermost, note=note),
         )
-        source.release()
+        self._loop.waiting = None
         return fetched
 
     def _finish_inside(self) -> None:
