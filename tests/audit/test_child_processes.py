@@ -13,7 +13,7 @@ from samebits.audit._verify.child_processes import (
     run_until_signalled,
     scratch_folder,
 )
-from waiting import wait_until
+from waiting import is_alive, wait_until
 
 DAEMON = (
     "import os, time\n"
@@ -22,15 +22,6 @@ DAEMON = (
     "    print(os.getpid(), flush=True)\n"
     "time.sleep(200)\n"
 )
-
-
-def alive(process):
-    """Whether a process exists and is no zombie."""
-    try:
-        with open(f"/proc/{process}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def in_scratch(folder, program, limit=30):
@@ -64,8 +55,8 @@ def test_a_process_that_left_its_group_ends_with_the_scratch():
             if ended.tail(1).isdigit():
                 break
         daemon = int(ended.tail(1))
-        assert alive(daemon)  # negative control: killing the group is not enough
-    assert not alive(daemon)
+        assert is_alive(daemon)  # negative control: killing the group is not enough
+    assert not is_alive(daemon)
     assert not folder.exists()
 
 
@@ -92,10 +83,10 @@ def test_nothing_is_left_however_the_parent_is_ended(number):
     assert wait_until(lambda: os.path.exists(log) and os.path.getsize(log) > 1)
     with open(log) as file:
         daemon = int(file.read())
-    assert alive(daemon)
+    assert is_alive(daemon)
     parent.send_signal(number)
     assert parent.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
-    assert wait_until(lambda: not alive(daemon) and not os.path.exists(folder))
+    assert wait_until(lambda: not is_alive(daemon) and not os.path.exists(folder))
 
 
 def test_a_kept_scratch_stays():

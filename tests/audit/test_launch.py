@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from samebits.audit._child.launch import _moved_folders
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._first_difference import first_difference
 from samebits.audit._record.record_file import read_record
+from waiting import is_alive, wait_until
 
 AS_PYTHON = """
 import dataclasses, multiprocessing, os, pickle, random, sys
@@ -195,23 +195,9 @@ def test_a_script_dies_with_the_process_that_launched_it_if_asked(tmp_path, dies
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    assert _ends(child, 60 if dies else 1) is dies
+    assert wait_until(lambda: not is_alive(child), 60 if dies else 1) is dies
     if not dies:
         os.kill(child, signal.SIGKILL)
-
-
-def _ends(pid, seconds):
-    """Whether the process ends within so many seconds (a zombie has ended)."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.slow

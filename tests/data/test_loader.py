@@ -38,6 +38,7 @@ from samebits.errors import (
     UnseededError,
 )
 from samebits.random._process import generator_states
+from waiting import is_alive, wait_until
 
 
 class Noisy(Dataset):
@@ -470,19 +471,7 @@ def test_workers_die_with_their_parent(python):
     ).stdout
     pids = [int(p) for p in out.split()]
     assert len(pids) == 2
-
-    def lives(pid):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    for _ in range(1000):
-        if not any(map(lives, pids)):
-            return
-        time.sleep(0.05)
-    raise AssertionError("a worker outlived its parent")
+    assert wait_until(lambda: not any(map(is_alive, pids)), 50)
 
 
 def test_an_error_in_a_worker_keeps_its_traceback():
