@@ -4,10 +4,8 @@ import datetime as dt
 import enum
 import json
 import math
-import os
 import random
 import struct
-import tempfile
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from fractions import Fraction
@@ -26,7 +24,7 @@ from samebits.checkpoint._codec import decode, encode
 from samebits.checkpoint._prepared_commit import CommitPreparer
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import RunMismatchError, UnsavableStateError
-from store_commits import write_commit
+from store_commits import in_memory, write_commit  # noqa: F401
 
 BITS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 DTYPES = [
@@ -34,16 +32,6 @@ DTYPES = [
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
 ]  # fmt: skip
-
-
-@pytest.fixture
-def tmp_path(tmp_path):
-    """In memory where there is such a folder: hundreds of commits need no real fsync here."""
-    if not os.path.isdir("/dev/shm"):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def bytes_of(tensor):

@@ -27,7 +27,7 @@ from samebits.errors import (
     RunMismatchError,
     SamebitsError,
 )
-from store_commits import write_commit
+from store_commits import in_memory, write_commit  # noqa: F401
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -36,16 +36,6 @@ TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
 def state_at(step):
     return {"w": torch.arange(300.0) + step, "e": torch.empty(0, 3), "n": torch.tensor(step), "best": step / 3,
             "a": torch.arange(6).numpy() + step}  # fmt: skip
-
-
-@pytest.fixture
-def tmp_path(tmp_path):
-    """In memory where there is such a folder: hundreds of commits need no real fsync here."""
-    if not os.path.isdir("/dev/shm"):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

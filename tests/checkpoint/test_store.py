@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +14,9 @@ from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._store import CommitStore
 from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
-from store_commits import write_commit
+from store_commits import in_memory, write_commit  # noqa: F401
 
 FACTS = {"position": {"epoch": 1}, "program": {"seed": [1, 2]}, "environment": {"torch": "2"}}
-
-
-@pytest.fixture
-def tmp_path(tmp_path):
-    """In memory where there is such a folder: hundreds of commits need no real fsync here."""
-    if not os.path.isdir("/dev/shm"):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def commit(store, step, finished=False, **state):
