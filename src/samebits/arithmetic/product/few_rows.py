@@ -15,12 +15,13 @@ import torch
 from samebits import _native as native
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, float32_at, on_team, variants
-from samebits.arithmetic.product.finish import RESULTS, is_made, row_finisher
+from samebits.arithmetic.product.finish import RESULTS, is_made, row_maker
 from samebits.arithmetic.product.instructions import fields_at, procedure, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import Transposition
+from samebits.arithmetic.product.records import ADDED, FIELDS, MEMORY, PARTS, RECORDS, A, B, C
 from samebits.arithmetic.product.scratch import part_of_thread
-from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, NEGATIVE_ZERO, ProductFields, register_tile
+from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, NEGATIVE_ZERO, register_tile
 from samebits.arithmetic.product.vectors import NUMBERS, Emitter, Number
 
 MOST = 4
@@ -194,8 +195,12 @@ def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes
     depth = DEPTH if rows <= 2 else DEPTH // 2
     add_rows, add_row = add_rows_kernel(number, rows, depth), add_rows_kernel(number, rows, 1)
-    columns, add_sums, finish_row = columns_kernel(number, rows), add_sums_kernel(number), row_finisher(dtype)
-    read = fields_at(ProductFields)
+    columns, add_sums, make_row = (
+        columns_kernel(number, rows),
+        add_sums_kernel(number),
+        row_maker(dtype),
+    )
+    read = fields_at(*RECORDS)
 
     @inlined
     def by_rows(t: Any, tm: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, n: Any, length: Any) -> None:
@@ -206,12 +211,12 @@ def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
             add_row(rows, a + k * ak, am, ak, b + k * bk, bk, t, tm, n)
 
     def work(index: int, args: Any) -> None:
-        f = read(args[5])
+        f = read(args[FIELDS])
         before = set_mxcsr(f.mxcsr)
         am, ak, bk, bn, cm, sm, plane = f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
         pitch = ((f.tile_n + wide - 1) // wide * wide) * size
         is_final = f.is_final != 0
-        t = part_of_thread(args[7], args[8], f.memory)
+        t = part_of_thread(args[MEMORY], args[PARTS], f.memory)
         sums = t + rows * pitch
         if is_final:  # the sums become the result as soon as they are complete
             cm = pitch
@@ -221,10 +226,10 @@ def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
         n = min(f.tile_n, f.n - j0)
         k_begin, k_end = part * f.part_k * chunk, min(f.k, (part + 1) * f.part_k * chunk)
         for item in range(first, min(first + f.items, f.batch)):
-            a0 = args[1] + item * f.a_item
-            b0 = args[2] + item * f.b_item + j0 * bn
-            c0 = args[3] + item * f.c_item + j0 * size
-            s0 = args[4] + item * f.self_item + j0 * size
+            a0 = args[A] + item * f.a_item
+            b0 = args[B] + item * f.b_item + j0 * bn
+            c0 = args[C] + item * f.c_item + j0 * size
+            s0 = args[ADDED] + item * f.self_item + j0 * size
             # Columns that are contiguous along k are read to their end, some at a time; rows chunk by chunk.
             width = n if order == DIRECT else wide
             for j in range(0, n, width):
@@ -247,20 +252,7 @@ def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
                         add_sums(t + row * pitch, c + row * cm, s + row * sm, count, is_old, is_own)
                 if is_final:
                     for row in range(rows):
-                        out = args[3] + item * f.out_item + row * f.out_row + (j0 + j) * f.out_column
-                        own_row = (
-                            args[4] + item * f.added_item + row * f.added_row + (j0 + j) * f.added_column
-                        )
-                        finish_row(
-                            sums + row * cm,
-                            out,
-                            f.out_column,
-                            own_row,
-                            f.added_column,
-                            f.adds_self,
-                            args[6],
-                            count,
-                        )
+                        make_row(args, f, item, row, j0 + j, sums + row * cm, count)
         set_mxcsr(before)
 
     return on_team(work, name=f"few_rows_{number.name}_{dtype}_{rows}_{order}", is_vectorized=True)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
+from samebits._native import inlined
 from samebits._native.float_bits import SIZE, narrowed, stored, widened
-from samebits._native.formula import FormulaNumber, one_nan
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
 from samebits._native.vector_writer import VectorWriter, features
 from samebits.arithmetic.product.instructions import fields_at, procedure
 from samebits.arithmetic.product.mxcsr import set_mxcsr
+from samebits.arithmetic.product.records import ADDED, FACTORS, C
 from samebits.arithmetic.product.vectors import FLOAT32, NUMBERS, Emitter, Number
 
 RESULTS = {getattr(torch, name): name for name in SIZE}
@@ -49,17 +50,13 @@ def row_finisher(dtype: torch.dtype) -> Any:
     def finish_row(
         emit: Emitter, t: Any, out: Any, out_step: Any, s: Any, s_step: Any, adds: Any, scale: Any, count: Any
     ) -> None:
-        builder, writer = emit.builder, VectorWriter(emit.builder, REGISTERS * emit.lanes)
-        factors = emit.pointer(scale)
-        alpha, beta = (
-            writer.splat(builder.load(emit.at(factors, place * number.size, emit.scalar), align=1))
-            for place in range(2)
-        )
+        builder, factors = emit.builder, emit.pointer(scale)
+        alpha, beta = (emit.broadcast(factors, place * number.size) for place in range(2))
         total = native.llvm.local(builder, alpha.type)
-        with native.llvm.for_range(builder, count, step=emit.i64(writer.lanes)) as first:
-            row = _PartOfRow(writer, memory, first, count)
+        with native.llvm.for_range(builder, count, step=emit.i64(emit.lanes)) as first:
+            row = _PartOfRow(emit, memory, first, count)
             sums = emit.pointer(builder.add(t, builder.mul(first, emit.i64(number.size))))
-            scaled = builder.fmul(writer.read(sums, emit.scalar, number.size), alpha)
+            scaled = builder.fmul(emit.read(sums, emit.scalar, number.size), alpha)
             builder.store(scaled, total)
             with builder.if_then(builder.icmp_signed("!=", adds, emit.i64(0))):
                 own = widened(builder, memory, row.read(s, s_step))
@@ -67,10 +64,27 @@ def row_finisher(dtype: torch.dtype) -> Any:
                 builder.store(builder.fadd(rounded, builder.fmul(beta, own)), total)
             value = builder.load(total)
             if memory != "bfloat16":  # its NaN is that one
-                value = one_nan(FormulaNumber(builder, value)).value
+                value = emit.plain(value)
             row.write(narrowed(builder, memory, value), out, out_step)
 
-    return procedure(number, finish_row)
+    return procedure(number, finish_row, registers=REGISTERS)
+
+
+@lru_cache(maxsize=4)
+def row_maker(dtype: torch.dtype) -> Any:
+    """Returns the part of kernels that makes `count` elements of a result of those of a row of sums.
+
+    `args`: the kernel's; `f`: its records; `item`, `row` and `column`: of the first element.
+    """
+    finish_row = row_finisher(dtype)
+
+    @inlined
+    def make_row(args: Any, f: Any, item: Any, row: Any, column: Any, sums: Any, count: Any) -> None:
+        out = args[C] + item * f.out_item + row * f.out_row + column * f.out_column
+        own = args[ADDED] + item * f.added_item + row * f.added_row + column * f.added_column
+        finish_row(sums, out, f.out_column, own, f.added_column, f.adds_self, args[FACTORS], count)
+
+    return make_row
 
 
 class _PartOfRow:

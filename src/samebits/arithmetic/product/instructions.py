@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from samebits import _native as native
@@ -11,28 +12,32 @@ from samebits._native import Part, instruction
 from samebits.arithmetic.product.vectors import Emitter, Number
 
 
-def fields_at(kind: type[Any]) -> Part:
-    """Returns the part of kernels that reads a named tuple of integers, side by side at an address.
+def fields_at(*kinds: type[Any]) -> Part:
+    """Returns the part of kernels that reads records of integers, side by side at an address.
 
     So the writer of a kernel's numbers and the kernel call them by the same names.
     """
+    names = [name for kind in kinds for name in inspect.get_annotations(kind)]
+
+    def fields(*values: Any) -> SimpleNamespace:
+        return SimpleNamespace(**dict(zip(names, values, strict=True)))
 
     @instruction
     def read(address: Any) -> Any:
-        types, count = native.types, len(kind._fields)
+        types, count = native.types, len(names)
 
         def build(builder: Any, *arguments: Any) -> Any:
             integer = native.ir.IntType(64)
             place = builder.inttoptr(arguments[0], integer.as_pointer())
             return [builder.load(builder.gep(place, [integer(number)])) for number in range(count)]
 
-        return types.TupleType(count, kind)(types.int64), build
+        return types.TupleType(count, fields)(types.int64), build
 
     return read
 
 
-def procedure(number: Number, write: Callable[..., None], count: int = 0) -> Part:
-    """Returns the instruction that `write(emit, *integers)` writes.
+def procedure(number: Number, write: Callable[..., None], count: int = 0, *, registers: int = 1) -> Part:
+    """Returns the instruction that `write(emit, *integers)` writes, on vectors of so many registers.
 
     `count`: of the integers, where `write` takes any number of them.
     """
@@ -40,7 +45,7 @@ def procedure(number: Number, write: Callable[..., None], count: int = 0) -> Par
 
     def define(*_kinds: Any) -> Any:
         def build(builder: Any, *arguments: Any) -> Any:
-            write(Emitter(builder, number), *arguments)
+            write(Emitter(builder, number, registers), *arguments)
 
         return native.types.void(*[native.types.int64] * count), build
 

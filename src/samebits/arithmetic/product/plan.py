@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +11,9 @@ from samebits._strides import contiguous_strides
 from samebits.arithmetic.product.few_rows import MOST, few
 from samebits.arithmetic.product.mxcsr import mxcsr_of
 from samebits.arithmetic.product.packing import STRIPS
+from samebits.arithmetic.product.records import LastSteps, Layout, ProductCut, ThreadSettings
 from samebits.arithmetic.product.scratch import LINE
-from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, ROWS, ProductFields, register_tile, tiled
+from samebits.arithmetic.product.tiles import COLUMNS, DIRECT, ROWS, register_tile, tiled
 from samebits.arithmetic.product.vectors import BFLOAT16, NUMBERS, Number
 
 # The way in which a product is cut and packed: from its sizes, its layout and the number of threads.
@@ -40,60 +40,20 @@ _TILE = 5000
 """Cycles that a tile costs beside that, estimated."""
 
 
-@dataclass
-class Layout:
-    """The sizes of a product, and the bytes from row to row and column to column of its tensors."""
-
-    m: int
-    n: int
-    k: int
-    batch: int
-    am: int
-    ak: int
-    bk: int
-    bn: int
-    cm: int
-    sm: int
-    a_item: int
-    """From item to item of a batch."""
-    b_item: int
-    c_item: int
-    self_item: int
-
-
-@dataclass
-class ProductCut:
-    """The tiles, and what is packed for them."""
-
-    tile_m: int
-    tile_n: int
-    grid_m: int
-    grid_n: int
-    items: int
-    pack_a: int
-    pack_b: int
-    part_k: int
-    parts: int
-    plane: int
-    is_adding: bool
-    is_few: bool = False
-    """The kernel of few rows computes it."""
-
-
 def ceil(whole: int, part: int) -> int:
     """The quotient, rounded up."""
     return -(-whole // part)
 
 
-def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final: bool) -> ProductCut:
+def cut(number: Number, layout: Layout, threads: int, *, is_final: bool) -> ProductCut:
     """Returns the tiles of a product."""
     form = register_tile(number)
     m, n, k, batch = layout.m, layout.n, layout.k, layout.batch
     work = m * n * k
     chunks_of_k = ceil(k, form.chunk)
     if m <= MOST and (number is not BFLOAT16 or layout.ak == layout.bk == number.size):
-        return _cut_few(number, layout, threads, is_adding)
-    made = ProductCut(m, n, 1, 1, 1, *_packing(number, layout), chunks_of_k, 1, 0, is_adding)
+        return _cut_few(number, layout, threads)
+    made = ProductCut(m, n, 1, 1, 1, *_packing(number, layout), chunks_of_k, 1, 0)
     if is_final and chunks_of_k > 1:
         made.grid_m = ceil(m, TALL)
     if batch * work <= ALONE:
@@ -145,13 +105,13 @@ def _grid(number: Number, layout: Layout, made: ProductCut, pieces: int, threads
     return best
 
 
-def _cut_few(number: Number, layout: Layout, threads: int, is_adding: bool) -> ProductCut:
+def _cut_few(number: Number, layout: Layout, threads: int) -> ProductCut:
     m, n, k, batch = layout.m, layout.n, layout.k, layout.batch
     wide = 2 * number.lanes
     chunks_of_k = ceil(k, register_tile(number).chunk)
     second = _second(number, layout)
     made = ProductCut(
-        m, n, 1, 1, 1, 0, COLUMNS if second == COLUMNS else DIRECT, chunks_of_k, 1, 0, is_adding, True
+        m, n, 1, 1, 1, 0, COLUMNS if second == COLUMNS else DIRECT, chunks_of_k, 1, 0, is_few=True
     )
     size = n * k
     made.items = max(1, min(batch, (1 << 17) // size))
@@ -170,7 +130,6 @@ def _by_chunks(made: ProductCut, chunks: int, parts: int, plane: int) -> None:
     made.part_k = ceil(chunks, min(chunks, parts))
     made.parts = ceil(chunks, made.part_k)
     made.plane = plane
-    made.is_adding = False
 
 
 def _widest(m: int, pack_b: int) -> int:
@@ -205,17 +164,56 @@ def _packing(number: Number, layout: Layout) -> tuple[int, int]:
 
 
 NOTHING: tuple[()] = ()
-"""No tensor is added."""
+"""No tensor."""
 
 
-@dataclass
-class Final:
-    """The last steps: strides of the result and of self in bytes (item, row, column), and is self added."""
+class ProductCase(NamedTuple):
+    """All that the plan of a product depends on: types, shapes, strides, and no number of a tensor."""
 
-    is_final: bool
-    """The kernel takes these steps, alpha and beta too; else its sums are the result, or `finish` does."""
-    steps: tuple[int, int, int, int, int, int]
-    adds_self: bool
+    dtype: torch.dtype
+    other: torch.dtype
+    """Of the second factor."""
+    made: torch.dtype
+    """Of the result."""
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    """The factors' shapes."""
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    """The factors' strides."""
+    added: Any
+    """Shape, strides and type of `self`, or NOTHING."""
+    is_plain: bool
+    """Alpha and beta are 1."""
+    threads: int
+    out: tuple[int, ...]
+    """Strides (item, row, column) of a result that is there already, or NOTHING."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's, if the factors fit."""
+        return self.left[:-1] + self.right[-1:] * (len(self.right) > 1)
+
+
+Steps = tuple[int, ...]
+"""Elements from item to item of a batch, from row to row, and from column to column."""
+
+
+class Matrices(NamedTuple):
+    """The sizes of a batch of products of matrices, and the steps through factors and `self`."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a: Steps
+    b: Steps
+    added: Steps
+
+    def transposed(self) -> Matrices:
+        """Returns the products of the transposed factors, whose results are the transposed ones."""
+        a, b, added = ((item, column, row) for item, row, column in (self.b, self.a, self.added))
+        return Matrices(self.batch, self.n, self.m, self.k, a, b, added)
 
 
 class ProductPlan:
@@ -225,45 +223,42 @@ class ProductPlan:
     """A factor has neither contiguous rows nor columns, or is odd in pairs: it has to be copied first."""
 
     def __init__(
-        self, number: Number, layout: Layout, cut: ProductCut, final: Final, dtype: torch.dtype, threads: int
+        self, case: ProductCase, number: Number, layout: Layout, cut: ProductCut, last: LastSteps
     ) -> None:
-        form = register_tile(number)
-        panels = ceil(cut.tile_n, form.columns) * form.columns if cut.pack_b else form.columns
-        strip = STRIPS * form.rows * form.chunk * 2 if cut.pack_a else 0
-        sums = 0
-        if final.is_final:
-            height = form.rows if layout.k <= form.chunk else cut.tile_m
-            sums = ceil(cut.tile_n, form.columns) * form.columns * height
-        if cut.is_few:
-            panels, strip, sums = 0, 0, 2 * layout.m * ceil(cut.tile_n, form.columns) * form.columns
-        memory = ceil((panels * form.chunk + strip + sums) * number.size, LINE) * LINE
-        self.mxcsr = mxcsr_of(number)
-        names = ("out_item", "out_row", "out_column", "added_item", "added_row", "added_column")
-        fields = ProductFields(
-            mxcsr=self.mxcsr, memory=memory, **vars(layout), **vars(cut), is_final=final.is_final,
-            **dict(zip(names, final.steps, strict=True)), adds_self=final.adds_self,
-        )  # fmt: skip
-        self._fields = array("q", fields)
-        self.address = self._fields.buffer_info()[0]
+        state = ThreadSettings(mxcsr_of(number), _bytes_of_thread(number, layout, cut, last))
+        records = state, layout, cut, last
+        self._numbers = array("q", [number for one in records for number in vars(one).values()])
+        self.address = self._numbers.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
-        self.run = few(number, dtype, layout.m, cut.pack_b) if cut.is_few else tiled(number, dtype)
+        self.run = few(number, case.made, layout.m, cut.pack_b) if cut.is_few else tiled(number, case.made)
         self.alone = self.run.alone()
-        self.memory_parts = min(threads, self.chunks)
-        self.memory = memory * self.memory_parts
+        self.memory_parts = min(case.threads, self.chunks)
+        self.memory = state.memory * self.memory_parts
         """Bytes that the kernel needs, of its threads together."""
-        self.shape: tuple[int, ...] = ()
+        self.shape, self.strides = case.shape, contiguous_strides(case.shape)
         """Of the result."""
-        self.strides: tuple[int, ...] = ()
         self.is_swapped = False
         """The factors change places: the transposed product is computed."""
-        self.planes = ceil(layout.k, form.chunk) if cut.plane else 1
+        self.planes = ceil(layout.k, register_tile(number).chunk) if cut.plane else 1
         """Sums of chunks that are stored each by itself, for `finish`."""
-        self.is_simple = self.chunks == 1 and self.planes == 1 and not final.is_final
+        self.is_simple = self.chunks == 1 and self.planes == 1 and not last.is_final
         """One chunk of work makes the result, without alpha and beta."""
-        self.sums: tuple[int, ...] = (self.planes, layout.batch, layout.m, layout.n)
+        self.sums = self.planes, layout.batch, layout.m, layout.n
         self.sum_dtype = number.sums
-        self.steps = final.steps
-        self.adds_self = int(final.adds_self)
+        self.mxcsr, self.adds_self = state.mxcsr, int(last.adds_self)
+        self.steps = tuple(vars(last).values())[1:-1]
+
+
+def _bytes_of_thread(number: Number, layout: Layout, cut: ProductCut, last: LastSteps) -> int:
+    """Returns the bytes in which a thread packs, and keeps sums."""
+    form = register_tile(number)
+    width = ceil(cut.tile_n, form.columns) * form.columns
+    panels = width if cut.pack_b else form.columns
+    strip = STRIPS * form.rows * form.chunk * 2 if cut.pack_a else 0
+    sums = width * (form.rows if layout.k <= form.chunk else cut.tile_m) if last.is_final else 0
+    if cut.is_few:
+        panels, strip, sums = 0, 0, 2 * layout.m * width
+    return ceil((panels * form.chunk + strip + sums) * number.size, LINE) * LINE
 
 
 class CopiedFactors(ProductPlan):
@@ -274,102 +269,93 @@ class CopiedFactors(ProductPlan):
     def __init__(self) -> None: ...
 
 
-def planned(
-    dtype: Any,
-    made: Any,
-    left: Any,
-    right: Any,
-    a: Any,
-    b: Any,
-    added: Any,
-    plain: bool,
-    threads: int,
-    out: Any = NOTHING,
-) -> ProductPlan | None:
-    """Returns the plan of a product, from shapes and strides; None if the shapes do not fit.
-
-    `made`: the result's type; `out`: its strides (item, row, column) if it is there already.
-    """
-    number = NUMBERS.get(dtype)
-    form = _as_matrices(left, right, a, b)
-    if number is None or form is None:
+def planned(case: ProductCase) -> ProductPlan | None:
+    """Returns the plan of a product; None if the types or the shapes do not fit."""
+    number = NUMBERS.get(case.dtype)
+    matrices = _as_matrices(case)
+    if number is None or case.other != case.dtype or matrices is None:
         return None
-    result, batch, m, n, k, a, b = form
-    is_more = added != NOTHING
-    s = _broadcast(result, len(right) < 2, added) if is_more else (0, 0, 0)
-    if s is None or 0 in (batch, m, n, k) or (is_more and added[2] != made):
-        return None
-    is_swapped = n <= MOST and n < m and out == NOTHING
+    is_swapped = matrices.n <= MOST and matrices.n < matrices.m and case.out == NOTHING
     if is_swapped:  # the transposed product has few rows
-        m, n, a, b, s = n, m, *((one[0], one[2], one[1]) for one in (b, a, s))
-    strides = (_of_pairs if number is BFLOAT16 else _of_elements)(number, m, n, k, a, b)
-    if strides is None:
+        matrices = matrices.transposed()
+    steps = (_steps_of_pairs if number is BFLOAT16 else _steps_of_elements)(matrices, number.size)
+    if steps is None:
         return CopiedFactors()
-    is_fused = plain and made == dtype and number is not BFLOAT16 and not (is_swapped and m > 1)
-    is_fused = is_fused and (not is_more or s[2] == 1 or n == 1)
-    size, bytes_of_one = number.size, made.itemsize
-    unit = 2 if number is BFLOAT16 else size
-    c = (m * n, n, 1) if out == NOTHING else out
-    items = a[0] * unit, b[0] * unit, c[0] * size, s[0] * size
-    inner = k // 2 if number is BFLOAT16 else k
-    am, ak, bk, bn = strides[:4]
-    layout = Layout(m, n, inner, batch, am, ak, bk, bn, c[1] * size, s[1] * size, *items)
-    cuts = cut(number, layout, threads, is_fused and is_more, not is_fused)
+    batch, m, n, k, a, b, added = matrices
+    am, ak, bk, bn = steps
+    unit, inner = (2, k // 2) if number is BFLOAT16 else (number.size, k)
+    c = case.out or (m * n, n, 1)
+    c_item, cm, self_item, sm = (step * number.size for step in (*c[:2], *added[:2]))
+    layout = Layout(m, n, inner, batch, am, ak, bk, bn, cm, sm, a[0] * unit, b[0] * unit, c_item, self_item)
+    in_tile = _ends_in_tile(case, number, matrices, is_swapped=is_swapped)
+    cuts = cut(number, layout, case.threads, is_final=not in_tile)
     if cuts.plane:  # sums of chunks are stored for `finish`, and dense
-        layout.cm, layout.c_item = n * size, m * n * size
+        layout.cm, layout.c_item = n * number.size, m * n * number.size
+    cuts.is_adding = in_tile and not cuts.plane and case.added != NOTHING
     of_result = (m * n, 1, m) if is_swapped else c
-    steps = *(step * bytes_of_one for step in of_result), *(step * bytes_of_one for step in s)
-    final = Final(not is_fused and not cuts.plane, steps, is_more)
-    plan = ProductPlan(number, layout, cuts, final, made, threads)
-    plan.is_swapped, plan.shape, plan.strides = is_swapped, result, contiguous_strides(result)
+    last_steps = (step * case.made.itemsize for step in (*of_result, *added))
+    last = LastSteps(not in_tile and not cuts.plane, *last_steps, adds_self=case.added != NOTHING)
+    plan = ProductPlan(case, number, layout, cuts, last)
+    plan.is_swapped = is_swapped
     return plan
 
 
-def _of_elements(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
+def _ends_in_tile(case: ProductCase, number: Number, matrices: Matrices, *, is_swapped: bool) -> bool:
+    """Returns True if sums are results: of their type, with rows of them, and of `self`, side by side."""
+    is_dense = case.added == NOTHING or matrices.added[2] == 1 or matrices.n == 1
+    is_turned = is_swapped and matrices.m > 1
+    return case.is_plain and case.made == case.dtype and number is not BFLOAT16 and is_dense and not is_turned
+
+
+def _steps_of_elements(one: Matrices, size: int) -> Any:
     """Returns both factors' bytes from row to row and column to column; None: the second must be copied."""
-    size = number.size
-    bk, bn = b[1] * size, (b[2] if n > 1 else 1) * size
-    return None if size not in (bn, bk) and k > 1 else (a[1] * size, a[2] * size, bk, bn)
+    bk, bn = one.b[1] * size, (one.b[2] if one.n > 1 else 1) * size
+    return None if size not in (bn, bk) and one.k > 1 else (one.a[1] * size, one.a[2] * size, bk, bn)
 
 
-def _of_pairs(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
+def _steps_of_pairs(one: Matrices, size: int) -> Any:
     """The same for pairs of 16 bits along k; None if it is odd, or pairs cannot be read."""
-    if k % 2:
+    if one.k % 2:
         return None
-    if a[2] == 1:
-        first = 2 * a[1], 4
-    elif a[1] == 1:
-        first = 2, 4 * a[2]
+    if one.a[2] == 1:
+        first = 2 * one.a[1], size
+    elif one.a[1] == 1:
+        first = 2, size * one.a[2]
     else:
         return None
-    if b[1] == 1:
-        return (*first, 4, 2 * b[2])
-    return (*first, 4 * b[1], 2) if b[2] == 1 or n == 1 else None
+    if one.b[1] == 1:
+        return (*first, size, 2 * one.b[2])
+    return (*first, size * one.b[1], 2) if one.b[2] == 1 or one.n == 1 else None
 
 
-def _as_matrices(left: Any, right: Any, a: Any, b: Any) -> Any:
-    """Returns the result's shape, batch, m, n, k, both factors' strides (item, row, column); None: no fit."""
-    ranks = len(left), len(right)
-    if left[-1:] != (right[-2:-1] or right):
+def _as_matrices(case: ProductCase) -> Matrices | None:
+    """Returns the product as one of matrices; None if shapes do not fit, or are empty."""
+    left, right, a, b = case.left, case.right, case.a, case.b
+    ranks, added = (len(left), len(right)), _broadcast(case)
+    if added is None or left[-1:] != (right[-2:-1] or right) or 0 in (*left, *right):
         return None
     if ranks == (2, 2):
-        return (left[0], right[1]), 1, left[0], right[1], left[1], (0, *a), (0, *b)
+        return Matrices(1, left[0], right[1], left[1], (0, *a), (0, *b), added)
     if ranks == (3, 3) and left[0] == right[0]:
-        return (left[0], left[1], right[2]), left[0], left[1], right[2], left[2], a, b
+        return Matrices(left[0], left[1], right[2], left[2], a, b, added)
     if ranks == (2, 1):
-        return (left[0],), 1, left[0], 1, left[1], (0, *a), (0, *b, 1)
+        return Matrices(1, left[0], 1, left[1], (0, *a), (0, *b, 1), added)
     return None
 
 
-def _broadcast(result: Any, is_vector: bool, added: Any) -> Any:
-    """Returns the strides (item, row, column) that broadcast a tensor to the result; None: no fit."""
-    shape, strides = added[0], added[1]
-    if len(shape) > len(result) or any(
-        size not in (1, there) for size, there in zip(shape[::-1], result[::-1], strict=False)
+def _broadcast(case: ProductCase) -> Steps | None:
+    """Returns the steps that broadcast `self` to the result; None if it does not fit."""
+    if case.added == NOTHING:
+        return 0, 0, 0
+    result, (shape, strides, dtype) = case.shape, case.added
+    if (
+        dtype != case.made
+        or len(shape) > len(result)
+        or any(size not in (1, there) for size, there in zip(shape[::-1], result[::-1], strict=False))
     ):
         return None
-    made = [0] * (len(result) - len(shape)) + [
+    steps = [0] * (len(result) - len(shape)) + [
         step if size > 1 else 0 for size, step in zip(shape, strides, strict=True)
     ]
-    made = [*made, 0] if is_vector else made
-    return tuple([0] * (3 - len(made)) + made)
+    steps = [*steps, 0] if len(case.right) < 2 else steps
+    return tuple([0] * (3 - len(steps)) + steps)

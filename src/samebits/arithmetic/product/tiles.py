@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.product.definition import CHUNK
-from samebits.arithmetic.product.finish import RESULTS, is_made, row_finisher
+from samebits.arithmetic.product.finish import RESULTS, is_made, row_maker
 from samebits.arithmetic.product.instructions import fields_at, procedure_of_cases
 from samebits.arithmetic.product.mxcsr import set_mxcsr
 from samebits.arithmetic.product.packing import (
@@ -27,6 +27,7 @@ from samebits.arithmetic.product.packing import (
     interleave_rows,
     transpose_panel,
 )
+from samebits.arithmetic.product.records import ADDED, FIELDS, MEMORY, PARTS, RECORDS, A, B, C
 from samebits.arithmetic.product.scratch import part_of_thread
 from samebits.arithmetic.product.vectors import BFLOAT16, NUMBERS, Emitter, Number
 
@@ -241,48 +242,6 @@ def rows_of_tiles(rows: int, most: int) -> list[int]:
     return made
 
 
-class ProductFields(NamedTuple):
-    """The numbers of a product, as its kernel reads them: `Layout`, `ProductCut` and `Final` of `plan`."""
-
-    mxcsr: int
-    memory: int
-    """Bytes of each thread's memory."""
-    m: int
-    n: int
-    k: int
-    batch: int
-    am: int
-    ak: int
-    bk: int
-    bn: int
-    cm: int
-    sm: int
-    a_item: int
-    b_item: int
-    c_item: int
-    self_item: int
-    tile_m: int
-    tile_n: int
-    grid_m: int
-    grid_n: int
-    items: int
-    pack_a: int
-    pack_b: int
-    part_k: int
-    parts: int
-    plane: int
-    is_adding: int
-    is_few: int
-    is_final: int
-    out_item: int
-    out_row: int
-    out_column: int
-    added_item: int
-    added_row: int
-    added_column: int
-    adds_self: int
-
-
 @variants(number=NUMBERS.values(), dtype=RESULTS, only=is_made)
 def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products of a kind of number, with a result of a type."""
@@ -291,97 +250,89 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     lanes, rows_of = number.lanes, next_rows(most)
     choose, choose_narrow = tile_kernel(number, most, 2), tile_kernel(number, most, 1)
     pack, strips = _packing(number), copy_rows(number, 2)
-    narrow_strips, finish_row = _rows(number, -(-most // lanes)), row_finisher(dtype)
+    narrow_strips, make_row = _rows(number, -(-most // lanes)), row_maker(dtype)
     pitch = -(-most // lanes) * lanes * size
     panel_bytes, strip_bytes = wide * size * chunk, pitch * chunk
-    copies, read = copy_strips(number, most), fields_at(ProductFields)
+    copies, read = copy_strips(number, most), fields_at(*RECORDS)
+
+    @inlined
+    def pack_rows(f: Any, a: Any, strip: Any, rows: Any, length: Any) -> None:
+        """Copies the chunk of some rows of the first factor."""
+        for k in range(0, length, wide):
+            strips(a + k * size, f.am, strip + k * size, chunk * size, rows, min(wide, length - k))
+
+    @inlined
+    def second_factor(f: Any, b: Any, panels: Any, j: Any, row: Any, length: Any, columns: Any) -> Any:
+        """Returns the place of columns, packed with the first rows if need be, and its step from k to k."""
+        step = f.bk
+        if f.pack_b != 0 or columns % lanes != 0:  # the kernel loads whole vectors
+            panel = panels + (j // wide if f.pack_b != 0 else 0) * panel_bytes
+            if row == 0:
+                pack(f.pack_b, b, f.bk, f.bn, panel, length, columns)
+            b, step = panel, wide * size
+        return b, step
 
     def work(index: int, args: Any) -> None:
-        # args: 1-4 a b c self, 5 the fields, 6 alpha and beta, 7-8 memory, the number of its parts
-        f = read(args[5])
+        f = read(args[FIELDS])
         before = set_mxcsr(f.mxcsr)
-        panels = part_of_thread(args[7], args[8], f.memory)
-        am, ak, bk, bn, cm, sm, plane = f.am, f.ak, f.bk, f.bn, f.cm, f.sm, f.plane
+        panels, cm = part_of_thread(args[MEMORY], args[PARTS], f.memory), f.cm
         strip = panels + ((f.tile_n + wide - 1) // wide if f.pack_b != 0 else 1) * panel_bytes
         is_final = f.is_final != 0
         if is_final:  # the sums become the result as soon as a row's tiles are done
             cm = (f.tile_n + wide - 1) // wide * wide * size
         sums = strip + (0 if f.pack_a == 0 else STRIPS * 2 * most * chunk * size)
-        part = index % f.parts
-        rest = index // f.parts
-        i0 = rest % f.grid_m * f.tile_m
-        rest = rest // f.grid_m
-        j0 = rest % f.grid_n * f.tile_n
-        first = rest // f.grid_n * f.items
-        m, n = min(f.tile_m, f.m - i0), min(f.tile_n, f.n - j0)
+        part, tile = index % f.parts, index // f.parts
+        tile_row, tile = tile % f.grid_m * f.tile_m, tile // f.grid_m
+        tile_column, first = tile % f.grid_n * f.tile_n, tile // f.grid_n * f.items
+        m, n = min(f.tile_m, f.m - tile_row), min(f.tile_n, f.n - tile_column)
         k_begin, k_end = part * f.part_k * chunk, min(f.k, (part + 1) * f.part_k * chunk)
         for item in range(first, min(first + f.items, f.batch)):
-            a0 = args[1] + item * f.a_item + i0 * am
-            b0 = args[2] + item * f.b_item + j0 * bn
-            c0 = args[3] + item * f.c_item + i0 * cm + j0 * size
-            s0 = args[4] + item * f.self_item + i0 * sm + j0 * size
+            a_tile = args[A] + item * f.a_item + tile_row * f.am
+            b_tile = args[B] + item * f.b_item + tile_column * f.bn
+            c_tile = args[C] + item * f.c_item + tile_row * cm + tile_column * size
+            s_tile = args[ADDED] + item * f.self_item + tile_row * f.sm + tile_column * size
             if is_final:
-                c0 = sums
-            for k0 in range(k_begin, k_end, chunk):
-                length = min(chunk, f.k - k0)
-                c1 = c0 + k0 // chunk * plane
-                is_old = k0 > k_begin and plane == 0
-                is_own = f.is_adding != 0 and k0 + length == f.k
+                c_tile = sums
+            for k in range(k_begin, k_end, chunk):
+                length = min(chunk, f.k - k)
+                c_chunk = c_tile + k // chunk * f.plane
+                is_old = k > k_begin and f.plane == 0
+                is_own = f.is_adding != 0 and k + length == f.k
                 row, packed, packed_from = 0, 0, 0
                 while row < m:
                     rows = rows_of(m - row)
-                    a = a0 + row * am + k0 * ak
-                    am_here, ak_here = am, ak
+                    a, am, ak = a_tile + row * f.am + k * f.ak, f.am, f.ak
                     if f.pack_a == 1:
-                        for k in range(0, length, wide):
-                            strips(
-                                a + k * size, am, strip + k * size, chunk * size, rows, min(wide, length - k)
-                            )
-                        a, am_here = strip, chunk * size
+                        pack_rows(f, a, strip, rows, length)
+                        a, am = strip, chunk * size
                     elif f.pack_a == 2:
                         if row >= packed:
                             packed = row
                             if m - row >= (STRIPS + 1) * most:
-                                copies(a, ak, strip, pitch, strip_bytes, length)
+                                copies(a, f.ak, strip, pitch, strip_bytes, length)
                                 packed += STRIPS * most
                             else:
-                                narrow_strips(a, ak, strip, pitch, length, rows)
+                                narrow_strips(a, f.ak, strip, pitch, length, rows)
                                 packed += rows
                             packed_from = row
-                        a, am_here, ak_here = strip + (row - packed_from) // most * strip_bytes, size, pitch
+                        a, am, ak = strip + (row - packed_from) // most * strip_bytes, size, pitch
                     for j in range(0, n, wide):
                         columns = min(wide, n - j)
-                        b = b0 + k0 * bk + j * bn
-                        step = bk
-                        if f.pack_b != 0 or columns % lanes != 0:  # the kernel loads whole vectors
-                            panel = panels + (j // wide if f.pack_b != 0 else 0) * panel_bytes
-                            if row == 0:
-                                pack(f.pack_b, b, bk, bn, panel, length, columns)
-                            b, step = panel, wide * size
+                        b_columns = b_tile + k * f.bk + j * f.bn
+                        b, bk = second_factor(f, b_columns, panels, j, row, length, columns)
                         old = columns if is_old else 0
                         own = columns if is_own else 0
-                        c, s = c1 + row * cm + j * size, s0 + row * sm + j * size
+                        c, s = c_chunk + row * cm + j * size, s_tile + row * f.sm + j * size
                         if is_final and f.k <= chunk:
                             c -= row * cm
                         if columns > lanes:
-                            choose(
-                                rows, a, am_here, ak_here, b, step, c, cm, s, sm, length, columns, old, own
-                            )
+                            choose(rows, a, am, ak, b, bk, c, cm, s, f.sm, length, columns, old, own)
                         else:
-                            choose_narrow(
-                                rows, a, am_here, ak_here, b, step, c, cm, s, sm, length, columns, old, own
-                            )
-                    if is_final and k0 + length == f.k:
+                            choose_narrow(rows, a, am, ak, b, bk, c, cm, s, f.sm, length, columns, old, own)
+                    if is_final and k + length == f.k:
                         for i in range(rows):
-                            out = args[3] + item * f.out_item + (i0 + row + i) * f.out_row + j0 * f.out_column
-                            own_row = (
-                                args[4]
-                                + item * f.added_item
-                                + (i0 + row + i) * f.added_row
-                                + j0 * f.added_column
-                            )
-                            t = c1 + (i if f.k <= chunk else row + i) * cm
-                            finish_row(t, out, f.out_column, own_row, f.added_column, f.adds_self, args[6], n)
+                            t = c_chunk + (i if f.k <= chunk else row + i) * cm
+                            make_row(args, f, item, tile_row + row + i, tile_column, t, n)
                     row += rows
         set_mxcsr(before)
 

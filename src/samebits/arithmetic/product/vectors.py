@@ -54,11 +54,11 @@ def copied(number: Number) -> Number:
 
 
 class Emitter(VectorWriter):
-    """Instructions about vectors of one kind of number, put where `builder` stands."""
+    """Instructions about vectors of one kind of number, in some registers each, put at `builder`."""
 
-    def __init__(self, builder: Any, number: Number) -> None:
+    def __init__(self, builder: Any, number: Number, registers: int = 1) -> None:
         ir = native.ir
-        super().__init__(builder, number.lanes)
+        super().__init__(builder, registers * number.lanes)
         self.number = number
         self.word = self.i64 if number.size == 8 else self.i32
         """An integer of an element's size."""
