@@ -41,7 +41,7 @@ def evaluate(call: Call) -> Tensor:
             result = torch.empty_like(first)
             run(result.numel(), *addresses, result.data_ptr(), *numbers)
             return result
-    return _general(call)[0]
+    return evaluate_all(call)[0]
 
 
 def evaluate_into(call: Call, result: Tensor, *, in_place: bool) -> Tensor:
@@ -58,17 +58,12 @@ def evaluate_into(call: Call, result: Tensor, *, in_place: bool) -> Tensor:
         raise TorchRaisesError
     if torch._debug_has_internal_overlap(result) == 1 or any(_overlaps(result, each) for each in operands):
         raise TorchRaisesError
-    computed = _general(call)[0]
+    computed = evaluate_all(call)[0]
     if result.shape != shape:
         resize(result, shape)
         if result.stride() != computed.stride():
             result.as_strided_(shape, computed.stride())
     return result.copy_(computed)
-
-
-def evaluate_all(call: Call) -> list[Tensor]:
-    """Returns a new tensor for each output of the function."""
-    return _general(call)
 
 
 def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
@@ -92,7 +87,8 @@ def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
     return found
 
 
-def _general(call: Call) -> list[Tensor]:
+def evaluate_all(call: Call) -> list[Tensor]:
+    """Returns a new tensor for each output of the function."""
     function, operands, numbers = call
     dtype, shape = _dtype(operands), _shape(operands)
     run = function.kernels.get(dtype) or (
