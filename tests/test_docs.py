@@ -13,6 +13,9 @@ MAINTAINERS = {"api.md", "benchmarks.md", "measurements.md", "random-quality.md"
 WIDE = {"api.md"}
 """Written from docstrings."""
 
+ARITHMETIC = "src/samebits/arithmetic/README.md"
+"""For whoever works on kernels."""
+
 WORDS = 1900
 BANNED = re.compile(
     r"\b(cures?|told|held|mended|lets? be|the ways? out|of which|so many|another one|(?:is|are) named)\b",
@@ -59,6 +62,17 @@ def words(text):
     return len(re.findall(r"\S*\w\S*", prose(text)))
 
 
+def absent_parts(page, package):
+    """The files of a page's table that do not exist, and the functions and classes that are not defined there."""
+    found = []
+    for file, part in re.findall(r"`([\w/]+\.py)`(?:: `(?:\w+\.)?(\w+)`)?", page.read_text()):
+        place = next((one for one in (package / file, page.parent / file) if one.exists()), None)
+        text = "" if place is None else place.read_text()
+        if place is None or (part and not re.search(rf"(def|class) {part}\b", text)):
+            found.append(f"{file}: {part}" if part else file)
+    return found
+
+
 def unlisted(folder):
     """The pages of a folder that its index does not link to with a sentence."""
     rows = re.findall(r"^- \[[^]]*\]\(([^)]+)\): .+\.$", (folder / "index.md").read_text(), re.MULTILINE)
@@ -67,7 +81,7 @@ def unlisted(folder):
 
 @pytest.fixture
 def pages(root):
-    return sorted((root / "docs").glob("*.md"))
+    return [*sorted((root / "docs").glob("*.md")), root / ARITHMETIC]
 
 
 @pytest.fixture
@@ -113,6 +127,14 @@ def test_the_rules_see_a_page_that_breaks_them(bad):
     assert banned_words(text) == ["cure", "told"]
     assert words(text) > WORDS
     assert unlisted(bad.parent) == {"a.md"}
+
+
+def test_the_page_of_arithmetic_names_what_is_there(root, bad):
+    """Files and functions on the way of a product exist (negative control: one that is gone, and one that never was)."""
+    package = root / "src" / "samebits"
+    assert absent_parts(root / ARITHMETIC, package) == []
+    bad.write_text("`_native/llvm.py`: `loaded`, `_native/llvm.py`: `gone`, `no.py`")
+    assert absent_parts(bad, package) == ["_native/llvm.py: gone", "no.py"]
 
 
 @pytest.mark.slow
