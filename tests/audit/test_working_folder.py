@@ -266,8 +266,9 @@ def test_only_an_overlay_of_a_user_refuses_to_rename_a_folder_and_the_launcher_r
     """`os.rename` of a folder that was there works by copying; an error between true devices stays one."""
     program = "import os; os.rename('runs', 'moved'); print(os.listdir('moved/x'))"
     copying = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src/samebits/audit/_verify')!r});"
-        "import mounts; context = mounts.rename_folders_by_copy(); context.__enter__()\n"
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from samebits.audit._child.variations import rename_folders_by_copy\n"
+        "context = rename_folders_by_copy(); context.__enter__()\n"
     )
     with view(project, "user") as (_, run):
         with pytest.raises(AssertionError, match="cross-device"):

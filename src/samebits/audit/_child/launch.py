@@ -25,7 +25,6 @@ import torch
 from samebits import _context as context
 from samebits import audit
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
-from samebits.audit._verify.mounts import rename_folders_by_copy
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._guards.conflicting_settings import WeakerThanAskedError
 from samebits.errors import SamebitsError
@@ -118,7 +117,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
             set_random_seed(spec.seed)
     recorder = _record(stack, script, spec)
     if spec.overlaid:
-        stack.enter_context(rename_folders_by_copy())
+        stack.enter_context(audit._child.variations.rename_folders_by_copy())
     kill = spec.kill
     if kill is not None and (not spec.by_rank or (kill.rank or 0) == int(os.environ.get("RANK", "0"))):
         killer = audit._child.variations.Killer(

@@ -1,4 +1,4 @@
-"""Variations of a checked process: a kill, a slower machine, an order of listings, a number of workers.
+"""Variations of a checked process: a kill, a slower machine, an order of listings, renames, loader workers.
 
 POSIX promises neither the speed of a machine nor the order of a folder's entries, so a program may not depend
 on them.
@@ -6,15 +6,17 @@ on them.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -176,6 +178,43 @@ def set_listing_order(seed: int) -> Iterator[None]:
 
     with replaced(os, "listdir", shuffled_listdir), replaced(os, "scandir", shuffled_scandir):
         yield
+
+
+@contextmanager
+def rename_folders_by_copy() -> Iterator[None]:
+    """Makes `os.rename` and `os.replace` copy a folder where the kernel raises "cross-device link" falsely.
+
+    An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
+    filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.
+    """
+    rename, replace = _copy_on_exdev(os.rename), _copy_on_exdev(os.replace)
+    with replaced(os, "rename", rename), replaced(os, "replace", replace):
+        yield
+
+
+def _copy_on_exdev(call: Callable[..., None]) -> Callable[..., None]:
+    def renamed(src: Any, dst: Any, **folders: Any) -> None:
+        try:
+            call(src, dst, **folders)
+        except OSError as error:
+            if error.errno != errno.EXDEV or folders or not _one_device(src, dst):
+                raise
+            _move(src, dst)
+
+    return renamed
+
+
+def _move(src: Any, dst: Any) -> None:
+    with suppress(FileNotFoundError):
+        os.rmdir(dst)  # an empty folder is replaced, another one is an error
+    shutil.copytree(src, dst, symlinks=True)
+    shutil.rmtree(src)
+
+
+def _one_device(src: Any, dst: Any) -> bool:
+    if os.path.islink(src) or not os.path.isdir(src):
+        return False
+    return os.stat(src).st_dev == os.stat(os.path.dirname(os.path.abspath(dst))).st_dev
 
 
 _NEEDS_WORKERS = {

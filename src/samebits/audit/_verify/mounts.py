@@ -5,20 +5,16 @@ COMMAND...`: it enters a mount namespace, mounts an overlay over FOLDER, at FOLD
 COMMAND. What is read comes from LAYER, SNAPSHOT and FOLDER, the first that has it; what is written goes to
 LAYER, where the next process of the same run finds it. ALIAS, where it is not empty, is an empty folder that
 shows the same view under another path. The mounts end with the last process in the namespace, however it
-ends. `rename_folders_by_copy` is for a program in the view.
+ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
@@ -133,46 +129,6 @@ def _check_result(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), call)
-
-
-@contextlib.contextmanager
-def rename_folders_by_copy() -> Iterator[None]:
-    """Makes `os.rename` and `os.replace` copy a folder where the kernel raises "cross-device link" falsely.
-
-    An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
-    filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.
-    """
-    rename, replace = os.rename, os.replace
-    os.rename, os.replace = _copy_on_exdev(rename), _copy_on_exdev(replace)
-    try:
-        yield
-    finally:
-        os.rename, os.replace = rename, replace
-
-
-def _copy_on_exdev(call: Callable[..., None]) -> Callable[..., None]:
-    def renamed(src: Any, dst: Any, **folders: Any) -> None:
-        try:
-            call(src, dst, **folders)
-        except OSError as error:
-            if error.errno != errno.EXDEV or folders or not _one_device(src, dst):
-                raise
-            _move(src, dst)
-
-    return renamed
-
-
-def _move(src: Any, dst: Any) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(dst)  # an empty folder is replaced, another one is an error
-    shutil.copytree(src, dst, symlinks=True)
-    shutil.rmtree(src)
-
-
-def _one_device(src: Any, dst: Any) -> bool:
-    if os.path.islink(src) or not os.path.isdir(src):
-        return False
-    return os.stat(src).st_dev == os.stat(os.path.dirname(os.path.abspath(dst))).st_dev
 
 
 if __name__ == "__main__":
