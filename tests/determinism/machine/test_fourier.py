@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import fft
 
 import samebits
+from definitions import fourier as fourier_of
+from definitions import fourier_of_real
 from op_testing import numbers, over_threads, printed_elsewhere, replaced
 from product_reference import fma32, fma64
 from samebits.arithmetic.fourier.roots import roots
@@ -35,82 +37,6 @@ def test_roots_of_unity_are_correctly_rounded():
                 assert root == complex(float(exact.real), float(exact.imag)), (k, n)
 
 
-# The definition in NumPy, for arrays (2, rows, n) of real and imaginary parts.
-
-
-def times(x, w, fma):
-    w = np.stack([w.real, w.imag]).astype(x.dtype)
-    w = np.broadcast_to(w[:, None], x.shape)
-    return np.stack([fma(x[0], w[0], -(x[1] * w[1])), fma(x[0], w[1], x[1] * w[0])])
-
-
-def turned(x):
-    return np.stack([x[1], -x[0]])
-
-
-def small(parts, fma):
-    """The sums of a radix."""
-    r = len(parts)
-    if r == 2:
-        return [parts[0] + parts[1], parts[0] - parts[1]]
-    if r == 4:
-        even, odd = small(parts[::2], fma), small(parts[1::2], fma)
-        return [even[0] + odd[0], even[1] + turned(odd[1]), even[0] - odd[0], even[1] - turned(odd[1])]
-    found, w = [parts[0]] * r, roots(r).numpy()
-    for j in range(1, (r + 1) // 2):
-        found[0] = found[0] + (parts[j] + parts[r - j])
-    full = lambda number: np.full_like(parts[0], number)  # noqa: E731
-    for k in range(1, (r + 1) // 2):
-        a, b = parts[0], None
-        for j in range(1, (r + 1) // 2):
-            root, total, difference = w[j * k % r], parts[j] + parts[r - j], parts[j] - parts[r - j]
-            a = fma(total, full(root.real), a)
-            b = difference * full(-root.imag) if b is None else fma(difference, full(-root.imag), b)
-        found[k], found[r - k] = a + turned(b), a - turned(b)
-    return found
-
-
-def by_passes(x, fma):
-    n = x.shape[-1]
-    if n == 1:
-        return x
-    radix = next(r for r in (4, 2, 3, 5, 7, 11, 13) if n % r == 0)
-    m = n // radix
-    sums = small([x[..., k * m : (k + 1) * m] for k in range(radix)], fma)
-    result = np.empty_like(x)
-    for k, one in enumerate(sums):
-        w = roots(n).numpy()[np.arange(m) * k % n]
-        result[..., k::radix] = by_passes(times(one, w, fma) if k and m > 1 else one, fma)
-    return result
-
-
-def defined(x, fma):
-    n = x.shape[-1]
-    if n < 256:
-        return by_passes(x, fma)
-    a = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
-    b = n // a
-    rows = x.reshape(2, -1, a, b)
-    first = by_passes(np.ascontiguousarray(rows.swapaxes(2, 3)).reshape(2, -1, a), fma).reshape(2, -1, b, a)
-    w = roots(n).numpy()[np.outer(np.arange(b), np.arange(a))]
-    first = times(first.reshape(2, -1, n), w.flatten(), fma).reshape(2, -1, b, a).swapaxes(2, 3)
-    last = by_passes(np.ascontiguousarray(first).reshape(2, -1, b), fma).reshape(2, -1, a, b)
-    return np.ascontiguousarray(last.swapaxes(2, 3)).reshape(2, -1, n)
-
-
-def defined_real(x, fma):
-    n = x.shape[-1]
-    m = n // 2
-    z = defined(np.ascontiguousarray(x.reshape(-1, m, 2).transpose(2, 0, 1)), fma)
-    z = np.concatenate([z, z[..., :1]], -1)
-    other = z[..., ::-1]
-    total, difference = (
-        np.stack([z[0] + other[0], z[1] - other[1]]),
-        np.stack([z[0] - other[0], z[1] + other[1]]),
-    )
-    return (total + turned(times(difference, roots(n).numpy()[: m + 1], fma))) * x.dtype.type(0.5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_a_transform_is_the_definition(dtype):
@@ -118,7 +44,7 @@ def test_a_transform_is_the_definition(dtype):
     fma = fma32 if dtype == torch.float32 else fma64
     for n in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 20, 30, 63, 64, 128, 150, 256, 260, 338, 400, 1024):
         x = pairs((5, n), dtype, n)
-        expected = defined(np.ascontiguousarray(torch.view_as_real(x).numpy().transpose(2, 0, 1)), fma)
+        expected = fourier_of(np.ascontiguousarray(torch.view_as_real(x).numpy().transpose(2, 0, 1)), fma)
         real = numbers((5, 2 * n), dtype, n)
         with replaced(fourier):
             assert (torch.view_as_real(fft.fft(x)).numpy().transpose(2, 0, 1) == expected).all(), n
@@ -127,7 +53,7 @@ def test_a_transform_is_the_definition(dtype):
             back = fft.ifft(torch.complex(x.imag, x.real), norm="forward")
             assert torch.equal(back, torch.complex(fft.fft(x).imag, fft.fft(x).real))
             found = torch.view_as_real(fft.rfft(real)).numpy().transpose(2, 0, 1)
-        assert (found == defined_real(real.numpy(), fma)).all(), n
+        assert (found == fourier_of_real(real.numpy(), fma)).all(), n
 
 
 FORMS = {

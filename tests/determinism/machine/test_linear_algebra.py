@@ -10,10 +10,9 @@ import torch
 from torch import linalg
 
 import samebits
+from definitions import cholesky, lu_of, solved
 from op_testing import numbers, over_threads, printed_elsewhere, replaced
-from product_reference import fma64, reference
 from samebits.arithmetic.linear_algebra import cholesky_factor, lu_factor, solve_triangular
-from samebits.arithmetic.linear_algebra.definition import BLOCK
 from samebits.audit._verify.check_process import AVX2_ENVIRONMENT
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._ops import linear_algebra
@@ -109,24 +108,6 @@ def test_every_form_is_ours_and_means_what_torchs_means(name, dtype):
             torch.testing.assert_close(x.double(), exact_x.double(), rtol=tolerance, atol=tolerance)
 
 
-def solved(t, b, *, upper=False, unit=False):
-    """The definition of a triangular system: rows in order, products of blocks first."""
-    n, x = len(t), b.copy()
-    for start in reversed(range(0, n, BLOCK)) if upper else range(0, n, BLOCK):
-        end = min(start + BLOCK, n)
-        known = slice(end, n) if upper else slice(0, start)
-        if known.start < known.stop:
-            done = reference(torch.from_numpy(t[start:end, known].copy()), torch.from_numpy(x[known].copy()))
-            x[start:end] = x[start:end] - done.numpy()
-        rows = [*range(start, end)][:: -1 if upper else 1]
-        for place, i in enumerate(rows):
-            for j in rows[:place]:
-                x[i] = fma64(np.full_like(x[i], -t[i, j]), x[j], x[i])
-            if not unit:
-                x[i] = x[i] / t[i, i]
-    return x
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("n", (1, 20, 64, 80))
 def test_systems_and_factors_are_the_definition(n):
@@ -139,19 +120,9 @@ def test_systems_and_factors_are_the_definition(n):
             torch.from_numpy(triangle)[None], torch.from_numpy(b.copy())[None], upper=upper, unit=unit
         )
         assert (found[0].numpy() == solved(triangle, b, upper=upper, unit=unit)).all()
-    factor = a.copy()
-    for start in range(0, n, BLOCK):
-        end = min(start + BLOCK, n)
-        if start:
-            above = torch.from_numpy(factor[:start, start:].copy())
-            factor[start:end, start:] -= reference(above[:, : end - start].mT.contiguous(), above).numpy()
-        for k in range(start, end):
-            factor[k, k:] = np.append(np.sqrt(factor[k, k]), factor[k, k + 1 :] / np.sqrt(factor[k, k]))
-            for j in range(k + 1, end):
-                factor[j, j:] = fma64(np.full(n - j, -factor[k, j]), factor[k, j:], factor[j, j:])
     found = m["definite"].clone()[None]
     assert not cholesky_factor(found).any()
-    assert (found[0].triu().numpy() == np.triu(factor)).all()
+    assert (found[0].triu().numpy() == np.triu(cholesky(a))).all()
 
 
 @pytest.mark.slow
@@ -160,27 +131,8 @@ def test_lu_is_the_definition(shape):
     """LU has the bits of plain loops: the first largest element is the pivot, also among equal ones."""
     for a in (numbers(shape, torch.float64, 3), numbers(shape, torch.float64, 4).sign()):
         a += torch.eye(*shape) * 0.5
-        rows, columns = shape
-        found, expected, pivots = a.clone()[None], a.numpy().copy(), []
-        for start in range(0, min(shape), BLOCK):
-            end = min(start + BLOCK, *shape)
-            for k in range(start, end):
-                place = k + int(np.argmax(np.abs(expected[k:, k])))
-                pivots.append(place + 1)
-                expected[[k, place]] = expected[[place, k]]
-                expected[k + 1 :, k] /= expected[k, k]
-                for i in range(k + 1, rows):
-                    here = expected[i, k + 1 : end]
-                    here[:] = fma64(np.full_like(here, -expected[i, k]), expected[k, k + 1 : end], here)
-            if end < columns:
-                square = expected[start:end, start:end]
-                expected[start:end, end:] = solved(square, expected[start:end, end:], unit=True)
-                if end < rows:
-                    left, right = (
-                        torch.from_numpy(x.copy())
-                        for x in (expected[end:, start:end], expected[start:end, end:])
-                    )
-                    expected[end:, end:] -= reference(left, right).numpy()
+        found = a.clone()[None]
+        expected, pivots = lu_of(a.numpy())
         places, infos = lu_factor(found)
         assert not infos.any()
         assert places[0].tolist() == pivots
