@@ -21,7 +21,7 @@ def train(folder, last=9):
     samebits.set_random_seed(1)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    with samebits.Run(folder, model=model, optimizer=optimizer, save=1) as run:
+    with samebits.Run(folder, model=model, optimizer=optimizer, save="explicit") as run:
         run.state.losses = losses = []
         run.state.table = {"losses": losses}
         run.state.best = torch.ones(2)
@@ -32,6 +32,7 @@ def train(folder, last=9):
             optimizer.step()
             losses.append(model.bias.item())
             run.state.best = run.state.best + 1
+            run.commit()
         assert run.state.table["losses"] is losses and run.state.losses is losses
     return model.weight.tolist(), losses, run.state.best.tolist()
 
