@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -104,6 +105,41 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled(monk
             found = [pool.submit(twice, 3) for _ in range(2)]
         assert [one.result() for one in found] == [6, 6]
     assert sum("twice" in name for name in lazy_kernel.compiled_here) == 1
+
+
+@kernel("uint64(uint64)")
+def five_times(x):
+    return x * np.uint64(5)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_packed"),
+    [
+        (None, True),
+        ("comment", False),
+        ("code", False),
+        ("name", False),
+    ],
+)
+def test_code_comes_from_the_pack_if_it_is_of_these_sources_and_whole(
+    monkeypatch, tmp_path, spoil, is_packed
+):
+    """Else (of other sources, corrupt, or without the kernel) it is compiled, and kept in the cache for the next look."""
+    monkeypatch.setattr(machine_code, "PACKS", tmp_path)
+    monkeypatch.setattr(machine_code, "_packs", machine_code._packs.__wrapped__)
+    monkeypatch.setattr(machine_code, "cache_folder", lambda: tmp_path)
+    stored = machine_code.with_checksum(machine_code.compiled(five_times))
+    with ZipFile(tmp_path / f"{llvm.target()}.zip", "w") as pack:
+        pack.writestr(
+            "another" if spoil == "name" else five_times.name, stored[:-1] if spoil == "code" else stored
+        )
+        pack.comment = b"others" if spoil == "comment" else machine_code.sources_digest().encode()
+    lazy_kernel.compiled_here.pop(five_times.name, None)
+    assert machine_code.address_of(five_times)
+    assert (five_times.name not in lazy_kernel.compiled_here) == is_packed
+    lazy_kernel.compiled_here.pop(five_times.name, None)
+    assert machine_code.address_of(five_times)
+    assert five_times.name not in lazy_kernel.compiled_here
 
 
 def test_no_garbage_is_collected_while_a_kernel_is_compiled(monkeypatch):

@@ -12,8 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits.random as sr
 from op_testing import over_threads
-from samebits._native import kernel
-from samebits._native.float_bits import of_float16, to_bfloat16, to_float16
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._cpu import bernoulli_masks, philox, tiles
 from samebits.random._draws import uniform_normal
@@ -177,39 +175,6 @@ def test_halves_are_rounded_once(name, half):
         )
         scaled = (x * (high - low).double() + low.double()).float().to(half)
         assert same(sr.uniform(sr.key(1), 5000, low=-1.3, high=2.6, dtype=half), scaled)
-
-
-@kernel("void(float32[::1], uint16[::1], uint16[::1])")
-def to_halves(x, float16, bfloat16):
-    for i in range(x.size):
-        float16[i] = to_float16(x[i])
-        bfloat16[i] = to_bfloat16(x[i])
-
-
-@kernel("void(uint16[::1], float32[::1])")
-def widened(words, out):
-    for i in range(words.size):
-        out[i] = of_float16(words[i])
-
-
-def test_conversions_are_torchs():
-    """float16 and bfloat16 of numbers in all binades and at all ties, and every float16 widened, are torch's."""
-    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
-    wide = np.empty(2**16, np.float32)
-    widened(every.view(torch.uint16).numpy(), wide)
-    numbers = ~every.isnan()
-    assert torch.equal(
-        torch.from_numpy(wide)[numbers].view(torch.int32), every.float()[numbers].view(torch.int32)
-    )
-    bits = torch.cat([torch.arange(-(2**31), 2**31, 14593).int(), every.float().view(torch.int32)])
-    ties = bits & ~0xFFFF | 0x8000
-    x = torch.cat([bits, ties, ties + 1, ties - 1, bits & ~0x1FFF | 0x1000]).view(torch.float32)
-    halves = {dtype: torch.empty(x.numel(), dtype=dtype) for dtype in (torch.float16, torch.bfloat16)}
-    to_halves(x.numpy(), *(half.view(torch.uint16).numpy() for half in halves.values()))
-    for dtype, half in halves.items():
-        true = x.to(dtype)
-        assert torch.equal(half.isnan(), true.isnan())
-        assert torch.equal(half[~true.isnan()].view(torch.int16), true[~true.isnan()].view(torch.int16))
 
 
 KEY = sr.key(1)
