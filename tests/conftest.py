@@ -163,7 +163,7 @@ def _process_as_before():
 
     from samebits import _context as context
     from samebits import determinism
-    from samebits._inspect import rng_states
+    from samebits._objects import rng_states
 
     before = rng_states.of_process()  # not preserve_states(): a seed that a test sets is one that lasts
     threads = torch.get_num_threads()

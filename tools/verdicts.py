@@ -33,15 +33,17 @@ from typing import Any, NamedTuple
 import torch
 
 import samebits
-from samebits._inspect import budget
-from samebits._inspect._program.bytecode import instructions, stored_names, whole
-from samebits._inspect._program.carried_locals import Liveness, names_read
-from samebits._inspect._program.data_dependence import DataDependence
-from samebits._inspect._program.output_flow import OutputFlow
-from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
-from samebits._inspect._program.user_functions import NameUse, UserFunctions, kept_functions
-from samebits.data import _purity as purity
-from samebits.train._completeness import assigned_attributes, reachable_state
+from samebits._inspect.code_names import whole
+from samebits._objects import budget
+from samebits._program import assigned_attributes
+from samebits._program import effects as purity
+from samebits._program.bytecode import instructions, stored_names
+from samebits._program.carried_locals import Liveness, names_read
+from samebits._program.functions import NameUse, UserFunctions, kept_functions
+from samebits._program.made_once import DataDependence
+from samebits._program.output_only import OutputFlow
+from samebits._program.written_first import ReadBeforeWrite, StoredPlace
+from samebits.train._completeness import reachable_state
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "tests" / "support"

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from samebits._context import CheckOverrides, process
-from samebits._inspect.tree import of_nested
+from samebits._objects.hashes import of_nested
 from samebits.audit._child.launch import _moved_folders
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._first_difference import first_difference

@@ -17,9 +17,9 @@ import torch
 import samebits
 from samebits import random
 from samebits._context import process
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
+from samebits._program import effects as purity
 from samebits.data import Pipeline
-from samebits.data import _purity as purity
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._workers import inline_or_parallel
 from samebits.errors import (
@@ -553,7 +553,8 @@ def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
     """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
     program = """
 import random, numpy as np, torch, samebits
-from samebits.data import Pipeline, _purity as purity; from samebits.data._calls import process_generators as scope
+from samebits.data import Pipeline
+from samebits._program import effects as purity; from samebits.data._calls import process_generators as scope
 samebits.enable_op_determinism()
 drawn = Pipeline.range(40).map(lambda x: x + np.random.rand() + torch.rand(1).item() + random.random()).batch(10)
 first = [batch.tolist() for batch in drawn.with_options(seed=1)]
@@ -571,7 +572,8 @@ for draw in (lambda: torch.rand(1), np.random.rand, random.random):
 UNSEEDED = """
 import random, numpy as np, torch, samebits
 from numpy.random import rand
-from samebits.data import DataLoader, Pipeline, _purity as purity
+from samebits.data import DataLoader, Pipeline
+from samebits._program import effects as purity
 class Hidden:
     def __float__(self): return HOW()
 hidden = Hidden()

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from samebits._context import process
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
+from samebits._objects.keepers import keepers
+from samebits._inspect.library_code import is_library
+from samebits._program import effects as purity
 from samebits.data import DataLoader, Pipeline, check
-from samebits.data import _purity as purity
 from samebits.data._calls import process_generators
-from samebits.data._calls.keepers import keepers
 from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import Memos
 from samebits.data._calls.user_function import key_words
@@ -450,8 +451,8 @@ def test_functions_of_libraries_are_not_taken_for_made_by_exec():
         functools.wraps,
         random.Random.gauss,
     ]
-    assert all(map(purity.known_functions.is_library, functions))
-    assert not purity.known_functions.is_library(counting())
+    assert all(map(is_library, functions))
+    assert not is_library(counting())
 
 
 # The generators around each task

@@ -12,7 +12,7 @@ import samebits
 from agreement import agree, equal, expected
 from random_draws import DRAWS, FLOATING, KEYS, key_of, numbers
 from samebits import nn, random
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
 from samebits.nn import OwnsRandomness
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._process import draw_counts, generator_states

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import samebits
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
 from samebits.errors import UnseededError
 from samebits.random import draws
 from samebits.random._process import draw_counts, generator_states, mt19937

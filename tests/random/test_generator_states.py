@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
 from samebits.random._int_keys import fold, root
 from samebits.random._process import generator_states
 

@@ -22,6 +22,8 @@ from traceback import FrameSummary
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
+from samebits._inspect.words import words
+
 Owner = Literal["user", "samebits", "framework", "installed", "standard"]
 
 _FRAMEWORK = ("torch", "triton", "numpy")
@@ -209,12 +211,12 @@ def _waiting_for_backward() -> FrameType | None:
     return None
 
 
-_OUTPUT = frozenset(
+_OUTPUT = words(
     """tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim swanlab loguru structlog
     matplotlib seaborn plotly bokeh altair PIL imageio pandas polars pyarrow tabulate colorama click typer
     omegaconf hydra yacs absl tokenizers sentencepiece tiktoken regex requests urllib3 fsspec huggingface_hub
     filelock psutil GPUtil pynvml prometheus_client google IPython ipykernel pytest _pytest hypothesis sympy
-    numba llvmlite triton cv2""".split()  # noqa: SIM905
+    numba llvmlite triton cv2"""
 )
 """Packages that write others' results, read files, or compile: only what a program reads of them counts."""
 
@@ -228,9 +230,9 @@ def may_hold_state(kind: type) -> bool:
     return owner_of_module(kind.__module__) == "installed" and not is_output_package(kind.__module__)
 
 
-_OWN_READERS = frozenset(
+_OWN_READERS = words(
     """autograd compiler cuda export fx hub jit library monitor multiprocessing onnx package profiler
-    serialization testing utils""".split()  # noqa: SIM905
+    serialization testing utils"""
 )
 """Modules of torch whose objects measure, compile or run programs, or are read in another way."""
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._inspect.memory import are_near, with_strides
+from samebits._objects.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint import _constants as constants
 from samebits.errors import UnsavableStateError

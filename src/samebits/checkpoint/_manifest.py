@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from samebits._byte_digest import of_bytes
 from samebits._context import VERSION
-from samebits._inspect.memory import are_near
+from samebits._objects.memory import are_near
 from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate, note_entry, signed

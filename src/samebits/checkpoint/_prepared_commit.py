@@ -17,7 +17,7 @@ import torch
 
 from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
-from samebits._inspect.memory import span
+from samebits._objects.memory import span
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import (
     MAX_DEPTH,

@@ -22,7 +22,7 @@ import torch
 
 from samebits import _digest as digests
 from samebits._byte_digest import of_bytes
-from samebits._inspect.memory import are_near, reach
+from samebits._objects.memory import are_near, reach
 from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 

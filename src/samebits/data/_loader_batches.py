@@ -20,8 +20,8 @@ from torch.utils.data import _utils as torch_utils
 from typing_extensions import override
 
 from samebits._context import Words
-from samebits._inspect import rng_states
-from samebits._inspect.object_parts import attributes_of
+from samebits._objects import rng_states
+from samebits._objects.parts import attributes_of
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
 from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
 from samebits.data._calls.user_function import Function, key_words

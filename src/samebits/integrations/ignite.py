@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from samebits._context import process
-from samebits._inspect.object_parts import attributes_of, defaults_of
-from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.user_code import is_library, is_user_type
+from samebits._objects.parts import attributes_of, defaults_of
+from samebits._objects.rng_states import RESTORABLE
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, library_modules

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from samebits import _digest as digest
-from samebits._inspect._program.user_functions import names_of_library
-from samebits._inspect.object_parts import own_names
 from samebits._inspect.user_code import is_library, is_user_type
+from samebits._objects.parts import own_names
+from samebits._program import names_of_library
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._pipeline import PipelineDataset
 from samebits.errors import UnimplementedError

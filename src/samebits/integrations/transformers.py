@@ -14,8 +14,8 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from samebits import _digest as digest
-from samebits._inspect._program.user_functions import names_of_library, names_set_by
 from samebits._inspect.user_code import owner_of_module
+from samebits._program import names_of_library, names_set_by
 from samebits.data._keyed_loader import keyed_loader
 from samebits.data._resumable import Resumable as KeyedLoader
 from samebits.errors import InvalidArgumentError, UnimplementedError

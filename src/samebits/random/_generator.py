@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits._context import Words, process
-from samebits._inspect.rng_states import HasRngState
+from samebits._objects.rng_states import HasRngState
 from samebits._unseeded import from_entropy
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys

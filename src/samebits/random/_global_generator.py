@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samebits._context import Position, Words, process
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
 from samebits._unseeded import no_seed
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys

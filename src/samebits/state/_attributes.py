@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect.object_parts import attributes_of
-from samebits._inspect.rng_states import restore_state, state_of
-from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
+from samebits._objects.hashes import PLAIN
+from samebits._objects.parts import attributes_of
+from samebits._objects.rng_states import restore_state, state_of
 from samebits.checkpoint import _classes as classes
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state._in_place import PlacedObjects, Restored

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect.memory import with_strides
-from samebits._inspect.tree import PLAIN
+from samebits._objects.hashes import PLAIN
+from samebits._objects.memory import with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint._classes import items_of
 

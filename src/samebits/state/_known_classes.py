@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from samebits._inspect.generators_in import generators_in
-from samebits._inspect.object_parts import attributes_of, own_names
-from samebits._inspect.rng_states import RESTORABLE, restore_state, state_of
+from samebits._objects.generators import generators_in
+from samebits._objects.parts import attributes_of, own_names
+from samebits._objects.rng_states import RESTORABLE, restore_state, state_of
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state._attributes import Attributes
 from samebits.state._parts import CONTAINERS, is_plain

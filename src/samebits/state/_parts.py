@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect.object_parts import attributes_of
-from samebits._inspect.rng_states import RESTORABLE
-from samebits._inspect.tree import CONSTANTS, PLAIN
 from samebits._inspect.user_code import is_table, owner_of_module
+from samebits._objects.hashes import CONSTANTS, PLAIN
+from samebits._objects.parts import attributes_of
+from samebits._objects.rng_states import RESTORABLE
 from samebits.checkpoint._classes import fields_of, is_instance
 from samebits.checkpoint._codec import FACTORIES
 from samebits.checkpoint._constants import is_constant

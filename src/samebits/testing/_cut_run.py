@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from samebits._context import Observer, Position, observed, process
-from samebits._inspect.tree import of_nested
+from samebits._objects.hashes import of_nested
 from samebits.audit._first_difference import Difference, first_difference
 from samebits.audit._record.record_file import Record, RecordFile, read_record
 from samebits.audit._record.recorder import Recorder, recording

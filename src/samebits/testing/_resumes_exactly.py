@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits._inspect.reachable import leaves_in
-from samebits._inspect.tree import Leaves, of_nested
+from samebits._objects.hashes import Leaves, of_nested
+from samebits._objects.walk import leaves_in
 from samebits.callbacks import Callback
 from samebits.checkpoint._codec import decode, encode
 from samebits.errors import InvalidArgumentError, UnsavableStateError

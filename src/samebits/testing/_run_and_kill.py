@@ -18,7 +18,7 @@ import cloudpickle
 from samebits import _digest as digest
 from samebits._arguments import require
 from samebits._context import process
-from samebits._inspect.tree import of_nested
+from samebits._objects.hashes import of_nested
 from samebits.audit._child.kill_points import KILL_POINTS, Kill
 from samebits.audit._first_difference import first_difference
 from samebits.audit._verify import (

@@ -21,8 +21,8 @@ import torch
 from samebits import _digest as digest
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits._inspect._program import carried_locals
-from samebits._inspect.reachable import hashes_in
+from samebits._objects.walk import hashes_in
+from samebits._program import carried_locals
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, SamebitsError
 from samebits.state._in_place import Restored

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
-from samebits._inspect.tree import PLAIN, Leaves, leaf, of_nested, plain
+from samebits._objects.hashes import PLAIN, Leaves, leaf, of_nested, plain
 from samebits.train._loop.batch_source import length
 
 _MOST_ROOTS = 64

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from samebits._context import VERSION
-from samebits._inspect.rng_states import generators
-from samebits._inspect.tree import Leaves
+from samebits._objects.hashes import Leaves
+from samebits._objects.rng_states import generators
 from samebits.determinism import environment_fingerprint
 from samebits.errors import RecordError
 

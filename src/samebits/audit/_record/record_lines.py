@@ -10,11 +10,11 @@ import torch
 
 from samebits._byte_digest import of_bytes
 from samebits._context import Position
-from samebits._inspect import structure
-from samebits._inspect._program import carried_locals
-from samebits._inspect.reachable import LeafWalk
-from samebits._inspect.rng_states import generators
-from samebits._inspect.tree import Leaves, of_nested, plain
+from samebits._objects import structure
+from samebits._objects.hashes import Leaves, of_nested, plain
+from samebits._objects.rng_states import generators
+from samebits._objects.walk import LeafWalk
+from samebits._program import carried_locals
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.record_file import RecordFile
 

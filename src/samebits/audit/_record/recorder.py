@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from samebits._context import ACROSS, Across, Observer, Position, observed, process, run_dirs
-from samebits._inspect.rng_states import generators
-from samebits._inspect.tree import Leaves, of_nested
 from samebits._native import compiled_here
+from samebits._objects.hashes import Leaves, of_nested
+from samebits._objects.rng_states import generators
 from samebits.audit._record.observed_objects import ObservedObjects, UpdateDetector
 from samebits.audit._record.opened_files import digests, lines_outside, record_opened_files
 from samebits.audit._record.record_file import RecordFile, start_line

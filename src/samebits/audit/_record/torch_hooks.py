@@ -22,9 +22,9 @@ from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from samebits._inspect.generators_in import generators_in
 from samebits._inspect.patching import Patches, replaced
-from samebits._inspect.rng_states import of_generator
+from samebits._objects.generators import generators_in
+from samebits._objects.rng_states import of_generator
 
 
 class TorchListener:

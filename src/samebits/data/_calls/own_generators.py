@@ -17,11 +17,11 @@ import numpy as np
 
 from samebits._context import Words
 from samebits._garbage_collection import without_garbage_collection
-from samebits._inspect.generators_in import FoundGenerator, generators_in
-from samebits._inspect.rng_states import RESTORABLE
 from samebits._native import kernel
+from samebits._objects.generators import FoundGenerator, generators_in
+from samebits._objects.parts import contents
+from samebits._objects.rng_states import RESTORABLE
 from samebits.data._calls.owned_states import WORDS, OwnedState, State, owned_state
-from samebits.data._purity.abstract_values import contents
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import fill_words, fold
 from samebits.random._process import generator_states

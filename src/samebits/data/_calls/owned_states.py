@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
 from samebits.random._process import generator_states
 
 WORDS = 626

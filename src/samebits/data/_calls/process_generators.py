@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from samebits._context import Words
-from samebits._inspect import rng_states
 from samebits._native import imported_by_others
+from samebits._objects import rng_states
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, no_block
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import _int_keys as int_keys

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from samebits._context import Words
-from samebits._inspect import rng_states
+from samebits._objects import rng_states
+from samebits._objects.keepers import LARGE, Keeper, Restore, keepers
+from samebits._program.effects import Finding
 from samebits.data._calls import process_generators
-from samebits.data._calls.keepers import LARGE, Keeper, Restore, keepers
 from samebits.data._calls.own_generators import OwnGenerators, put_back
-from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
 
 FIRST = 16

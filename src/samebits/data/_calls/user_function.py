@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from samebits._context import Words
-from samebits._inspect.budget import Budget
 from samebits._native import kernel
-from samebits.data import _purity as purity
+from samebits._objects.budget import Budget
+from samebits._program import effects
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import (
@@ -70,7 +70,7 @@ class Function:
         self._iterated = False
         self._left = 0 if is_known else COMPARED
         """Elements of this process that are still to be called with a check, in the first epoch."""
-        self.noticed: list[purity.Finding] = []
+        self.noticed: list[effects.Finding] = []
         """Side effects that were seen while it ran."""
 
     @property
@@ -88,9 +88,9 @@ class Function:
         return getattr(self.call, "__qualname__", type(self.call).__name__)
 
     @cached_property
-    def reading(self) -> purity.Reading:
+    def reading(self) -> effects.Reading:
         """The findings of reading its code."""
-        return purity.read(self.call, self.budget)
+        return effects.read(self.call, self.budget)
 
     @cached_property
     def memos(self) -> Memos:
@@ -127,14 +127,14 @@ class Function:
         return {name: value for name, value in vars(self).items() if name not in ("reading", "memos", "own")}
 
     @property
-    def effects(self) -> list[purity.Finding]:
+    def effects(self) -> list[effects.Finding]:
         """The lasting side effects of a call, as declared, read or noticed."""
         if self.stateful is not None:
-            return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
+            return [effects.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
         return self._all_findings
 
     @property
-    def _all_findings(self) -> list[purity.Finding]:
+    def _all_findings(self) -> list[effects.Finding]:
         return [*self.reading.findings.values(), *self.noticed]
 
     def call_each(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:

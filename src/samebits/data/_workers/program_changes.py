@@ -16,23 +16,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect._program import bytecode
-from samebits._inspect.object_parts import attributes_of, defaults_of
-from samebits.data._calls.keepers import names_in
-from samebits.data._purity import known_functions
-from samebits.data._purity.abstract_values import PLAIN, contents
+from samebits._inspect import code_names
+from samebits._inspect.code_names import names_in
+from samebits._inspect.library_code import is_library
+from samebits._inspect.words import words
+from samebits._objects.parts import IMMUTABLE, attributes_of, contents, defaults_of
+from samebits._objects.rng_states import RESTORABLE
 from samebits.data._rolling_digest import update_digest
 
 OBJECTS, PLACES, ITEMS, MANY, BYTES, SMALL = 5000, 1000, 64, 200_000, 64 << 20, 1 << 14
 """Bounds: objects, places, items that are walked over, and compared; bytes hashed in all, at each batch."""
 _PASSES = 6
 _FIXED = (
-    *PLAIN, types.BuiltinFunctionType, types.MethodWrapperType, torch.dtype, torch.device, torch.Size,
-    np.dtype, np.generic, np.ufunc, *known_functions.GENERATORS
+    *IMMUTABLE, types.BuiltinFunctionType, types.MethodWrapperType, torch.dtype, torch.device, torch.Size,
+    np.dtype, np.generic, np.ufunc, *RESTORABLE
 )  # fmt: skip
 """Objects that nothing changes, and generators, which are set for each element."""
-_FIXED_MODULES = known_functions.names("builtins re datetime _thread _weakref pathlib decimal fractions")
-_SPECIAL = known_functions.names("__call__ __getitem__ __getitems__ __len__ __iter__ __next__ __getattr__")
+_FIXED_MODULES = words("builtins re datetime _thread _weakref pathlib decimal fractions")
+_SPECIAL = words("__call__ __getitem__ __getitems__ __len__ __iter__ __next__ __getattr__")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
@@ -59,7 +60,7 @@ class ReachedValues:
         if all(map(operator.is_, now, self._held)):
             return None
         for at, (new, old) in enumerate(zip(now, self._held, strict=True)):
-            if new is not old and not (type(new) is type(old) and isinstance(new, PLAIN) and new == old):
+            if new is not old and not (type(new) is type(old) and isinstance(new, IMMUTABLE) and new == old):
                 return self._places[at][0]
         return None
 
@@ -105,7 +106,7 @@ class ReachedValues:
         elif isinstance(found, type):
             self._class(found)
         elif isinstance(found, types.ModuleType):
-            if not known_functions.is_library(found):
+            if not is_library(found):
                 self._follow(found.__name__, vars(found).get, self._names & vars(found).keys())
         elif isinstance(found, _CONTAINERS):
             self._container(name, found)
@@ -128,10 +129,10 @@ class ReachedValues:
             self._places.append((name, contents, cell))
             self._queue.append((name, contents(cell)))
         self._queue += [*defaults_of(found), ("", getattr(found, "__wrapped__", None))]
-        texts = [(*code.co_names, *code.co_consts) for code in bytecode.whole(found.__code__)]
+        texts = [(*code.co_names, *code.co_consts) for code in code_names.whole(found.__code__)]
         named = {one for several in texts for one in several if isinstance(one, str)}
         self._names |= named - {"__dict__", "vars"}
-        if not known_functions.is_library(found):
+        if not is_library(found):
             self._all_attributes |= not named.isdisjoint(("__dict__", "vars"))
             self._follow(found.__qualname__, vars(found).get, list(vars(found)))
             known = found.__globals__
@@ -141,7 +142,7 @@ class ReachedValues:
         """Follows methods and variables that the code names, and those that syntax calls."""
         for base in kind.__mro__[:-1]:
             names = (self._names | _SPECIAL) & vars(base).keys()
-            if known_functions.is_library(base):
+            if is_library(base):
                 self._queue.extend((name, vars(base)[name]) for name in names)
             else:
                 self._follow(base.__qualname__, vars(base).get, names)
@@ -207,4 +208,4 @@ def _item(found: list[Any], at: int) -> Any:
 
 
 def _is_known(one: Any) -> bool:
-    return type(one) in PLAIN or (type(one) is tuple and all(type(part) in PLAIN for part in one))
+    return type(one) in IMMUTABLE or (type(one) is tuple and all(type(part) in IMMUTABLE for part in one))

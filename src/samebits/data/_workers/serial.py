@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from typing_extensions import override
 
-from samebits._inspect import rng_states
-from samebits.data import _purity as purity
+from samebits._objects import rng_states
+from samebits._program import effects
 from samebits.data._calls.process_generators import Draws
 from samebits.data._calls.user_function import Function, Place
 from samebits.data._rolling_digest import update_digest
@@ -110,7 +110,7 @@ class CaptureWatch:
             return task()
         self.done = True
         watched = [f for f in self._functions if f.stateful is None and not f.effects]
-        before = [purity.snapshot(function.reading) for function in watched]
+        before = [effects.snapshot(function.reading) for function in watched]
         sources = [source for source in self._sources if source.function in watched]
         for source in sources:
             source.handed = FirstElements()
@@ -121,14 +121,14 @@ class CaptureWatch:
             for source in sources:
                 source.handed = None
         for function, then in zip(watched, before, strict=True):
-            for name in purity.changed(then, purity.snapshot(function.reading)):
-                function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+            for name in effects.changed(then, effects.snapshot(function.reading)):
+                function.noticed.append(effects.Finding(name, "changed while it ran", 0))
         for source, elements in zip(sources, handed, strict=True):
             if elements is not None and not source.function.noticed and _persists(source, elements):
                 name = (
                     f"an element of {type(source.data).__name__}, in place: map changes it there, not a copy"
                 )
-                source.function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+                source.function.noticed.append(effects.Finding(name, "changed while it ran", 0))
         return result
 
     def noticed(self) -> tuple[int, str] | None:
@@ -140,7 +140,7 @@ class CaptureWatch:
 
     def note(self, number: int, name: str) -> None:
         """Notes a side effect that another process has seen."""
-        self._functions[number].noticed.append(purity.Finding(name, "changed while it ran", 0))
+        self._functions[number].noticed.append(effects.Finding(name, "changed while it ran", 0))
 
 
 def _persists(source: Source, handed: FirstElements) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from samebits._context import Words
-from samebits._inspect.rng_states import numpy_words, python_words
+from samebits._objects.rng_states import numpy_words, python_words
 from samebits._unseeded import no_seed
 from samebits.random._process import generator_states
 from samebits.random._process.mt19937 import BASE, MANY, SEEDED, WORDS, words_since

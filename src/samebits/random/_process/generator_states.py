@@ -18,9 +18,9 @@ import torch
 from samebits import _digest as _digest
 from samebits._byte_digest import of_bytes
 from samebits._context import Words
-from samebits._inspect import rng_states
-from samebits._inspect.rng_states import ProcessStates, numpy_words, view_of
 from samebits._native import kernel
+from samebits._objects import rng_states
+from samebits._objects.rng_states import ProcessStates, numpy_words, view_of
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu import philox
 from samebits.random._cpu.philox import fill_words, fold

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from samebits._inspect._program import bytecode
+from samebits._inspect import code_names
 from samebits._inspect.user_code import owner_of_module
 from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place
@@ -127,7 +127,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # a variable that is set later
             continue
-    for name in bytecode.names(code):
+    for name in code_names.names(code):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for name, one in inspect.signature(function).parameters.items():

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits._inspect._program import bytecode
-from samebits._inspect.rng_states import RESTORABLE, restore_state, state_of
+from samebits._inspect import code_names
+from samebits._objects.rng_states import RESTORABLE, restore_state, state_of
 from samebits.random._process import generator_states
 from samebits.replica._capture.closures import is_followed
 
@@ -136,7 +136,7 @@ def _cell(cell: CellType) -> Callable[[], None] | None:
 def _globals(function: FunctionType) -> Callable[[], None]:
     """Returns a function that restores the globals of its module that a function may set."""
     table = function.__globals__
-    held = {name: table[name] for name in bytecode.names(function.__code__) if name in table}
+    held = {name: table[name] for name in code_names.names(function.__code__) if name in table}
 
     def put() -> None:
         for name, value in held.items():

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from samebits._inspect.object_parts import attributes_of
 from samebits._inspect.user_code import is_library, is_user_type
+from samebits._objects.parts import attributes_of
 
 
 class LineUse(NamedTuple):

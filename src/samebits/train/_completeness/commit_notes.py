@@ -26,8 +26,8 @@ import torch
 
 from samebits._context import Position, process
 from samebits._inspect import user_code
-from samebits._inspect._program.derived_names import derived_names
-from samebits._inspect.budget import one_check
+from samebits._objects.budget import one_check
+from samebits._program import derived_names
 from samebits.errors import ResumeMismatchError
 from samebits.train._aliases import RunState
 from samebits.train._committed_state import CommittedState, gather

@@ -25,10 +25,9 @@ import torch
 
 from samebits import _digest as digest
 from samebits._context import Position, process
-from samebits._inspect import budget, structure, user_code
-from samebits._inspect._program import carried_locals
-from samebits._inspect._program.output_flow import OutputFlow
-from samebits._inspect._program.user_functions import UserFunctions
+from samebits._inspect import user_code
+from samebits._objects import budget, structure
+from samebits._program import OutputFlow, Program, carried_locals
 from samebits.errors import (
     IncompleteStateError,
     IncompleteStateWarning,
@@ -36,9 +35,9 @@ from samebits.errors import (
     SamebitsError,
 )
 from samebits.train._committed_state import CommittedState, gather
-from samebits.train._completeness import assigned_attributes, reachable_state
+from samebits.train._completeness import reachable_state
 from samebits.train._completeness.incomplete_state_message import (
-    Program,
+    SeenProgram,
     message,
     printed_message,
     subject_of,
@@ -84,7 +83,7 @@ class Completeness:
         """The paths that there were before the loop."""
         self._new_epoch = False
         """True until the first check in an epoch of `run.epochs`, which does not judge changes."""
-        self._program: UserFunctions | None = None
+        self._program: Program | None = None
         self._judge = LostChanges()
         self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
@@ -148,11 +147,10 @@ class Completeness:
         """The generators that the last check found; None before the first one."""
         return None if self._before is None else self._before.found
 
-    def program(self, frame: FrameType) -> UserFunctions:
+    def program(self, frame: FrameType) -> Program:
         """Returns the user's functions, read once."""
         if self._program is None:
-            user = carried_locals.loop_frames(frame)[0]  # not that of a progress bar around the loop
-            self._program = UserFunctions(user, "samebits.train._loop")
+            self._program = Program(frame, "samebits.train._loop")
         return self._program
 
     def steering(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> reachable_state.Steering:
@@ -161,17 +159,17 @@ class Completeness:
 
         def steering(name: str, fields: set[str]) -> set[str]:
             read = fields & {one for code in program.codes for one in code.co_names}
-            return read & self._judge.flow_of(program, names).steering(name) if read else read
+            return read & program.only_output(names).steering(name) if read else read
 
         return steering
 
-    def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> Program:
+    def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> SeenProgram:
         """Returns the program as one sees it who pastes the lines of a message."""
-        return Program(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
+        return SeenProgram(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
 
     def flow(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> OutputFlow:
         """Returns the search for values that flow only into output."""
-        return self._judge.flow_of(self.program(frame), frozenset(committed_names(frame, objects, loader)))
+        return self.program(frame).only_output(committed_names(frame, objects, loader))
 
     def is_allowed(self, path: str) -> bool:
         """Returns True for a path that was given to `ignore`, which counts as seen then."""
@@ -303,12 +301,10 @@ class Completeness:
         assert self._program is not None
         assert self._before is not None
         if whole:
-            frames = carried_locals.loop_frames(frame)
             now = {
                 **self._before.structure,
-                "": {**settings, **assigned_attributes.values(frames, self._program)},
+                "": {**settings, **self._program.assigned_attributes(frame)},
             }
-            carried_locals.release_locals(frames)
         else:
             modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits._inspect._program.bytecode import instructions
-from samebits._inspect._program.user_functions import methods
-from samebits._inspect.object_parts import attributes_of, defaults_of
-from samebits._inspect.tree import CONSTANTS, PLAIN
+from samebits._inspect.code_names import attributes_assigned
 from samebits._inspect.user_code import is_user_type, keeps_attributes
+from samebits._objects.hashes import CONSTANTS, PLAIN
+from samebits._objects.parts import attributes_of, defaults_of
+from samebits._program import methods
 from samebits.errors import InvalidArgumentError
 from samebits.state._attributes import place
 from samebits.state._in_place import MUTABLE
@@ -182,10 +182,7 @@ def _changed_with(thing: Any, names: set[str]) -> list[str]:
     """Returns the attributes that may change in later steps: methods that set one of `names` mention them."""
     kinds = [kind for kind in type(thing).__mro__ if is_user_type(kind)]
     codes = [code for kind in kinds for code in methods(kind) if code.co_name != "__init__"]
-    stored = {
-        code: {one.argval for one in instructions(code) if one.opname == "STORE_ATTR"} for code in codes
-    }
-    setting = [code for code in codes if names & stored[code]]
+    setting = [code for code in codes if names & attributes_assigned(code)]
     mentioned = {name for code in setting for name in code.co_names} - names
     return [
         name

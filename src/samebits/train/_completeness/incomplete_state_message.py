@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from samebits._context import Position
-from samebits._inspect._program.carried_locals import release_locals
 from samebits._inspect.user_code import keeps_attributes
+from samebits._program.carried_locals import release_locals
 from samebits.state._attributes import Attributes
 from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around
@@ -51,7 +51,7 @@ class Variable(NamedTuple):
     """The module whose functions use it as a global variable."""
 
 
-class Program:
+class SeenProgram:
     """The program as one sees it who pastes: functions around the loop, objects of the run, modules.
 
     `at_start`: the paths that there were before the loop.
@@ -132,7 +132,7 @@ class Program:
 
 
 def message(
-    changes: list[Change], late: list[Late], position: Position, assigned: list[str], program: Program
+    changes: list[Change], late: list[Late], position: Position, assigned: list[str], program: SeenProgram
 ) -> str:
     """Returns the message. `assigned`: variables that the loop carries and assigns, not changed yet."""
     grouped = _grouped(changes)
@@ -158,7 +158,7 @@ def message(
     )
 
 
-def entries_of(changes: list[Change], program: Program) -> list[MessageLine]:
+def entries_of(changes: list[Change], program: SeenProgram) -> list[MessageLine]:
     """Returns what is said of each subject that changed."""
     return [_entry(subject, group, program) for subject, group in _grouped(changes).items()]
 
@@ -219,7 +219,7 @@ def _is_in_hook(change: Change) -> bool:
     return any(place.kind == "hook" for place in change.now.places)
 
 
-def entry_of_variable(name: str, description: str, program: Program) -> MessageLine:
+def entry_of_variable(name: str, description: str, program: SeenProgram) -> MessageLine:
     """Returns the entry of a variable that holds a value: kept in run.state, or saved in its module."""
     text = f"{name} ({description})"
     found = program.variable(name)
@@ -273,7 +273,7 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
+def _entry(subject: str, group: list[Change], program: SeenProgram) -> MessageLine:
     change = group[0]
     root, is_local = change.now.places[0].name, change.now.root == "local"
     role = change.taken.roots[root]
@@ -328,7 +328,7 @@ def _entry(subject: str, group: list[Change], program: Program) -> MessageLine:
     return MessageLine(text + _KEEP) if found is None else _saved_object(text, root, found, paths, program)
 
 
-def _of_given(root: str, group: list[Change], program: Program) -> MessageLine:
+def _of_given(root: str, group: list[Change], program: SeenProgram) -> MessageLine:
     """Returns the entry for what the state_dict of an object of the run leaves out."""
     owner, *_ = [kind for kind, _ in group[0].now.owners] or [None]
     name = group[0].taken.roots[root].name if owner is None else owner.__name__
@@ -342,7 +342,7 @@ def _of_given(root: str, group: list[Change], program: Program) -> MessageLine:
     return _saved_object(f"{text}, or save it besides", root, found, _paths(root, group), program)
 
 
-def _of_package(subject: str, *, known: bool, program: Program) -> MessageLine:
+def _of_package(subject: str, *, known: bool, program: SeenProgram) -> MessageLine:
     """Returns the entry for a global variable of an installed package's module."""
     text = f"{subject} (a global variable of an installed package)"
     source = next((one for one in program.sources if one.run), None)
@@ -354,7 +354,7 @@ def _of_package(subject: str, *, known: bool, program: Program) -> MessageLine:
     return MessageLine(text, [(source.before, f"import {module}"), (source.before, line)])
 
 
-def _of_loader(root: str, subject: str, group: list[Change], program: Program) -> MessageLine:
+def _of_loader(root: str, subject: str, group: list[Change], program: SeenProgram) -> MessageLine:
     """Returns the entry for a value in a loader: lines for what the loop sets and each batch reads."""
     part, found = subject.split(".")[1], program.variable(root)
     text = f"{subject}: of a loader a commit holds the position, and not this"
@@ -383,7 +383,7 @@ def _shown_path(change: Change) -> str:
 
 
 def _saved_object(
-    text: str, root: str, found: Variable, paths: Sequence[str], program: Program
+    text: str, root: str, found: Variable, paths: Sequence[str], program: SeenProgram
 ) -> MessageLine:
     """Returns the entry of an object with the lines that give it to the run.
 

@@ -14,11 +14,6 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect import reachable
-from samebits._inspect.object_parts import attributes_of, is_unreadable_iterator
-from samebits._inspect.rng_states import RESTORABLE
-from samebits._inspect.structure import described
-from samebits._inspect.tree import CONSTANTS, PLAIN, plain
 from samebits._inspect.user_code import (
     is_output_package,
     is_table,
@@ -26,6 +21,11 @@ from samebits._inspect.user_code import (
     keeps_attributes,
     may_hold_state,
 )
+from samebits._objects import walk as reachable
+from samebits._objects.hashes import CONSTANTS, PLAIN, plain
+from samebits._objects.parts import attributes_of, is_unreadable_iterator
+from samebits._objects.rng_states import RESTORABLE
+from samebits._objects.structure import described
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import HeldGenerators, is_known
 

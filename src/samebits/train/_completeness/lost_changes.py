@@ -7,31 +7,34 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect._program import bytecode, carried_locals, user_functions
-from samebits._inspect._program.data_dependence import DataDependence
-from samebits._inspect._program.output_flow import OutputFlow
-from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
-from samebits._inspect._program.user_functions import NameUse
-from samebits._inspect.reachable import of_ends
-from samebits._inspect.rng_states import of_state
-from samebits._inspect.structure import ENVIRON, Structure, differences
-from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits._inspect.code_names import assigns_items, attributes_assigned, inner
 from samebits._inspect.user_code import is_user_type, may_hold_state
+from samebits._objects.hashes import PLAIN, leaf, plain
+from samebits._objects.rng_states import of_state
+from samebits._objects.structure import ENVIRON, Structure, differences
+from samebits._objects.walk import of_ends
+from samebits._program import (
+    Order,
+    OutputFlow,
+    Program,
+    StoredPlace,
+    carried_locals,
+    codes_of,
+    fetch_methods,
+    methods,
+)
 from samebits.train._completeness import reachable_state
 from samebits.train._completeness.saved_objects import SavedPath
 
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
 """Names in a `state_dict` that saves everything that the object holds."""
-_FETCHES = frozenset(
-    {"__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "set_epoch"}
-)
 _READ_BY = {"stream": ("read", "getvalue", "getbuffer"), "rows": ("fetch", "select")}
 """Names and words by which a program reads what it wrote: without them a file or a database is a log."""
 
@@ -153,16 +156,12 @@ class LostChanges:
         self._made: set[str] = set()
         self._changes: dict[str, int] = {}
         """The number of checks at which a value in an object of an installed package had changed."""
-        self._flow: tuple[Any, OutputFlow] | None = None
-        self._dependence: tuple[int, DataDependence] | None = None
-        self._orders: dict[bool, tuple[Any, ReadBeforeWrite, NameUse]] = {}
-        """The last results of `_order_and_uses`, after the values that they were made from."""
 
     def judge(
         self,
         changed: Mapping[str, Change],
         frame: FrameType,
-        program: user_functions.UserFunctions,
+        program: Program,
         clocks: Mapping[str, tuple[float, float]],
         states: Mapping[str, Any],
         committed: Collection[str],
@@ -182,7 +181,7 @@ class LostChanges:
         left = [c for c in left if c not in recomputed]
         if not left:
             return Judged(recomputed=recomputed)
-        flow = self.flow_of(program, frozenset(committed))
+        flow = program.only_output(committed)
         left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         names = carried_locals.carried_if_an_inner_loop_is_empty(frame)
@@ -209,7 +208,7 @@ class LostChanges:
     def unsaved(
         self,
         changes: list[Change],
-        program: user_functions.UserFunctions,
+        program: Program,
         clocks: Mapping[str, tuple[float, float]],
         states: Mapping[str, Any],
     ) -> list[Change]:
@@ -224,35 +223,25 @@ class LostChanges:
         self._changes.update(changes)
         self._made |= {path for path, times in changes.items() if times}
 
-    def flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
-        """Returns the search for values that flow only into output; made anew when there is more code."""
-        if self._flow is None or self._flow[0] != (program.size, committed):
-            self._flow = (program.size, committed), OutputFlow(program.codes, committed)
-        return self._flow[1]
-
     def _is_recomputed(
         self,
         change: Change,
         frame: FrameType,
-        program: user_functions.UserFunctions,
+        program: Program,
         changed: Mapping[str, Change],
     ) -> bool:
-        order, uses = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
-        return _is_harmless(change, order, uses, changed)
+        order = program.order(frame, change.taken, installed=change.now.installed)
+        return _is_harmless(change, order, changed)
 
-    def _is_read_behind(
-        self, change: Change, frame: FrameType, program: user_functions.UserFunctions
-    ) -> bool:
-        order, _ = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
-        return any(order.read_behind(place) for place in _places(change, "item"))
+    def _is_read_behind(self, change: Change, frame: FrameType, program: Program) -> bool:
+        order = program.order(frame, change.taken, installed=change.now.installed)
+        return any(order.written_first.read_behind(place) for place in _places(change, "item"))
 
-    def _is_set_by_inner_loop(
-        self, change: Change, frame: FrameType, program: user_functions.UserFunctions
-    ) -> bool:
+    def _is_set_by_inner_loop(self, change: Change, frame: FrameType, program: Program) -> bool:
         """Returns True for an attribute that is set before it is read, unless an inner loop runs no time."""
         last = change.now.places[-1]
-        order, _ = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
-        return last.kind == "attr" and order.recomputed(last._replace(kind="set"))
+        order = program.order(frame, change.taken, installed=change.now.installed)
+        return last.kind == "attr" and order.written_first.recomputed(last._replace(kind="set"))
 
     def _is_cache(self, change: Change) -> bool:
         """Returns True for a value in an object of an installed package until it has changed a second time.
@@ -270,51 +259,18 @@ class LostChanges:
         self,
         late: list[Late],
         frame: FrameType,
-        program: user_functions.UserFunctions,
+        program: Program,
         snapshot: reachable_state.StateSnapshot,
     ) -> list[Late]:
         """Returns the late changes that no iteration sets anew, and that are not read from a clock."""
         if not late:
             return []
-        order, uses = self._order_and_uses(frame, program, snapshot)
-        return [one for one in late if not order.settled(one.place) and not uses.timed(one.place.name)]
+        written_first, uses = program.order(frame, snapshot)
+        return [
+            one for one in late if not written_first.settled(one.place) and not uses.timed(one.place.name)
+        ]
 
-    def _order_and_uses(
-        self,
-        frame: FrameType,
-        program: user_functions.UserFunctions,
-        snapshot: reachable_state.StateSnapshot,
-        *,
-        installed: bool = False,
-    ) -> tuple[ReadBeforeWrite, NameUse]:
-        """Returns the order of reads and writes, and the use of names; cached per loop, names and functions.
-
-        `installed`: with the methods of the installed packages' objects: for values of these alone, since
-        functions are found by name, and a package's `reset` is not the user's.
-        """
-        for kind in snapshot.kinds:
-            program.add_class(kind)
-        asking, calling = carried_locals.fetching_frames(frame), carried_locals.calling_frames(frame)
-        kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
-        made_from = (
-            asking, calling, set(snapshot.callables), set(snapshot.fetching), set(snapshot.samplers),
-            set(snapshot.steps),
-            program.size, kinds,
-        )  # fmt: skip
-        known = self._orders.get(installed)
-        if known is None or known[0] != made_from:
-            functions = program.with_classes(kinds)
-            fetches = [] if installed else _fetch_methods(snapshot.fetching)
-            samplers = _fetch_methods(snapshot.samplers)
-            if not any("set_epoch" in code.co_names for code in functions.everywhere()):
-                samplers = fetches  # a library calls it, before each epoch
-            order = ReadBeforeWrite(
-                functions, asking, calling, snapshot.callables, fetches, snapshot.steps, samplers=samplers
-            )
-            known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
-        return known[1:]
-
-    def _is_made_on_demand(self, change: Change, program: user_functions.UserFunctions) -> bool:
+    def _is_made_on_demand(self, change: Change, program: Program) -> bool:
         """Returns True the first time None becomes a value of shapes and constants: a resumed run remakes it.
 
         A local does not count, nor a value made from a batch, from random numbers or from what is trained.
@@ -326,9 +282,7 @@ class LostChanges:
         last = change.now.places[-1]
         if change.now.installed or last.kind not in {"attr", "name"}:
             return True
-        if self._dependence is None or self._dependence[0] != program.size:
-            self._dependence = program.size, DataDependence(program.codes)
-        depends = self._dependence[1]
+        depends = program.made_once()
         if last.kind == "name":
             return not depends.variable(last.name)
         return not depends.attribute(last.name, values=change.now.root != "loader")
@@ -388,23 +342,25 @@ def _is_printed_attribute(change: Change, flow: OutputFlow) -> bool:
     own = last.kind == "attr" and (bool(bases) or of_function) and not any(map(may_hold_state, bases))
     if not own or not flow.attribute(last.name):
         return False
-    others = [code for base in bases if not is_user_type(base) for code in user_functions.methods(base)]
+    others = [code for base in bases if not is_user_type(base) for code in methods(base)]
     return not any(last.name in code.co_names for code in others)
 
 
-def _is_harmless(
-    change: Change, order: ReadBeforeWrite, uses: NameUse, changed: Mapping[str, Change]
-) -> bool:
+def _is_harmless(change: Change, order: Order, changed: Mapping[str, Change]) -> bool:
     """Returns True if the loop recomputes the value, or it is a memo without draws, a log, or a time."""
-    last = change.now.places[-1]
+    last, (written_first, uses) = change.now.places[-1], order
     if last.kind == "memo":
         return not uses.draws(change.now.places[-2].name)
     if last.kind == "cursor":
         held = StoredPlace("whole", last.name)
-        return order.recomputed(held) or not order.reads(held)
-    if any(order.recomputed(place) for place in _places(change, _kind_of_item(change, changed))):
+        return written_first.recomputed(held) or not written_first.reads(held)
+    if any(written_first.recomputed(place) for place in _places(change, _kind_of_item(change, changed))):
         return True
-    if change.now.root == "local" and len(change.now.places) == 1 and order.is_set_from_a_step_on(last.name):
+    if (
+        change.now.root == "local"
+        and len(change.now.places) == 1
+        and written_first.is_set_from_a_step_on(last.name)
+    ):
         return True
     if last.kind in _READ_BY:
         return not any(name in text.lower() for text in uses.names() for name in _READ_BY[last.kind])
@@ -413,12 +369,7 @@ def _is_harmless(
         return True
     if not change.path.endswith(".keys()") or _entries_changed(change, changed):
         return False
-    own = [
-        code
-        for kind, _ in change.now.owners[-1:]
-        for base in kind.__mro__
-        for code in user_functions.methods(base)
-    ]
+    own = [code for kind, _ in change.now.owners[-1:] for base in kind.__mro__ for code in methods(base)]
     return uses.memo(last.name, own)
 
 
@@ -449,24 +400,12 @@ def _places(change: Change, kind: str) -> list[StoredPlace]:
     return [place for place in places if place.kind in {"attr", "name", "item", "row", "part", "whole"}]
 
 
-def _fetch_methods(kinds: set[type]) -> list[CodeType]:
-    """Returns the methods that fetch a batch, of the classes that the loader uses for it."""
-    return [
-        code
-        for kind in kinds
-        for base in kind.__mro__
-        for code in user_functions.methods(base)
-        if code.co_name in _FETCHES
-    ]
-
-
 def is_fetched(change: Change) -> bool:
     """Returns True for a value in a loader that its own methods write when they fetch a batch."""
     name = change.now.places[-1].name
-    codes = [code for code in _fetch_methods(change.taken.fetching) if name in code.co_names]
-    written = [(one.opname, one.argval) for code in codes for one in bytecode.instructions(code)]
+    codes = [code for code in fetch_methods(change.taken.fetching) if name in code.co_names]
     return change.now.generator or any(
-        pair == ("STORE_ATTR", name) or pair[0] == "STORE_SUBSCR" for pair in written
+        name in attributes_assigned(code) or assigns_items(code) for code in codes
     )
 
 
@@ -491,8 +430,8 @@ def _names_saved(kind: type) -> set[str]:
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
         if owner is None or owner is torch.nn.Module or owner is torch.optim.Optimizer:
             continue
-        for code in user_functions.codes_of(vars(owner)[name]):
-            for part in (code, *bytecode.inner(code)):
+        for code in codes_of(vars(owner)[name]):
+            for part in (code, *inner(code)):
                 names.update(part.co_names)
                 names.update(constant for constant in part.co_consts if isinstance(constant, str))
                 waiting += [other for other in part.co_names if other not in done]
@@ -503,9 +442,7 @@ def _last_name(path: str) -> str:
     return (re.findall(r"[^\W\d]\w*", path) or [""])[-1]
 
 
-def _is_clock(
-    change: Change, clocks: Mapping[str, tuple[float, float]], program: user_functions.UserFunctions
-) -> bool:
+def _is_clock(change: Change, clocks: Mapping[str, tuple[float, float]], program: Program) -> bool:
     """Returns True if the value is a time of a clock between the two checks, in seconds or nanoseconds.
 
     A clock that starts with process or machine counts only if the program reads it: its times are small.

@@ -16,17 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._inspect import rng_states, structure
-from samebits._inspect._program import carried_locals
-from samebits._inspect._program.read_before_write import StoredPlace
-from samebits._inspect._program.user_functions import UserFunctions, names_of_library
-from samebits._inspect.generators_in import generators_in
-from samebits._inspect.object_parts import attributes_of, is_read_by_next, own_names
-from samebits._inspect.reachable import DEPTH, ITEMS, Walk
-from samebits._inspect.rng_states import GENERATORS, of_generator
-from samebits._inspect.structure import hooks_of
-from samebits._inspect.tree import CONSTANTS, PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
+from samebits._objects import rng_states, structure
+from samebits._objects.generators import generators_in
+from samebits._objects.hashes import CONSTANTS, PLAIN, leaf, plain
+from samebits._objects.parts import attributes_of, is_read_by_next, own_names
+from samebits._objects.rng_states import GENERATORS, of_generator
+from samebits._objects.structure import hooks_of
+from samebits._objects.walk import DEPTH, ITEMS, Walk
+from samebits._program import Program, StoredPlace, carried_locals, names_of_library
 from samebits.data import Pipeline
 from samebits.data._pipeline import iterables_of
 from samebits.data._resumable import Resumable
@@ -549,14 +547,14 @@ def take(
     objects: Mapping[str, Any],
     saved: Any,
     loader: Any,
-    program: UserFunctions,
+    program: Program,
     *,
     ignored: Iterable[str] = (),
     trusted: Iterable[str] = (),
     known: list[RootedGenerator] | None = None,
     walk: StateSnapshot | None = None,
     steering: Steering | None = None,
-    further: Callable[[list[types.FrameType], UserFunctions], Iterable[tuple[str, str, Any]]] | None = None,
+    further: Callable[[list[types.FrameType], Program], Iterable[tuple[str, str, Any]]] | None = None,
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
@@ -634,7 +632,7 @@ def _generators(roots: Iterable[tuple[str, str, Any]], passed: Iterable[Any]) ->
     ]
 
 
-def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
+def _globals(frame: types.FrameType, program: Program) -> dict[str, Any]:
     """Returns the globals that the functions of the user's modules read; those of the script by its code."""
     found: dict[str, Any] = {}
     script = sys.modules.get("__main__")

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from samebits._context import Position
-from samebits._inspect._program import carried_locals
-from samebits._inspect.budget import one_check
-from samebits._inspect.tree import PLAIN, plain
+from samebits._objects.budget import one_check
+from samebits._objects.hashes import PLAIN, plain
+from samebits._program import carried_locals
 from samebits.train._committed_state import CommittedState
 from samebits.train._completeness.completeness import Completeness, own_states
 from samebits.train._completeness.incomplete_state_message import (
-    Program,
+    SeenProgram,
     blocks,
     entries_of,
     entry_of_variable,
@@ -149,7 +149,7 @@ def parsed_left(text: Any) -> dict[str, dict[str, str]]:
 
 
 def left_message(
-    compared: Mapping[str, tuple[str, str]], position: Position, where: str, program: Program
+    compared: Mapping[str, tuple[str, str]], position: Position, where: str, program: SeenProgram
 ) -> str:
     """Returns the message. `compared`: the texts of both values of each variable."""
     entries = [entry_of_variable(name, "set by the loop", program) for name in compared]
@@ -227,7 +227,7 @@ def mismatch_message(
     frame: FrameType,
     position: Position,
     where: str,
-    program: Program,
+    program: SeenProgram,
     made: Collection[str] = (),
     derived: Collection[str] = (),
 ) -> str:
@@ -264,7 +264,7 @@ def mismatch_message(
     )
 
 
-def _of_loader(program: Program, derived: list[str]) -> str:
+def _of_loader(program: SeenProgram, derived: list[str]) -> str:
     """Returns the cure for what a loader reads, and the code inside `with` made."""
     text = (
         "The loader reads it, and code inside `with samebits.Run(...)` made it, where a resumed run has the "
@@ -289,7 +289,9 @@ def _compared(change: Change, noted: str) -> str:
     return f"it was {was}, and is {now}"
 
 
-def _setting(lost: list[Change], texts: Mapping[str, str], frame: FrameType, program: Program) -> list[str]:
+def _setting(
+    lost: list[Change], texts: Mapping[str, str], frame: FrameType, program: SeenProgram
+) -> list[str]:
     """Returns the assignments that give back all that was lost; none unless all of it is plain and named."""
     frames = carried_locals.loop_frames(frame)
     known = {name for one in frames for name in (*one.f_locals, *one.f_globals)}

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits._inspect.object_parts import attributes_of, own_names
-from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
+from samebits._objects.hashes import PLAIN
+from samebits._objects.parts import attributes_of, own_names
 from samebits.state._attributes import Attributes
 from samebits.train._committed_state import CommittedState
 from samebits.train._completeness import kinds_of_state

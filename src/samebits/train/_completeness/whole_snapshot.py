@@ -20,18 +20,16 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
-from samebits._inspect._program import carried_locals
-from samebits._inspect._program.read_before_write import StoredPlace
-from samebits._inspect._program.user_functions import UserFunctions
-from samebits._inspect.reachable import ITEMS, of_tensor
-from samebits._inspect.rng_states import RESTORABLE
-from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import (
     is_output_package,
     keeps_attributes,
     owner_of_file,
     owner_of_module,
 )
+from samebits._objects.hashes import PLAIN, leaf, plain
+from samebits._objects.rng_states import RESTORABLE
+from samebits._objects.walk import ITEMS, of_tensor
+from samebits._program import Program, StoredPlace, carried_locals
 from samebits.train._completeness import kinds_of_state
 from samebits.train._completeness.reachable_state import NONE, PACKAGE, Leaf, StateSnapshot
 
@@ -144,7 +142,7 @@ class WholeSnapshot(StateSnapshot):
             self.in_package = False
 
 
-def further_roots(frames: list[types.FrameType], program: UserFunctions) -> Iterator[tuple[str, str, Any]]:
+def further_roots(frames: list[types.FrameType], program: Program) -> Iterator[tuple[str, str, Any]]:
     """Yields what is read after the loop, the locals of its callers, and counters of packages."""
     names: set[str] = set()
     outer = list(_callers(frames[-1]))
@@ -218,7 +216,7 @@ def _live_in(frame: types.FrameType) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found}
 
 
-def _packages(program: UserFunctions) -> set[str]:
+def _packages(program: Program) -> set[str]:
     """Returns the modules of installed packages from which the user's modules imported something."""
     held = {id(item): item for module in program.modules for item in list(vars(module).values())}
     names = {

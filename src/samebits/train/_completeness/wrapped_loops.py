@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 from samebits._context import process
-from samebits._inspect import budget
-from samebits._inspect._program.carried_locals import loop_frames
+from samebits._objects import budget
+from samebits._program.carried_locals import loop_frames
 from samebits.errors import IncompleteStateError
 from samebits.train._completeness.code_lines import LoopSource
 from samebits.train._completeness.completeness import Completeness

@@ -12,7 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from samebits._context import Position, Words, process
-from samebits._inspect import rng_states, user_code
+from samebits._inspect import user_code
+from samebits._objects import rng_states
 from samebits.data._resumable import Resumable
 from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from samebits._inspect import user_code
-from samebits._inspect._program.syntax import syntax_tree
+from samebits._program import syntax_tree
 from samebits.checkpoint._codec import decode, encode
 from samebits.errors import UnsavableStateError
 from samebits.state._in_place import fill_tensor

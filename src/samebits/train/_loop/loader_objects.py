@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samebits import _digest as digest
-from samebits._inspect import rng_states
-from samebits._inspect.generators_in import generators_in
+from samebits._objects import rng_states
+from samebits._objects.generators import generators_in
 from samebits.data._resumable import Resumable
 from samebits.errors import CorruptCommitError, SamebitsError
 from samebits.state._attributes import Attributes

@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits._arguments import require, require_int
 from samebits._context import Position, process
-from samebits._inspect._program.control_flow import is_outside_of_body
+from samebits._program import is_outside_of_body
 from samebits.data._resumable import Resumable
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.train._committed_state import LoopEnd, LoopPlace, LoopsState

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from samebits._context import notify, process
-from samebits._inspect._program.bytecode import begins_for
+from samebits._program import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.train._loop.batch_source import BatchSource

@@ -1,0 +1,1 @@
+"""Looking at a program's objects: parts, hashes, random generators, memory; bounded, without calling them."""

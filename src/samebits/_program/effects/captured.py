@@ -1,0 +1,71 @@
+"""Hashes of a function's captured values around the first elements: they find what reading missed."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from samebits._inspect import code_names
+from samebits._objects.parts import IMMUTABLE, contents, defaults_of
+from samebits._objects.snapshot import Snapshot
+from samebits._program.effects.reading import Reading
+
+REACHED = 2000
+"""Objects that are noted where code is not read."""
+
+
+def snapshot(reading: Reading) -> dict[str, int]:
+    """Returns a hash of every captured variable and object, by name."""
+    looking = Snapshot(reading.once)
+    hashes = {}
+    for name, namespace in reading.globals.items():
+        variable = name.rpartition(".")[2]
+        hashes[name] = 0 if variable in reading.once else looking.at(namespace.get(variable))
+    for name, cell in reading.cells.items():
+        hashes[name] = looking.at(contents(cell))
+    for name, found in reading.state.items():
+        if name not in hashes and name.rpartition(".")[2] not in reading.once:
+            hashes[name] = looking.at(found)
+    return hashes
+
+
+def note_reachable(reading: Reading, function: Any) -> None:
+    """Notes all that the code may name: for a function that was not read to its end."""
+    waiting: deque[tuple[str, Any]] = deque([(getattr(function, "__qualname__", "self"), function)])
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < REACHED:
+        name, found = waiting.popleft()
+        if isinstance(found, IMMUTABLE) or id(found) in seen:
+            continue
+        seen[id(found)] = found  # an id is unique only while its object lives
+        reading.keep(name, found)
+        waiting.extend(_named_by(reading, name, found))
+
+
+def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(found, functools.partial):
+        yield from ((name, one) for one in (found.func, *found.args, *found.keywords.values()))
+    elif isinstance(found, MethodType):
+        yield from (("self", found.__self__), (name, found.__func__))
+    elif reading.is_library(found):
+        return
+    elif isinstance(found, FunctionType):
+        for one in {name for code in code_names.whole(found.__code__) for name in code.co_names}:
+            if one in found.__globals__:
+                reading.globals[one] = found.__globals__
+                yield one, found.__globals__[one]
+        for one, cell in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+            reading.cells[one] = cell
+            yield one, contents(cell)
+        yield from defaults_of(found)
+    elif not isinstance(found, ModuleType):
+        yield type(found).__name__, type(found)
+        yield from ((f"{name}.{one}", part) for one, part in list(getattr(found, "__dict__", {}).items()))
+
+
+def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Returns the names whose value changed."""
+    return [name for name, value in before.items() if after.get(name) != value]
