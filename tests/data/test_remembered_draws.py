@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from samebits._context import process
+from samebits._inspect.library_code import is_library
 from samebits._objects import rng_states
 from samebits._objects.keepers import keepers
-from samebits._inspect.library_code import is_library
 from samebits._program import effects as purity
 from samebits.data import DataLoader, Pipeline, check
 from samebits.data._calls import process_generators
