@@ -30,7 +30,7 @@ net = nn.Sequential(nn.Linear(40, 173), nn.Tanh(), nn.Dropout(0.2), nn.Linear(17
 model = DDP(net)
 opt = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 loader = samebits.data.Pipeline.from_source(range(240)).shuffle().map(lambda i: torch.randn(40) + i / 240).batch(12)
-with samebits.Run(f"{folder}/run", model=model, opt=opt) as run:
+with samebits.Run(f"{folder}/run", model=model, opt=opt, ignore=["pause"]) as run:
     for step, x in run.steps(loader, epochs=3):
         loss = model(x).square().mean()
         opt.zero_grad()
