@@ -66,6 +66,7 @@ OUTPUT = {
         "v = Meter()",
         "v.update(optimizer.param_groups[0]['lr']); v.update(scheduler.get_last_lr()[0]); print(v.avg)",
     ),
+    "an item by an attribute": ("h = {}", "v += loss.item(); h[step.number] = v; print(h)"),
     "an object that counts in a meter": ("v = Watch(Meter())", "v.count(loss.item())"),
     "a keyword of any name, into a list by its name": (
         "r = Recorder()",
@@ -142,6 +143,14 @@ TRAINING = {
     "run.state": ("", "v += 1; run.state.v = v"),
     "run.stop": ("", "v += 1\n        if v > 5: run.stop()"),
     "a scheduler": ("", "v += 1; scheduler.step(v)"),
+    "an item by an attribute, of a weight": (
+        "w = model.weight",
+        "v += loss.item(); w[step.number % 2] = v",
+    ),
+    "an item by an attribute, of an augmentation": (
+        "h = {0: 1.0}",
+        "v += loss.item(); h[step.number] = v; loss = loss * h[0]",
+    ),
     "a scheduler under a condition": ("", "v += 1\n        if v > 3: scheduler.step()"),
     "a saved model": ("", "if loss.item() > v: v = loss.item(); torch.save(model.state_dict(), 'best.pt')"),
     "a seed": ("", "v += 1; torch.manual_seed(int(v))"),

@@ -103,12 +103,13 @@ class Liveness:
             [at + 1] if holds_from_a_step_on(flow.instructions, at, steps) else after
             for at, after in enumerate(flow.following)
         ]
-        captured = _captured_cells(flow.instructions[: ring.top])
+        captured = _captured_cells(self.code, flow.instructions[: ring.top])
         return name not in captured | self._live(following, frozenset(), ring.begins)
 
     def _names(self, running: frozenset[InnerLoop]) -> _Names:
         flow, ring = self.flow, self.flow.ring
-        inside = _captured_cells(flow.instructions[: flow.head if ring is None else ring.top]) | flow.cells
+        top = flow.head if ring is None else ring.top
+        inside = _captured_cells(self.code, flow.instructions[:top]) | flow.cells
         everything = frozenset[str]()
         if ring is not None:
             following = _following(flow, running)
@@ -140,6 +141,7 @@ class Liveness:
         return frozenset(name for name, bit in self._bits.items() if live[at] & bit)
 
 
+_LOADS_OF_CELLS = ("LOAD_CLOSURE", "LOAD_FAST", "LOAD_FAST_BORROW")
 _FOUND: dict[tuple[int, int], Liveness] = {}
 """By the identity of the code object (kept alive here): hashing it costs more than the search."""
 
@@ -207,7 +209,9 @@ def _leave_out(
     for number in range(first, end):
         found[number] = [one for one in found[number] if one[1] not in names]
     waiting = list(names)
-    for number in range(end, min(end + 6 + len(names), len(items))):
+    for number in range(end, len(items)):
+        if not waiting:
+            return
         for one in list(found[number]):
             if one[0] == "STORE" and one[1] in waiting:
                 waiting.remove(one[1])
@@ -256,31 +260,15 @@ def _loaded_for(items: Sequence[dis.Instruction], call: int) -> list[str]:
     return loads[:2]
 
 
-def _captured_cells(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
-    """Returns the cells of the functions that are made before the loop: a call in the body may read them."""
-    names: set[str] = set()
-    for position, item in enumerate(before_the_loop):
-        closure = item.opname == "LOAD_CLOSURE"
-        # 3.13: LOAD_CLOSURE became LOAD_FAST of a cell
-        if not closure and item.opname.startswith("LOAD_FAST"):
-            following = before_the_loop[position + 1 : position + 40]
-            closure = isinstance(item.argval, str) and _feeds_closure(item, following)
-        if closure:
-            names.add(str(item.argval))
-    return frozenset(names)
+def _captured_cells(code: CodeType, before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
+    """Returns the cells of the functions that are made before the loop: a call in the body may read them.
 
-
-def _feeds_closure(item: dis.Instruction, following: Sequence[dis.Instruction]) -> bool:
-    """Returns True if the loaded cell becomes a part of the closure of a new function."""
-    for later in following:
-        if later.opname == "BUILD_TUPLE":
-            continue
-        if later.opname.startswith("LOAD_FAST"):
-            continue
-        return later.opname in {"LOAD_CONST", "MAKE_FUNCTION"} and any(
-            far.opname == "SET_FUNCTION_ATTRIBUTE" for far in following[:12]
-        )
-    return False
+    Only a new function's closure takes the cell itself: by LOAD_CLOSURE, or (3.13) by LOAD_FAST, for
+    LOAD_DEREF reads the value in it.
+    """
+    cells = {*code.co_cellvars, *code.co_freevars}
+    loads = (item.argval for item in before_the_loop if item.opname in _LOADS_OF_CELLS)
+    return frozenset(name for name in loads if name in cells)
 
 
 _HELD_BY_FRAME = 3

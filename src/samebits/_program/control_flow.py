@@ -115,13 +115,18 @@ def _stored_constant(items: Sequence[dis.Instruction], at: int, depth: int) -> A
     return UNKNOWN
 
 
+_TARGETS = 6
+"""Instructions behind the head that store the targets: `step, (x, y)` of a `for`, or of the item that a
+`while (item := next(steps, None))` has fetched."""
+
+
 def stored_at_head(items: Sequence[dis.Instruction], head: int, names: Collection[str]) -> frozenset[str]:
     """Returns those of the names that the head of a loop stores as its targets, and nothing else stores."""
     stores = [
         (number, name) for number, item in enumerate(items) for name in stored_names(item) if name in names
     ]
     once = {name for _, name in stores if sum(name == other for _, other in stores) == 1}
-    return frozenset(name for number, name in stores if name in once and head < number <= head + 6)
+    return frozenset(name for number, name in stores if name in once and head < number <= head + _TARGETS)
 
 
 Edge = tuple[int, int]
@@ -247,7 +252,8 @@ def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
     """Returns True if the jump is taken only when a `with` block swallowed an exception, which is rare."""
     if "JUMP" not in items[position].opname or "IF_TRUE" not in items[position].opname:
         return False
-    return any(item.opname == "WITH_EXCEPT_START" for item in items[max(0, position - 2) : position])
+    before = [item.opname for item in items[max(0, position - 2) : position] if item.opname != "TO_BOOL"]
+    return before[-1:] == ["WITH_EXCEPT_START"]
 
 
 def _handlers(code: CodeType, starts: list[int], offset: int) -> dict[int, int]:

@@ -79,7 +79,8 @@ def saved_names(items: Sequence[dis.Instruction], at: int) -> list[str]:
     Their old values are put back after it. Empty for a `for` statement.
     """
     names = []
-    for item in reversed(items[max(0, at - 20) : at]):
+    for number in range(at - 1, -1, -1):  # up to the iterable of the comprehension
+        item = items[number]
         if item.opname == "LOAD_FAST_AND_CLEAR":
             names.append(str(item.argval))
         elif not item.opname.startswith(("SWAP", "BUILD_", "COPY", "MAKE_CELL", "NOP")):

@@ -403,8 +403,7 @@ class OutputFlow:
 
     def _fill(self, holder: ast.expr, scope: Scope, depth: int) -> bool:
         """Returns True if an object that gets the value (`x.n = v`, `x[k] = v`) flows only into output."""
-        attributes = [one.attr for one in walk(holder) if isinstance(one, ast.Attribute)]
-        root = root_of(holder)
+        attributes, root = _attributes_in(holder), root_of(holder)
         while isinstance(scope, Function) and root not in names_of(scope):  # a variable of an outer scope
             scope = self._sources.scope_around(self._sources.parents[scope])
         if (
