@@ -20,7 +20,7 @@ import torch
 from samebits._inspect import code_names
 from samebits._inspect.user_code import owner_of_module
 from samebits._objects.hashes import PLAIN
-from samebits._objects.parts import attributes_of, defaults_of, own_names
+from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of, own_names
 from samebits._objects.rng_states import RESTORABLE, is_of_process
 
 MOST_OBJECTS = 20_000
@@ -140,11 +140,7 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
     if owner in {"framework", "standard", "samebits"}:
         return
     yield from ((f"{path}.{name}", item) for name, item in vars(function).items())
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+    yield from ((name, contents(cell)) for name, cell in closure_of(function))
     yield from defaults_of(function)
     for name in _global_names(function.__code__):
         item = function.__globals__.get(name)

@@ -18,7 +18,7 @@ import torch
 
 from samebits._inspect.code_names import names_in
 from samebits._inspect.library_code import is_library
-from samebits._objects.parts import IMMUTABLE, contents, defaults_of
+from samebits._objects.parts import IMMUTABLE, closure_of, contents, defaults_of
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
 """Bounds: objects that are walked over, keepers, items of a container that are visited."""
@@ -128,7 +128,7 @@ def _of_object(obj: Any, name: str, own: dict[str, Any] | None) -> Iterator[Keep
 def _of_function(obj: FunctionType) -> Iterator[Keeper | Part]:
     yield _variables(f"{obj.__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
     yield from ((part, f"{obj.__qualname__}.{n}") for n, part in vars(obj).items())
-    for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+    for name, cell in closure_of(obj):
         yield _closure_cell(name, cell)
         yield contents(cell), name
     yield from ((part, f"a default of {obj.__qualname__}") for _, part in defaults_of(obj))

@@ -36,12 +36,17 @@ IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), range, slice, ty
 """Values that cannot change, and hold nothing that can."""
 
 
-def contents(cell: types.CellType) -> Any:
-    """Returns the content of a closure's variable; None if it is not set yet."""
+def closure_of(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
+    """Returns the variables of enclosing functions that a function uses, each with its cell."""
+    return list(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def contents(cell: types.CellType, otherwise: Any = None) -> Any:
+    """Returns the content of a closure's variable, or `otherwise` if it is not set yet."""
     try:
         return cell.cell_contents
     except ValueError:
-        return None
+        return otherwise
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

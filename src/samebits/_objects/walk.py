@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from samebits import _digest as digest
 from samebits._inspect.user_code import is_library, is_user_type
 from samebits._objects.hashes import CONSTANTS, PLAIN, Leaves, leaf, nested, plain
-from samebits._objects.parts import attributes_of, defaults_of, own_names, reader_of
+from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of, own_names, reader_of
 from samebits._objects.rng_states import GENERATORS, of_generator
 
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
@@ -136,6 +136,7 @@ def of_array(value: np.ndarray) -> bytes:
     return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))
 
 
+_UNSET = object()
 MAX_LEAVES = 300
 DEPTH = 5
 _PLAIN_SEQUENCES = (list, tuple)
@@ -260,14 +261,10 @@ class Walk(ABC):
         """Walks the closures of the user's functions: plain cells; if `thorough`, all cells and defaults."""
         if is_library(value.__code__.co_filename):
             return
-        if value.__closure__:
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
-                try:
-                    content = cell.cell_contents
-                except ValueError:  # not assigned yet
-                    continue
-                if type(content) in PLAIN or self.thorough:
-                    self.part("name", name, f"{path}.{name}", content, depth + 1)
+        for name, cell in closure_of(value):
+            content = contents(cell, _UNSET)
+            if content is not _UNSET and (type(content) in PLAIN or self.thorough):
+                self.part("name", name, f"{path}.{name}", content, depth + 1)
         if self.thorough:
             for name, default in defaults_of(value):
                 if type(default) not in PLAIN:

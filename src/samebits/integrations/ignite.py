@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from samebits._context import process
+from samebits._inspect.code_names import names
 from samebits._inspect.user_code import is_library, is_user_type
-from samebits._objects.parts import attributes_of, defaults_of
+from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
@@ -402,18 +403,9 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yields the variables of enclosing functions and the globals that a function uses, and its defaults."""
     code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # not assigned yet
-            yield name, cell.cell_contents
+    yield from ((name, contents(cell)) for name, cell in closure_of(function))
     yield from defaults_of(function)
     if not is_library(code.co_filename):
-        for name in _names_in(code):
+        for name in names(code):
             if name in function.__globals__:
                 yield name, function.__globals__[name]
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names_in(inner)

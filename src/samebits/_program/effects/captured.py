@@ -9,7 +9,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from samebits._inspect import code_names
-from samebits._objects.parts import IMMUTABLE, contents, defaults_of
+from samebits._objects.parts import IMMUTABLE, closure_of, contents, defaults_of
 from samebits._objects.snapshot import Snapshot
 from samebits._program.effects.reading import Reading
 
@@ -57,7 +57,7 @@ def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, An
             if one in found.__globals__:
                 reading.globals[one] = found.__globals__
                 yield one, found.__globals__[one]
-        for one, cell in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+        for one, cell in closure_of(found):
             reading.cells[one] = cell
             yield one, contents(cell)
         yield from defaults_of(found)

@@ -20,7 +20,7 @@ from samebits._inspect import code_names
 from samebits._inspect.code_names import names_in
 from samebits._inspect.library_code import is_library
 from samebits._inspect.words import words
-from samebits._objects.parts import IMMUTABLE, attributes_of, contents, defaults_of
+from samebits._objects.parts import IMMUTABLE, attributes_of, closure_of, contents, defaults_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits.data._rolling_digest import update_digest
 
@@ -125,7 +125,7 @@ class ReachedValues:
             self._queue.append((whole, get(key)))
 
     def _function(self, found: types.FunctionType) -> None:
-        for name, cell in zip(found.__code__.co_freevars, found.__closure__ or (), strict=True):
+        for name, cell in closure_of(found):
             self._places.append((name, contents, cell))
             self._queue.append((name, contents(cell)))
         self._queue += [*defaults_of(found), ("", getattr(found, "__wrapped__", None))]

@@ -27,6 +27,7 @@ from samebits._inspect.user_code import (
     owner_of_module,
 )
 from samebits._objects.hashes import PLAIN, leaf, plain
+from samebits._objects.parts import closure_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits._objects.walk import ITEMS, of_tensor
 from samebits._program import Program, StoredPlace, carried_locals
@@ -134,7 +135,7 @@ class WholeSnapshot(StateSnapshot):
         self.function_and_attributes(path, value, depth)
         if owner_of_file(value.__code__.co_filename) != "installed":
             return
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        for name, cell in closure_of(value):
             with suppress(ValueError):  # not assigned yet
                 if _is_counter(cell.cell_contents):
                     self.in_package = True
