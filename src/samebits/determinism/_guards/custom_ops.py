@@ -20,6 +20,7 @@ import torch
 from samebits._context import process
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
+from samebits._inspect.words import words
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
 from samebits.determinism._environment import TESTED_TORCH
@@ -81,7 +82,7 @@ def _sources(kernel: Any, seen: set[int]) -> Iterator[str]:
             yield from _sources(called, seen)
 
 
-TORCH_NAMESPACES = frozenset(
+TORCH_NAMESPACES = words(
     """
     aten prim prims debugprims rngprims inductor inductor_prims _inductor_test quantized _quantized
     quantization quantized_decomposed onednn mkldnn mkldnn_prepacked mkl prepacked xnnpack _nnpack sparse
@@ -89,7 +90,7 @@ TORCH_NAMESPACES = frozenset(
     symm_mem fsdp _dtensor dtensor streams export onnx onnx_symbolic flex_lib _native _test debug_mode_ops
     higher_order cuda cudnn mps metal vulkan vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm
     mempool
-    """.split()  # noqa: SIM905
+    """
 )
 """Namespaces that torch itself registers, at import or later; torchvision and the like are others."""
 _KNOWN_NAMESPACES = TORCH_NAMESPACES | {"samebits"}

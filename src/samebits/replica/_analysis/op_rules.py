@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.words import words
 from samebits.determinism import table
 from samebits.determinism._guards import custom_ops
 from samebits.determinism.table._verdict_names import UNWRITTEN
@@ -22,16 +23,16 @@ from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.op_schemas import Signature, argument, signature, signature_of
 from samebits.replica._analysis.storage_layout import StorageLayout, is_sparse, tensors
 
-_SHAPE_ONLY = frozenset(
+_SHAPE_ONLY = words(
     """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones
     new_full new_empty new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_
-    geometric_ cauchy_ log_normal_ copy_ _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
+    geometric_ cauchy_ log_normal_ copy_ _philox_uniform_ _philox_normal_"""
 )
 """Ops that need only the shape of their first argument: where they write it, nothing of its value remains."""
-_COUNTED = frozenset(
+_COUNTED = words(
     """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli
     bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout
-    multinomial""".split()  # noqa: SIM905
+    multinomial"""
 )
 """Random ops that take as many words from the generator as the shapes say, whatever the data."""
 SEED = "generator:samebits"

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits._inspect.user_code import line_of_node
+from samebits._inspect.words import words
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica._analysis.interpreter import Interpreter
 from samebits.replica._analysis.op_rules import is_collective, written_names
@@ -23,23 +24,23 @@ AS_IS, FLOAT32 = "as it is", "float32"
 """The rules: run as captured (it moves or draws values of its dtype), or on float32 copies, rounded."""
 
 HALVES = (torch.bfloat16, torch.float16)
-_MOVES = frozenset(
+_MOVES = words(
     """clone copy copy_ _to_copy cat stack index index_select gather slice_scatter select_scatter flip roll
     repeat where constant_pad_nd lift_fresh_copy embedding sort topk relu relu_ threshold_backward neg neg_
-    abs abs_ sign max min amax amin maximum minimum tril triu max_pool2d_with_indices""".split()  # noqa: SIM905
+    abs abs_ sign max min amax amin maximum minimum tril triu max_pool2d_with_indices"""
 )
 """They return their input, or its negative: nothing to round, if all inputs have the dtype of the result."""
-_MAKES = frozenset(
+_MAKES = words(
     """empty empty_like empty_strided new_empty new_empty_strided empty_permuted zeros zeros_like new_zeros
     zero_ ones ones_like new_ones rand rand_like randn randn_like randint randint_like uniform_ normal_
     random_ exponential_ geometric_ cauchy_ log_normal_ bernoulli bernoulli_ nextafter nextafter_ set_
-    set_data resize_ resize_as_""".split()  # noqa: SIM905
+    set_data resize_ resize_as_"""
 )
 """Zeros, ones, memory, and draws, which are made in their dtype; functions defined by the dtype's steps."""
-_REDUCE = frozenset(
+_REDUCE = words(
     """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ reduce_scatter_tensor
     reduce_scatter_tensor_out reduce_scatter_tensor_coalesced allreduce_ allreduce_coalesced_
-    _reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_ reduce_""".split()  # noqa: SIM905
+    _reduce_scatter_base_ reduce_scatter_ reduce_scatter_tensor_coalesced_ reduce_"""
 )
 """The collectives that compute; the others move."""
 _OURS = frozenset({"samebits::dropout"})

@@ -190,7 +190,7 @@ def _raise(error: ResumeMismatchError, paths: list[str], checks: Completeness) -
     """Raises an error, or keeps it for `samebits verify`, which sees effects itself."""
     if process.overrides.raise_incomplete:
         raise error
-    checks.unraised |= dict.fromkeys(paths, error)
+    checks.unraised.update(dict.fromkeys(paths, error))
 
 
 class CommitNotes:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -68,16 +69,29 @@ _SHARE_OF_GLANCES = 0.001
 """The share of the time for comparing only the structure of modules and the settings of the process."""
 
 
+@dataclass
+class SharedPaths:
+    """The paths that the checks of a run's loops have in common."""
+
+    ignored: dict[str, bool] = field(default_factory=dict)
+    """Those given to `ignore`, and True for those that were seen."""
+    trusted: set[str] = field(default_factory=set)
+    """The names of objects that are not looked into."""
+    warned: set[str] = field(default_factory=set)
+    """The subjects of the warnings so far."""
+    unraised: dict[str, SamebitsError] = field(default_factory=dict)
+
+
 class Completeness:
     """The check between two iterations; raises `IncompleteStateError` for state that a resume would lose."""
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *, enabled: bool, steps: SharedPaths | None = None) -> None:
+        """`steps`: the paths of the check of the steps, for the check of the loop over epochs around them."""
         self._enabled = enabled
-        self._ignored: dict[str, bool] = {}
-        """The paths given to `ignore`, and True for those that were seen."""
+        self._shared = steps or SharedPaths()
         self._loop: str | None = None
         self._before: reachable_state.StateSnapshot | None = None
-        self._around_steps = False
+        self._around_steps = steps is not None
         """True for the check of a loop over epochs: its loop over steps always runs."""
         self._at_start: frozenset[str] | None = None
         """The paths that there were before the loop."""
@@ -85,19 +99,14 @@ class Completeness:
         """True until the first check in an epoch of `run.epochs`, which does not judge changes."""
         self._program: Program | None = None
         self._judge = LostChanges()
-        self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
         """The lost changes of the first steps: they are raised together."""
-        self.unraised: dict[str, SamebitsError] = {}
-        """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
         self.pending = False
         """True from the first lost change to the error: a commit made now would not be complete."""
         self.places: set[tuple[CodeType, int]] = set()
         """The `for` statements around which iterators were looked for."""
         self._recomputed: set[str] = set()
         """The paths of values that had changed and that a step sets before it reads them."""
-        self._warned: set[str] = set()
-        """The subjects of the warnings so far."""
         self._looks = self._steps = self._epochs = 0
         self._spent = self._glanced = self._glance = 0.0
         self._structure: dict[str, structure.Structure] = {}
@@ -111,21 +120,26 @@ class Completeness:
             raise InvalidArgumentError(
                 f'run.ignore({path!r}): a path as the error gives it, such as "losses" or "ema.counter".'
             )
-        self._ignored.setdefault(path, False)
+        self._shared.ignored.setdefault(path, False)
 
     def trust(self, name: str) -> None:
         """Takes the state of this object of the run for complete: the check does not look into the object."""
-        self._trusted.add(name)
+        self._shared.trusted.add(name)
+
+    @property
+    def unraised(self) -> dict[str, SamebitsError]:
+        """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
+        return self._shared.unraised
 
     @property
     def printed(self) -> frozenset[str]:
         """The paths of what was seen to change and flows only into output."""
-        return frozenset(self._warned)
+        return frozenset(self._shared.warned)
 
     @property
     def harmless(self) -> frozenset[str]:
         """The paths of changes that flow only into output, are set before they are read, or are ignored."""
-        return self.printed | self._recomputed | self._ignored.keys()
+        return self.printed | self._recomputed | self._shared.ignored.keys()
 
     @property
     def enabled(self) -> bool:
@@ -135,12 +149,12 @@ class Completeness:
     @property
     def ignored(self) -> frozenset[str]:
         """The paths given to `ignore`."""
-        return frozenset(self._ignored)
+        return frozenset(self._shared.ignored)
 
     @property
     def trusted(self) -> frozenset[str]:
         """The names of the objects that are not looked into."""
-        return frozenset(self._trusted)
+        return frozenset(self._shared.trusted)
 
     @property
     def generators(self) -> list[reachable_state.RootedGenerator] | None:
@@ -173,15 +187,12 @@ class Completeness:
 
     def is_allowed(self, path: str) -> bool:
         """Returns True for a path that was given to `ignore`, which counts as seen then."""
-        self._ignored |= {path: True} if path in self._ignored else {}
-        return path in self._ignored
+        self._shared.ignored |= {path: True} if path in self._shared.ignored else {}
+        return path in self._shared.ignored
 
     def between_epochs(self) -> Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
-        check = Completeness(enabled=self._enabled)
-        check._ignored, check._trusted = self._ignored, self._trusted
-        check._around_steps, check._warned, check.unraised = True, self._warned, self.unraised
-        return check
+        return Completeness(enabled=self._enabled, steps=self._shared)
 
     def begin_epoch(self) -> None:
         """Begins an epoch whose code runs again before a resumed run has its state: its variables are new."""
@@ -245,20 +256,20 @@ class Completeness:
             error = IncompleteStateError(message(changes, late, position, more, seen))
             if raises:
                 raise error
-            self.unraised |= dict.fromkeys([one.path for one in changes], error)
+            self.unraised.update(dict.fromkeys([one.path for one in changes], error))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""
-        found = {subject_of(one) for one in changes} - self._warned
+        found = {subject_of(one) for one in changes} - self._shared.warned
         if found:
-            self._warned |= found
+            self._shared.warned |= found
             user_code.warn(text(sorted(found)), IncompleteStateWarning)
 
     def _assigned_later(
         self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any], loader: Any
     ) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
-        known = {one.now.places[0].name for one in changes} | self._ignored.keys()
+        known = {one.now.places[0].name for one in changes} | self._shared.ignored.keys()
         known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
         held = {id(thing) for thing in objects.values()}
         flow = self.flow(frame, objects, loader)
@@ -271,7 +282,7 @@ class Completeness:
 
     def close(self) -> None:
         """Ends the check: warns of ignored paths that no value of the run had."""
-        unseen = [path for path, seen in self._ignored.items() if not seen]
+        unseen = [path for path, seen in self._shared.ignored.items() if not seen]
         if unseen and self._looks > 1:
             user_code.warn(
                 f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. "
@@ -310,7 +321,9 @@ class Completeness:
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
         late = late_changes(self._structure, now)
         self._structure |= now
-        late = [one for one in late if not any(_is_below(one.path, ignored) for ignored in self._ignored)]
+        late = [
+            one for one in late if not any(_is_below(one.path, ignored) for ignored in self._shared.ignored)
+        ]
         return self._judge.unsettled(late, frame, self._program, self._before)
 
     def _judge_changes(
@@ -321,7 +334,8 @@ class Completeness:
         saved = gather(objects, run_state)
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
-            frame, objects, saved, loader, program, ignored=self._ignored, trusted=self._trusted,
+            frame, objects, saved, loader, program,
+            ignored=self._shared.ignored, trusted=self._shared.trusted,
             steering=self.steering(frame, objects, loader),
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
@@ -329,8 +343,8 @@ class Completeness:
         now.states = digests_of(states)
         if self._at_start is None:
             self._at_start = frozenset({**now.leaves_by_path, **now.named})
-        for path in self._ignored:
-            self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
+        for path in self._shared.ignored:
+            self._shared.ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now
         self._new_epoch = False
         clocks, self._clocks = self._clocks, clocks_now()
@@ -355,7 +369,7 @@ class Completeness:
 
     def is_ignored(self, change: Change) -> bool:
         """Returns True for a value at or below an ignored path, or reached through its object by another."""
-        if any(_is_below(change.path, ignored) for ignored in self._ignored):
+        if any(_is_below(change.path, ignored) for ignored in self._shared.ignored):
             return True
         return not change.taken.ignored.isdisjoint(change.now.way)
 
