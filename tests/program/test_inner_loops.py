@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from samebits._program import carried_locals
+from samebits._program import LoopFrames
 
 SEEN = []
 
@@ -19,10 +19,8 @@ class Steps:
         return self
 
     def __next__(self):
-        frame = sys._getframe(1)
-        SEEN.append(
-            (set(carried_locals.of_frames(frame)[0]), carried_locals.carried_if_an_inner_loop_is_empty(frame))
-        )
+        frames = LoopFrames(sys._getframe(1))
+        SEEN.append((set(frames.carried[0]), frames.carried_if_an_inner_loop_is_empty))
         self.count -= 1
         if self.count < 0:
             raise StopIteration

@@ -4,7 +4,7 @@ Six questions, and who answers them:
 
 | question | answer |
 |---|---|
-| what does an iteration read that an earlier one wrote? | `carried_locals` (variables) |
+| what does an iteration read that an earlier one wrote? | `LoopFrames(frame).carried` |
 | does an iteration write a value before it reads it? | `Program.order(...).written_first` |
 | does a value flow only into output? | `Program.only_output(...)` |
 | is a value made from constants alone? | `Program.made_once()` |
@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits._program import carried_locals as carried_locals
     from samebits._program import effects as effects
     from samebits._program.bytecode import begins_for as begins_for
+    from samebits._program.carried_locals import liveness_at as liveness_at
     from samebits._program.control_flow import is_outside_of_body as is_outside_of_body
     from samebits._program.derived import derived_names as derived_names
     from samebits._program.functions import codes_of as codes_of
     from samebits._program.functions import methods as methods
     from samebits._program.functions import names_of_library as names_of_library
     from samebits._program.functions import names_set_by as names_set_by
+    from samebits._program.loop_frames import LoopFrames as LoopFrames
+    from samebits._program.loop_frames import release_locals as release_locals
+    from samebits._program.loop_frames import take as take
     from samebits._program.output_only import OutputFlow as OutputFlow
     from samebits._program.program import Order as Order
     from samebits._program.program import Program as Program
@@ -40,6 +43,8 @@ _PLACES = {
     "control_flow": ("is_outside_of_body",),
     "derived": ("derived_names",),
     "functions": ("codes_of", "methods", "names_of_library", "names_set_by"),
+    "carried_locals": ("liveness_at",),
+    "loop_frames": ("LoopFrames", "release_locals", "take"),
     "output_only": ("OutputFlow",),
     "program": ("Order", "Program", "fetch_methods"),
     "sources": ("syntax_tree",),
@@ -47,6 +52,6 @@ _PLACES = {
 }
 __getattr__, __dir__ = attach(
     __name__,
-    ["carried_locals", "effects"],
+    ["effects"],
     {name: f"{__name__}.{module}" for module, names in _PLACES.items() for name in names},
 )

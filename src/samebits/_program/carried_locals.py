@@ -14,22 +14,15 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-import sys
-import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
 from types import CodeType
-from typing import Any
 
 from samebits._inspect import code_names
-from samebits._inspect.user_code import is_library
 from samebits._objects.budget import spend
-from samebits._objects.hashes import PLAIN, Leaves
-from samebits._objects.walk import LeafWalk
 from samebits._program import bytecode
 from samebits._program.control_flow import ControlFlow, Edge, holds_from_a_step_on, in_last_body
-from samebits._program.inner_loops import InnerLoop, inner_loops, running_loops, saved_names
+from samebits._program.inner_loops import InnerLoop, inner_loops, saved_names
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -269,165 +262,3 @@ def _captured_cells(code: CodeType, before_the_loop: Sequence[dis.Instruction]) 
     cells = {*code.co_cellvars, *code.co_freevars}
     loads = (item.argval for item in before_the_loop if item.opname in _LOADS_OF_CELLS)
     return frozenset(name for name in loads if name in cells)
-
-
-_HELD_BY_FRAME = 3
-"""The references to a dict of locals: by the frame, a local variable, and the argument of `getrefcount`."""
-
-
-def take(
-    frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None, *, at_exit: bool = False
-) -> dict[str, Leaves]:
-    """Returns the components that the loop in `frame` holds. Bounded; never raises for a user's object.
-
-    `scalars`: live locals that are plain values; liveness alone proves that a following body reads them.
-    `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader`
-    (only the iterator holds it, whether or not a variable still names it).
-    `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
-    """
-    carried, after_loop = ({}, {}) if frame is None else of_frames(frame)
-    scalars, others, exits = LeafWalk(), LeafWalk(), LeafWalk()
-    others.skip(objects)
-    for name, value in sorted(carried.items()):
-        (scalars if type(value) in PLAIN else others).value(name, value, 0)
-    for name, value in sorted(script_globals(frame).items()):
-        if name not in carried:
-            others.value(name, value, 0)
-    if loader is not None:
-        others.value(name_of(loader, loop_frames(frame)), loader, 0)
-    for name, value in objects.items():
-        others.value(name, value, 0)
-    taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
-    if at_exit:
-        for name, value in sorted(after_loop.items()):
-            exits.value(name, value, 0)
-        taken["locals_at_exit"] = exits.leaves()
-    return taken
-
-
-def name_of(loader: Any, frames: list[types.FrameType], otherwise: str = "loader") -> str:
-    """Returns the name of a loader, or of its source, in the functions around a loop."""
-    names = [name for frame in frames for name, value in frame.f_locals.items() if value is loader]
-    return names[0] if names else otherwise
-
-
-def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
-    """Returns the user's frames from the one that fetches a batch up to that of the loop around it.
-
-    A loop in a user's generator also has the frame of its consumer, which carries locals, too.
-    """
-    frames, fetching = [], frame
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            frames.append(frame)
-            loops = is_in_loop(frame.f_code, frame.f_lasti)
-            if (
-                loops and not frame.f_code.co_flags & inspect.CO_GENERATOR
-            ) or frame.f_code.co_name == "<module>":
-                break
-        frame = frame.f_back
-    return frames or ([] if fetching is None else [fetching])
-
-
-def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
-    """Returns code and offset of the frames from the one that fetches a batch to the innermost loop."""
-    places = []
-    for one in loop_frames(frame):
-        places.append((one.f_code, one.f_lasti))
-        if is_in_loop(*places[-1]):
-            return places
-    return places[:1]
-
-
-def calling_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
-    """Returns code and offset of the user's frames outside of those: they go on when the loop has ended."""
-    places, outer = [], frame.f_back
-    while outer is not None:
-        if not is_library(outer.f_code.co_filename):
-            places.append((outer.f_code, outer.f_lasti))
-        outer = outer.f_back
-    fetching = fetching_frames(frame)
-    return [one for one in places if one not in fetching]
-
-
-def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the two groups of `Liveness.carried`, with values, of the loop and of the loops that drive it.
-
-    The first has those of `carried_if_an_inner_loop_is_empty`, too.
-    """
-    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for one in loop_frames(frame):
-        found = one.f_locals
-        for variables, names in zip(groups, _carried_in_frame(one), strict=True):
-            for name in names:
-                if name in found:
-                    variables.setdefault(name, found[name])
-    return groups
-
-
-def _carried_in_frame(frame: types.FrameType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names of `Liveness.carried`, where the inner loops that surely run are known to run."""
-    found = liveness_at(frame.f_code, frame.f_lasti)
-    names = found.carried()
-    if names == found.carried(found.inner_loops):  # no name depends on it
-        return names
-    return found.carried(running_loops(found.inner_loops, found.flow, frame))
-
-
-def carried_if_an_inner_loop_is_empty(frame: types.FrameType | None) -> frozenset[str]:
-    """Returns the names of `of_frames` that are read only if an inner loop runs no time.
-
-    For example `loss` after `for micro_step in range(n): loss = ...`, where `n` changes between steps.
-    """
-    names: set[str] = set()
-    for one in loop_frames(frame):
-        found = liveness_at(one.f_code, one.f_lasti)
-        names |= {*chain(*_carried_in_frame(one))} - {*chain(*found.carried(found.inner_loops))}
-    return frozenset(names)
-
-
-def assigned_in_loop(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns those of `of_frames` that the body of the loop assigns.
-
-    Of the second group only these can change: another object has another variable, too, that the body reads.
-    """
-    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    for one in loop_frames(frame):
-        held, assigned = one.f_locals, liveness_at(one.f_code, one.f_lasti).assigned
-        for variables, names in zip(groups, _carried_in_frame(one), strict=True):
-            variables |= {name: held[name] for name in names if name in assigned and name in held}
-    return groups
-
-
-def left_by_loop(frame: types.FrameType) -> dict[str, Any]:
-    """Returns the variables of a frame that its loop leaves to the code behind it, with their values."""
-    found: dict[str, Any] = {}
-    for inner in loop_frames(frame)[:1]:
-        names, held = liveness_at(inner.f_code, inner.f_lasti).left(), inner.f_locals
-        found = {name: held[name] for name in sorted(names) if name in held}
-    return found
-
-
-def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
-    """Returns the script's globals that its functions use."""
-    script = vars(sys.modules["__main__"])
-    while frame is not None:
-        if frame.f_globals is script and frame.f_code.co_name == "<module>":
-            names = names_read(frame.f_code)
-            return {name: script[name] for name in names if name in script and not name.startswith("__")}
-        frame = frame.f_back
-    return {}
-
-
-def release_locals(frames: list[types.FrameType]) -> None:
-    """Empties the dicts of frames' `f_locals`: before Python 3.13 they keep this step's tensors alive.
-
-    A dict that is referenced elsewhere (`locals()`, a debugger) is not changed.
-    """
-    if sys.version_info >= (3, 13):
-        return
-    for frame in frames:
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            held = frame.f_locals
-            if sys.getrefcount(held) == _HELD_BY_FRAME:
-                held.clear()

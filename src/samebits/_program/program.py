@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection
-from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from samebits._inspect.words import words
-from samebits._program import assigned_attributes, carried_locals
+from samebits._program import assigned_attributes
 from samebits._program.functions import NameUse, UserFunctions, methods
+from samebits._program.loop_frames import LoopFrames
 from samebits._program.made_once import DataDependence
 from samebits._program.output_only import OutputFlow
 from samebits._program.written_first import ReadBeforeWrite
@@ -44,17 +44,17 @@ class Order(NamedTuple):
 class Program(UserFunctions):
     """A program, with one search for each question; it is made once for as much code as is known.
 
-    `carried_locals` says what a loop carries. Of what changes between two iterations, `order` says what an
+    `LoopFrames` says what a loop carries. Of what changes between two iterations, `order` says what an
     iteration writes before it reads it, and which functions draw; `only_output` what only a print or a log
     gets; `made_once` what is made from constants alone.
 
     Args:
-        frame: the loop's.
+        frames: around the loop.
         driver: the package of samebits whose loops call the user's functions.
     """
 
-    def __init__(self, frame: FrameType, driver: str) -> None:
-        super().__init__(carried_locals.loop_frames(frame)[0], driver)  # not a progress bar around the loop
+    def __init__(self, frames: LoopFrames, driver: str) -> None:
+        super().__init__(frames.user[0], driver)  # not a progress bar around the loop
         self._searches: dict[Any, Any] = {}
 
     def only_output(self, committed: Collection[str]) -> OutputFlow:
@@ -69,37 +69,34 @@ class Program(UserFunctions):
         """Returns the search for what values are made from."""
         return self._once(("made once", self.size), lambda: DataDependence(self.codes))
 
-    def assigned_attributes(self, frame: FrameType) -> dict[str, Any]:
+    def assigned_attributes(self, frames: LoopFrames) -> dict[str, Any]:
         """Returns attributes of modules and classes that user code assigns: the values by path."""
-        frames = carried_locals.loop_frames(frame)
-        found = assigned_attributes.values(frames, self)
-        carried_locals.release_locals(frames)
+        found = assigned_attributes.values(frames.user, self)
+        frames.release()
         return found
 
-    def order(self, frame: FrameType, reached: Reached, *, installed: bool = False) -> Order:
-        """Returns the order of reads and writes, and the use of names, of the loop in `frame`.
+    def order(self, frames: LoopFrames, reached: Reached, *, installed: bool = False) -> Order:
+        """Returns the order of reads and writes, and the use of names, of the loop.
 
         `installed`: with the methods of the installed packages' objects: for values of these alone, since
         functions are found by name, and a package's `reset` is not the user's.
         """
         for kind in reached.kinds:
             self.add_class(kind)
-        fetching, calling = carried_locals.fetching_frames(frame), carried_locals.calling_frames(frame)
         kinds = frozenset(reached.installed_kinds) if installed else frozenset()
         made_from = (
-            "order", self.size, installed, tuple(fetching), tuple(calling), kinds,
+            "order", self.size, installed, tuple(frames.fetching), tuple(frames.calling), kinds,
             *map(frozenset, (reached.callables, reached.fetching, reached.samplers, reached.steps)),
         )  # fmt: skip
 
         def make() -> Order:
-            return self._order(fetching, calling, kinds, reached, installed=installed)
+            return self._order(frames, kinds, reached, installed=installed)
 
         return self._once(made_from, make)
 
     def _order(
         self,
-        fetching: list[tuple[CodeType, int]],
-        calling: list[tuple[CodeType, int]],
+        frames: LoopFrames,
         kinds: Collection[type],
         reached: Reached,
         *,
@@ -111,9 +108,15 @@ class Program(UserFunctions):
         if not any("set_epoch" in code.co_names for code in functions.everywhere()):
             samplers = fetches  # a library calls it, before each epoch
         written_first = ReadBeforeWrite(
-            functions, fetching, calling, reached.callables, fetches, reached.steps, samplers=samplers
+            functions,
+            frames.fetching,
+            frames.calling,
+            reached.callables,
+            fetches,
+            reached.steps,
+            samplers=samplers,
         )
-        return Order(written_first, NameUse(functions, fetching[-1][0]))
+        return Order(written_first, NameUse(functions, frames.fetching[-1][0]))
 
     def _once(self, question: Any, make: Callable[[], T]) -> T:
         if question not in self._searches:

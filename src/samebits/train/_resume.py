@@ -22,7 +22,7 @@ from samebits import _digest as digest
 from samebits._context import Position
 from samebits._inspect import user_code
 from samebits._objects.walk import hashes_in
-from samebits._program import carried_locals
+from samebits._program import take
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, SamebitsError
 from samebits.state._in_place import Restored
@@ -58,7 +58,7 @@ class CarriedValues:
         """Returns the values carried by the `for` in `frame`; it must be `direct` (no enumerate between)."""
         if not direct:
             return cls(None, {})
-        parts = carried_locals.take(frame, dict(objects), at_exit=True).values()
+        parts = take(frame, dict(objects), at_exit=True).values()
         hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
         own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
         held = {

@@ -14,7 +14,7 @@ from samebits._objects import structure
 from samebits._objects.hashes import Leaves, of_nested, plain
 from samebits._objects.rng_states import generators
 from samebits._objects.walk import LeafWalk
-from samebits._program import carried_locals
+from samebits._program import LoopFrames, take
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.record_file import RecordFile
 
@@ -116,7 +116,7 @@ class LineWriter:
 
     def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
         objects, loader = self._subjects.objects(), self._subjects.loader()
-        taken = carried_locals.take(frame, objects, loader, at_exit=at_exit)
+        taken = take(frame, objects, loader, at_exit=at_exit)
         return {**taken, "memory": take_memory(frame, objects, loader)} if self._all_memory else taken
 
 
@@ -137,16 +137,15 @@ _MOST = 2000
 
 def take_memory(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
     """Returns the values that the loop in `frame` holds, its modules' structure, the process's settings."""
-    frames = carried_locals.loop_frames(frame)
-    carried, _ = carried_locals.of_frames(frame)
-    held = {**carried_locals.script_globals(frame), **carried, **objects}
+    frames = LoopFrames(frame)
+    held = {**frames.script_globals, **frames.carried[0], **objects}
     walk = LeafWalk(_MOST, thorough=True)
     walk.skip(objects)
     for name, value in sorted(held.items()):
         walk.value(name, value, 0)
     if loader is not None:
-        walk.value(carried_locals.name_of(loader, frames), loader, 0)
-    carried_locals.release_locals(frames)
+        walk.value(frames.name_of(loader), loader, 0)
+    frames.release()
     found = walk.leaves().by_name()
     modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
     for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():

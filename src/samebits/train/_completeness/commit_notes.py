@@ -27,7 +27,7 @@ import torch
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits._objects.budget import one_check
-from samebits._program import derived_names
+from samebits._program import LoopFrames, derived_names
 from samebits.errors import ResumeMismatchError
 from samebits.train._aliases import RunState
 from samebits.train._committed_state import CommittedState, gather
@@ -97,7 +97,7 @@ class LoopChanges:
     @one_check()
     def walk(
         self,
-        frame: FrameType,
+        frames: LoopFrames,
         objects: Mapping[str, Any],
         saved: CommittedState,
         loader: Any,
@@ -109,25 +109,27 @@ class LoopChanges:
             now = WholeSnapshot()
             now.noted_names = noted_names or {}
             reachable_state.take(
-                frame, objects, _restored_exactly(objects, saved), loader, checks.program(frame),
+                frames, objects, _restored_exactly(objects, saved), loader, checks.program(frames),
                 ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
-                steering=checks.steering(frame, objects, loader),
+                steering=checks.steering(frames, objects, loader),
                 further=further_roots,
             )  # fmt: skip
             now.states = digests_of(own_states(objects, saved))
         if self._first is None:
             self._first = now
-            runs = (one for scope in (frame.f_locals, frame.f_globals) for one in scope.values())
+            runs = (
+                one for scope in (frames.frame.f_locals, frames.frame.f_globals) for one in scope.values()
+            )
             held = {id(one) for one in runs if type(one).__module__ == "samebits.train._run"}
-            self.derived = derived_names(frame, saved_identities(objects) | held)
+            self.derived = derived_names(frames.frame, saved_identities(objects) | held)
         return now
 
     @one_check()
     def note(
-        self, at: int, frame: FrameType, objects: Mapping[str, Any], saved: CommittedState, loader: Any
+        self, at: int, frames: LoopFrames, objects: Mapping[str, Any], saved: CommittedState, loader: Any
     ) -> Note:
         """Returns the note of this boundary."""
-        now, first = self.walk(frame, objects, saved, loader), self._first
+        now, first = self.walk(frames, objects, saved, loader), self._first
         assert first is not None
         now.states_before = first.states
         changed = [
@@ -139,7 +141,7 @@ class LoopChanges:
         changed = [one for one in changed if not self._checks.is_ignored(one)]
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
         states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
-        left = self._judge.unsaved(changed, self._checks.program(frame), between, states)
+        left = self._judge.unsaved(changed, self._checks.program(frames), between, states)
         left += filter(is_saved_by_owner, changed)  # its load_state_dict may restore another value
         for one in left:
             if self._last.get(one.path) != one.now.hashed:
@@ -151,10 +153,12 @@ class LoopChanges:
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }
-        values = self._unchanged(now, first, frame) | {one.path: self._noted(one) for one in left[:_MOST]}
+        values = self._unchanged(now, first, frames) | {one.path: self._noted(one) for one in left[:_MOST]}
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
-    def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, frame: FrameType) -> dict[str, NotedValue]:
+    def _unchanged(
+        self, now: WholeSnapshot, first: WholeSnapshot, frames: LoopFrames
+    ) -> dict[str, NotedValue]:
         paths = now.measured(self.derived) & first.measured(self.derived)
         pairs = {path: now.leaves_by_path[path] for path in paths}
         same = [
@@ -164,7 +168,7 @@ class LoopChanges:
         ]
         clocks = {name: (at - _BEFORE, at + _AHEAD) for name, at in _BEGAN.items()}
         judged = [one for one in same if not now.is_of_loader(one.path)]
-        kept = {one.path for one in LostChanges().unsaved(judged, self._checks.program(frame), clocks, {})}
+        kept = {one.path for one in LostChanges().unsaved(judged, self._checks.program(frames), clocks, {})}
         same = [one for one in same if one.path in kept or now.is_of_loader(one.path)]
         return {
             one.path: NotedValue(one.now.hashed, one.now.hashed, noted_text(one.now.value, one.now.hashed), 0)
@@ -227,7 +231,7 @@ class CommitNotes:
             return
         try:
             with one_check():
-                self._left[loop] = left_values(frame)
+                self._left[loop] = left_values(LoopFrames(frame))
             self._write()
         except Exception as error:
             self._end(error)
@@ -255,6 +259,7 @@ class CommitNotes:
         Raises:
             ResumeMismatchError: a value that the program reads is another one than at the commit.
         """
+        frames = LoopFrames(frame)
         note = self._found.get(by_epoch)
         note = self._found.pop(by_epoch) if note is not None and note.loop == position.loop else None
         changes = self._changes.pop(by_epoch, None)
@@ -264,7 +269,7 @@ class CommitNotes:
             self._encoded = _encoded({**self._notes, by_epoch: old._replace(values=values)})
             self._write()
         if over and not self._is_off(checks):
-            self._check_left(checks, frame, loader, objects, position)
+            self._check_left(checks, frames, loader, objects, position)
         new = changes is None or changes.loop != position.loop
         if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
             return
@@ -274,12 +279,12 @@ class CommitNotes:
         try:
             changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
             saved = gather(objects, run_state)
-            now = changes.walk(frame, objects, saved, loader, note.names if note else None)
+            now = changes.walk(frames, objects, saved, loader, note.names if note else None)
             derived = changes.derived
             if note is not None:
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
                 lost = lost_values(
-                    note, now, checks, frame, objects, saved, loader,
+                    note, now, checks, frames, objects, saved, loader,
                     fresh=fresh, outside=by_epoch or over, over=over,
                 )  # fmt: skip
         except Exception as error:
@@ -287,17 +292,17 @@ class CommitNotes:
         self._record(started)
         if lost and note is not None:
             noted = {one.path: note.text(one.path) for one in lost}
-            seen = checks.seen_by_reader(frame, objects)
+            seen = checks.seen_by_reader(frames, objects)
             made = {path for path, one in note.values.items() if not one.changes}
             error = ResumeMismatchError(
-                mismatch_message(lost, noted, frame, position, self._where, seen, made, derived)
+                mismatch_message(lost, noted, frames, position, self._where, seen, made, derived)
             )
             _raise(error, [one.path for one in lost], checks)
 
     def _check_left(
         self,
         checks: Completeness,
-        frame: FrameType,
+        frames: LoopFrames,
         loader: Any,
         objects: Mapping[str, Any],
         position: Position,
@@ -305,18 +310,18 @@ class CommitNotes:
         noted, now, names = self._left.get(position.loop, {}), dict[str, str](), list[str]()
         try:
             with one_check():
-                now = left_values(frame)
+                now = left_values(frames)
                 names = [
                     one for one in now if noted.get(one, now[one]) != now[one] and not checks.is_allowed(one)
                 ]
-                flow = checks.flow(frame, objects, loader) if names else None
-                names = [one for one in names if flow and not flow.variable(frame.f_code, one)]
+                flow = checks.flow(frames, objects, loader) if names else None
+                names = [one for one in names if flow and not flow.variable(frames.frame.f_code, one)]
         except Exception as error:
             self._end(error)
             names = []
         if names:
             compared = {one: (noted[one], now[one]) for one in names}
-            seen = checks.seen_by_reader(frame, objects)
+            seen = checks.seen_by_reader(frames, objects)
             _raise(ResumeMismatchError(left_message(compared, position, self._where, seen)), names, checks)
 
     def take(
@@ -344,7 +349,7 @@ class CommitNotes:
             if isinstance(saved, RunState):
                 saved = gather(objects, saved)
             at = position.epoch if by_epoch else position.step
-            note = changes.note(at, frame, objects, saved, loader)
+            note = changes.note(at, LoopFrames(frame), objects, saved, loader)
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
             self._notes = kept | {by_epoch: note}
             self._encoded = _encoded(self._notes)

@@ -28,7 +28,7 @@ from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits._objects import budget, structure
-from samebits._program import OutputFlow, Program, carried_locals
+from samebits._program import LoopFrames, OutputFlow, Program
 from samebits.errors import (
     IncompleteStateError,
     IncompleteStateWarning,
@@ -161,15 +161,17 @@ class Completeness:
         """The generators that the last check found; None before the first one."""
         return None if self._before is None else self._before.found
 
-    def program(self, frame: FrameType) -> Program:
+    def program(self, frames: LoopFrames) -> Program:
         """Returns the user's functions, read once."""
         if self._program is None:
-            self._program = Program(frame, "samebits.train._loop")
+            self._program = Program(frames, "samebits.train._loop")
         return self._program
 
-    def steering(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> reachable_state.Steering:
+    def steering(
+        self, frames: LoopFrames, objects: Mapping[str, Any], loader: Any
+    ) -> reachable_state.Steering:
         """Returns what tells the attributes of an object that flow into more than output."""
-        program, names = self.program(frame), frozenset(committed_names(frame, objects, loader))
+        program, names = self.program(frames), frozenset(committed_names(frames, objects, loader))
 
         def steering(name: str, fields: set[str]) -> set[str]:
             read = fields & {one for code in program.codes for one in code.co_names}
@@ -177,13 +179,13 @@ class Completeness:
 
         return steering
 
-    def seen_by_reader(self, frame: FrameType, objects: Mapping[str, Any]) -> SeenProgram:
+    def seen_by_reader(self, frames: LoopFrames, objects: Mapping[str, Any]) -> SeenProgram:
         """Returns the program as one sees it who pastes the lines of a message."""
-        return SeenProgram(frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
+        return SeenProgram(frames.frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
 
-    def flow(self, frame: FrameType, objects: Mapping[str, Any], loader: Any) -> OutputFlow:
+    def flow(self, frames: LoopFrames, objects: Mapping[str, Any], loader: Any) -> OutputFlow:
         """Returns the search for values that flow only into output."""
-        return self.program(frame).only_output(committed_names(frame, objects, loader))
+        return self.program(frames).only_output(committed_names(frames, objects, loader))
 
     def is_allowed(self, path: str) -> bool:
         """Returns True for a path that was given to `ignore`, which counts as seen then."""
@@ -221,14 +223,15 @@ class Completeness:
         whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
+        frames = LoopFrames(frame)
         late: list[Late] = []
         judged = Judged()
         try:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), budget.one_check():
                 if whole:
-                    judged = self._judge_changes(frame, objects, run_state, loader)
-                late = self._late_changes(frame, objects, settings, whole=whole)
+                    judged = self._judge_changes(frames, objects, run_state, loader)
+                late = self._late_changes(frames, objects, settings, whole=whole)
         except Exception as error:  # an object that cannot be read must not end a run
             self._enabled = False
             user_code.warn(
@@ -251,8 +254,8 @@ class Completeness:
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
-            more = self._assigned_later(frame, changes, objects, loader) if first else []
-            seen = self.seen_by_reader(frame, objects)
+            more = self._assigned_later(frames, changes, objects, loader) if first else []
+            seen = self.seen_by_reader(frames, objects)
             error = IncompleteStateError(message(changes, late, position, more, seen))
             if raises:
                 raise error
@@ -266,18 +269,18 @@ class Completeness:
             user_code.warn(text(sorted(found)), IncompleteStateWarning)
 
     def _assigned_later(
-        self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any], loader: Any
+        self, frames: LoopFrames, changes: list[Change], objects: Mapping[str, Any], loader: Any
     ) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._shared.ignored.keys()
-        known |= carried_locals.carried_if_an_inner_loop_is_empty(frame)
+        known |= frames.carried_if_an_inner_loop_is_empty
         held = {id(thing) for thing in objects.values()}
-        flow = self.flow(frame, objects, loader)
+        flow = self.flow(frames, objects, loader)
         return [
             name
-            for group in carried_locals.assigned_in_loop(frame)
+            for group in frames.assigned
             for name, value in sorted(group.items())
-            if name not in known and id(value) not in held and not flow.variable(frame.f_code, name)
+            if name not in known and id(value) not in held and not flow.variable(frames.frame.f_code, name)
         ]
 
     def close(self) -> None:
@@ -306,7 +309,7 @@ class Completeness:
         return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began) + extra
 
     def _late_changes(
-        self, frame: FrameType, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
+        self, frames: LoopFrames, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
     ) -> list[Late]:
         """Returns changes of structure since the last check; unless `whole`, only of the run's modules."""
         assert self._program is not None
@@ -314,7 +317,7 @@ class Completeness:
         if whole:
             now = {
                 **self._before.structure,
-                "": {**settings, **self._program.assigned_attributes(frame)},
+                "": {**settings, **self._program.assigned_attributes(frames)},
             }
         else:
             modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
@@ -324,19 +327,19 @@ class Completeness:
         late = [
             one for one in late if not any(_is_below(one.path, ignored) for ignored in self._shared.ignored)
         ]
-        return self._judge.unsettled(late, frame, self._program, self._before)
+        return self._judge.unsettled(late, frames, self._program, self._before)
 
     def _judge_changes(
-        self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
+        self, frames: LoopFrames, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> Judged:
-        program = self.program(frame)
+        program = self.program(frames)
         self._looks += 1
         saved = gather(objects, run_state)
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
-            frame, objects, saved, loader, program,
+            frames, objects, saved, loader, program,
             ignored=self._shared.ignored, trusted=self._shared.trusted,
-            steering=self.steering(frame, objects, loader),
+            steering=self.steering(frames, objects, loader),
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
         states = own_states(objects, saved)
@@ -363,9 +366,9 @@ class Completeness:
         if not changed:
             return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
-        names = committed_names(frame, objects, loader)
+        names = committed_names(frames, objects, loader)
         self._judge.is_late = self._steps > _LATE_STEPS and self._epochs != 1
-        return self._judge.judge(changed, frame, program, between, states, names)
+        return self._judge.judge(changed, frames, program, between, states, names)
 
     def is_ignored(self, change: Change) -> bool:
         """Returns True for a value at or below an ignored path, or reached through its object by another."""

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from samebits._context import Position
 from samebits._inspect.user_code import keeps_attributes
-from samebits._program.carried_locals import release_locals
+from samebits._program import release_locals
 from samebits.state._attributes import Attributes
 from samebits.state._parts import is_plain
 from samebits.train._completeness.code_lines import LoopSource, sources_around

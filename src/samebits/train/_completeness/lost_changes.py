@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +21,11 @@ from samebits._objects.rng_states import of_state
 from samebits._objects.structure import ENVIRON, Structure, differences
 from samebits._objects.walk import of_ends
 from samebits._program import (
+    LoopFrames,
     Order,
     OutputFlow,
     Program,
     StoredPlace,
-    carried_locals,
     codes_of,
     fetch_methods,
     methods,
@@ -160,7 +160,7 @@ class LostChanges:
     def judge(
         self,
         changed: Mapping[str, Change],
-        frame: FrameType,
+        frames: LoopFrames,
         program: Program,
         clocks: Mapping[str, tuple[float, float]],
         states: Mapping[str, Any],
@@ -173,24 +173,29 @@ class LostChanges:
         `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`;
         `committed`: the names that hold objects of the run; `over`: the loop will run no step.
         """
+
+        @functools.cache
+        def order(*, installed: bool) -> Order:
+            return program.order(frames, next(iter(changed.values())).taken, installed=installed)
+
         left = [c for c in changed.values() if not self._is_made_on_demand(c, program)]
         left = self.unsaved(left, program, clocks, states)
-        recomputed = [c for c in left if self._is_recomputed(c, frame, program, changed)]
+        recomputed = [c for c in left if _is_harmless(c, order(installed=c.now.installed), changed)]
         if over:
-            recomputed = [c for c in recomputed if not self._is_read_behind(c, frame, program)]
+            recomputed = [c for c in recomputed if not _is_read_behind(c, order(installed=c.now.installed))]
         left = [c for c in left if c not in recomputed]
         if not left:
             return Judged(recomputed=recomputed)
         flow = program.only_output(committed)
-        left = [c for c in left if not _is_memo(c, flow, frame)]
-        printed = [c for c in left if _is_only_printed(c, flow, frame)]
-        names = carried_locals.carried_if_an_inner_loop_is_empty(frame)
+        left = [c for c in left if not _is_memo(c, flow, frames)]
+        printed = [c for c in left if _is_only_printed(c, flow, frames)]
+        names = frames.carried_if_an_inner_loop_is_empty
         left = [c for c in left if c not in printed and not self._is_cache(c)]
         unlikely = [
             c
             for c in left
             if (c.now.root == "local" and c.now.places[0].name in names)
-            or (not over and self._is_set_by_inner_loop(c, frame, program))
+            or (not over and _is_set_by_inner_loop(c, order(installed=c.now.installed)))
         ]
         return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
 
@@ -223,26 +228,6 @@ class LostChanges:
         self._changes.update(changes)
         self._made |= {path for path, times in changes.items() if times}
 
-    def _is_recomputed(
-        self,
-        change: Change,
-        frame: FrameType,
-        program: Program,
-        changed: Mapping[str, Change],
-    ) -> bool:
-        order = program.order(frame, change.taken, installed=change.now.installed)
-        return _is_harmless(change, order, changed)
-
-    def _is_read_behind(self, change: Change, frame: FrameType, program: Program) -> bool:
-        order = program.order(frame, change.taken, installed=change.now.installed)
-        return any(order.written_first.read_behind(place) for place in _places(change, "item"))
-
-    def _is_set_by_inner_loop(self, change: Change, frame: FrameType, program: Program) -> bool:
-        """Returns True for an attribute that is set before it is read, unless an inner loop runs no time."""
-        last = change.now.places[-1]
-        order = program.order(frame, change.taken, installed=change.now.installed)
-        return last.kind == "attr" and order.written_first.recomputed(last._replace(kind="set"))
-
     def _is_cache(self, change: Change) -> bool:
         """Returns True for a value in an object of an installed package until it has changed a second time.
 
@@ -258,14 +243,14 @@ class LostChanges:
     def unsettled(
         self,
         late: list[Late],
-        frame: FrameType,
+        frames: LoopFrames,
         program: Program,
         snapshot: reachable_state.StateSnapshot,
     ) -> list[Late]:
         """Returns the late changes that no iteration sets anew, and that are not read from a clock."""
         if not late:
             return []
-        written_first, uses = program.order(frame, snapshot)
+        written_first, uses = program.order(frames, snapshot)
         return [
             one for one in late if not written_first.settled(one.place) and not uses.timed(one.place.name)
         ]
@@ -298,14 +283,24 @@ class LostChanges:
         return bool(equal)
 
 
-def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
+def _is_read_behind(change: Change, order: Order) -> bool:
+    return any(order.written_first.read_behind(place) for place in _places(change, "item"))
+
+
+def _is_set_by_inner_loop(change: Change, order: Order) -> bool:
+    """Returns True for an attribute that is set before it is read, unless an inner loop runs no time."""
+    last = change.now.places[-1]
+    return last.kind == "attr" and order.written_first.recomputed(last._replace(kind="set"))
+
+
+def _is_memo(change: Change, flow: OutputFlow, frames: LoopFrames) -> bool:
     """Returns True for a dict of the loop's own function that memoizes values of its keys alone."""
-    place, code = change.now.places[0], carried_locals.loop_frames(frame)[-1].f_code
+    place, code = change.now.places[0], frames.user[-1].f_code
     grown = change.path == f"{place.name}.keys()"
     return grown and place.kind == "local" and flow.is_memo(code, place.name)
 
 
-def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
+def _is_only_printed(change: Change, flow: OutputFlow, frames: LoopFrames) -> bool:
     """Returns True if the value flows only into output: its variable does, or else its attribute."""
     place = change.now.places[0]
     if change.now.root in {"given", "loader"}:
@@ -323,7 +318,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     role = change.taken.roots[place.name]
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False
-    code = next((one.f_code for one in carried_locals.loop_frames(frame) if place.name in one.f_locals), None)
+    code = next((one.f_code for one in frames.user if place.name in one.f_locals), None)
     code = code if place.kind == "local" else None
     if means_saved(change):
         return flow.is_shared_output(code, place.name)
@@ -500,15 +495,14 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
         yield plain(sorted(leaf(key) for key in value))
 
 
-def committed_names(frame: FrameType, objects: Mapping[str, Any], loader: Any) -> set[str]:
+def committed_names(frames: LoopFrames, objects: Mapping[str, Any], loader: Any) -> set[str]:
     """Returns the names of variables that hold the run, its objects or loader; and the objects' own names."""
     held = {id(thing) for thing in [*objects.values(), loader] if thing is not None}
-    frames = carried_locals.loop_frames(frame)
     found = {
         name
-        for one in frames
+        for one in frames.user
         for name, value in {**one.f_globals, **one.f_locals}.items()
         if id(value) in held or type(value).__module__ == "samebits.train._run"
     }
-    carried_locals.release_locals(frames)
+    frames.release()
     return found | objects.keys()

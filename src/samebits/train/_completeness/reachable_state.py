@@ -24,7 +24,7 @@ from samebits._objects.parts import attributes_of, is_read_by_next, own_names
 from samebits._objects.rng_states import GENERATORS, of_generator
 from samebits._objects.structure import hooks_of
 from samebits._objects.walk import DEPTH, ITEMS, Walk
-from samebits._program import Program, StoredPlace, carried_locals, names_of_library
+from samebits._program import LoopFrames, Program, StoredPlace, names_of_library, release_locals
 from samebits.data import Pipeline
 from samebits.data._pipeline import iterables_of
 from samebits.data._resumable import Resumable
@@ -515,7 +515,7 @@ class StateSnapshot(Walk):
             unreadable = any(not isinstance(one, io.IOBase) or is_read_by_next(one) for one in held)
             (self.cursor if unreadable else self.iterator)(path, value, depth)
         if frame is not None:
-            carried_locals.release_locals([frame])
+            release_locals([frame])
 
     def cursor(self, path: str, value: Any, depth: int) -> None:
         """Adds a leaf that differs at each look: nothing shows how far an iterator written in C has come."""
@@ -543,7 +543,7 @@ class StateSnapshot(Walk):
 
 
 def take(
-    frame: types.FrameType,
+    frames: LoopFrames,
     objects: Mapping[str, Any],
     saved: Any,
     loader: Any,
@@ -554,7 +554,7 @@ def take(
     known: list[RootedGenerator] | None = None,
     walk: StateSnapshot | None = None,
     steering: Steering | None = None,
-    further: Callable[[list[types.FrameType], Program], Iterable[tuple[str, str, Any]]] | None = None,
+    further: Callable[[LoopFrames, Program], Iterable[tuple[str, str, Any]]] | None = None,
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
@@ -562,7 +562,6 @@ def take(
     into. `known`: the generators that an earlier check found; None: the search takes most of the time.
     `walk`: the snapshot to fill; `further`: returns more roots, as kind, name and value.
     """
-    frames = carried_locals.loop_frames(frame)
     walk = StateSnapshot() if walk is None else walk
     walk._ignored_paths = frozenset(ignored)
     walk.steering = steering or walk.steering
@@ -581,31 +580,31 @@ def take(
         if isinstance(thing, Attributes):
             walk.saved_attributes |= thing.named_attributes()
     passed += rng_states.of_loader(loader)  # a commit has them
-    passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
+    passed += [scope for one in frames.user for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))
     walk.steps |= {
-        name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
+        name for one in frames.user for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
-    carried, _ = carried_locals.of_frames(frame)
+    carried = {**frames.carried[0]}
     carried.pop("__class__", None)  # of a method that calls super()
-    outer = _globals(frames[-1], program)
+    outer = _globals(frames, program)
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
-        roots.append(("loader", carried_locals.name_of(loader, frames), loader))
+        roots.append(("loader", frames.name_of(loader), loader))
     if isinstance(loader, Pipeline):
         roots += [
-            ("loader", carried_locals.name_of(one, frames, "iterable"), one)
+            ("loader", frames.name_of(one, "iterable"), one)
             for one in iterables_of(loader)
             if is_user_type(type(one))
         ]
-    modules = {id(sys.modules.get(one.f_globals.get("__name__", ""))) for one in frames}
+    modules = {id(sys.modules.get(one.f_globals.get("__name__", ""))) for one in frames.user}
     saved_globals = {name for module, name in walk.saved_attributes if module in modules}
-    if frames[-1].f_locals is frames[-1].f_globals:
+    if frames.user[-1].f_locals is frames.user[-1].f_globals:
         carried = {name: value for name, value in carried.items() if name not in saved_globals}
     outer = {name: value for name, value in outer.items() if name not in saved_globals}
     roots += [("local", name, value) for name, value in sorted(carried.items())]
     roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
-    _, after = carried_locals.assigned_in_loop(frame)
+    _, after = frames.assigned
     walk.after_loop = after.keys() - carried.keys() - outer.keys()
     roots += [("local", name, after[name]) for name in sorted(walk.after_loop)]
     if further is not None:
@@ -619,7 +618,7 @@ def take(
         walk.found = _generators(roots, passed) if known is None else known
         walk.generators(walk.found)
     finally:
-        carried_locals.release_locals(frames)
+        frames.release()
     return walk
 
 
@@ -632,7 +631,7 @@ def _generators(roots: Iterable[tuple[str, str, Any]], passed: Iterable[Any]) ->
     ]
 
 
-def _globals(frame: types.FrameType, program: Program) -> dict[str, Any]:
+def _globals(frames: LoopFrames, program: Program) -> dict[str, Any]:
     """Returns the globals that the functions of the user's modules read; those of the script by its code."""
     found: dict[str, Any] = {}
     script = sys.modules.get("__main__")
@@ -643,4 +642,4 @@ def _globals(frame: types.FrameType, program: Program) -> dict[str, Any]:
             found |= {
                 name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
             }
-    return found | carried_locals.script_globals(frame)
+    return found | frames.script_globals

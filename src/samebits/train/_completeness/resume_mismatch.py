@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Mapping
-from types import FrameType, NoneType
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from samebits._context import Position
 from samebits._objects.budget import one_check
 from samebits._objects.hashes import PLAIN, plain
-from samebits._program import carried_locals
+from samebits._program import LoopFrames
 from samebits.train._committed_state import CommittedState
 from samebits.train._completeness.completeness import Completeness, own_states
 from samebits.train._completeness.incomplete_state_message import (
@@ -128,10 +128,10 @@ def parsed(text: Any) -> dict[bool, Note]:
         return {}
 
 
-def left_values(frame: FrameType) -> dict[str, str]:
+def left_values(frames: LoopFrames) -> dict[str, str]:
     """Returns the numbers and texts that a loop leaves to the code behind it: the `repr` by variable."""
     found: dict[str, str] = {}
-    for name, value in carried_locals.left_by_loop(frame).items():
+    for name, value in frames.left.items():
         is_number = isinstance(value, torch.Tensor) and value.numel() == 1 and value.layout is torch.strided
         number = value.item() if is_number or isinstance(value, np.generic) else value
         if type(number) in (bool, int, float, str, NoneType) and len(repr(number)) <= _TEXT:
@@ -168,7 +168,7 @@ def lost_values(
     note: Note,
     now: WholeSnapshot,
     checks: Completeness,
-    frame: FrameType,
+    frames: LoopFrames,
     objects: Mapping[str, Any],
     saved: CommittedState,
     loader: Any,
@@ -212,19 +212,19 @@ def lost_values(
     counts = {path: one.changes - 1 for path, one in note.values.items()}
     judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
     states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
-    names = committed_names(frame, objects, loader)
+    names = committed_names(frames, objects, loader)
     of_loader = [changed.pop(path) for path in read if path in changed]
     # a copy in the commit gives nothing back to a variable that code before the loop has computed
     made = {path: changed.pop(path) for path in [*changed] if path in note.values and not counts[path] + 1}
-    program = checks.program(frame)
-    lost = judge.judge(made, frame, program, {}, {}, names).lost if made else []
-    return of_loader + lost + judge.judge(changed, frame, program, {}, states, names, over=over).lost
+    program = checks.program(frames)
+    lost = judge.judge(made, frames, program, {}, {}, names).lost if made else []
+    return of_loader + lost + judge.judge(changed, frames, program, {}, states, names, over=over).lost
 
 
 def mismatch_message(
     lost: list[Change],
     texts: Mapping[str, str],
-    frame: FrameType,
+    frames: LoopFrames,
     position: Position,
     where: str,
     program: SeenProgram,
@@ -251,7 +251,7 @@ def mismatch_message(
     elif of_loader:
         lines.append(_of_loader(program, sorted(derived)))
     lines += blocks(entries)
-    if not rounds and (setting := _setting(lost, texts, frame, program)):
+    if not rounds and (setting := _setting(lost, texts, frames, program)):
         lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
         lines += [f"        {line}" for line in setting]
     named = ", ".join(f'"{path}"' for path in dict.fromkeys(one.path for one in shown))
@@ -290,12 +290,11 @@ def _compared(change: Change, noted: str) -> str:
 
 
 def _setting(
-    lost: list[Change], texts: Mapping[str, str], frame: FrameType, program: SeenProgram
+    lost: list[Change], texts: Mapping[str, str], frames: LoopFrames, program: SeenProgram
 ) -> list[str]:
     """Returns the assignments that give back all that was lost; none unless all of it is plain and named."""
-    frames = carried_locals.loop_frames(frame)
-    known = {name for one in frames for name in (*one.f_locals, *one.f_globals)}
-    carried_locals.release_locals(frames)
+    known = {name for one in frames.user for name in (*one.f_locals, *one.f_globals)}
+    frames.release()
     for one in lost:
         attributes = all(place.kind == "attr" for place in one.now.places[1:])
         is_name = _SETTABLE.fullmatch(one.path) and one.path.partition(".")[0] in known

@@ -30,7 +30,7 @@ from samebits._objects.hashes import PLAIN, leaf, plain
 from samebits._objects.parts import closure_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits._objects.walk import ITEMS, of_tensor
-from samebits._program import Program, StoredPlace, carried_locals
+from samebits._program import LoopFrames, Program, StoredPlace, liveness_at, release_locals
 from samebits.train._completeness import kinds_of_state
 from samebits.train._completeness.reachable_state import NONE, PACKAGE, Leaf, StateSnapshot
 
@@ -143,17 +143,17 @@ class WholeSnapshot(StateSnapshot):
             self.in_package = False
 
 
-def further_roots(frames: list[types.FrameType], program: Program) -> Iterator[tuple[str, str, Any]]:
+def further_roots(frames: LoopFrames, program: Program) -> Iterator[tuple[str, str, Any]]:
     """Yields what is read after the loop, the locals of its callers, and counters of packages."""
     names: set[str] = set()
-    outer = list(_callers(frames[-1]))
-    found = [carried_locals.of_frames(frames[0])[1]]
+    outer = list(_callers(frames.user[-1]))
+    found = [frames.carried[1]]
     found += [_live_in(frame) for frame in outer]
     for name, value in (pair for variables in found for pair in sorted(variables.items())):
         if name not in names and kinds_of_state.may_change(value):
             names.add(name)
             yield "local", name, value
-    carried_locals.release_locals(outer)
+    release_locals(outer)
     for name in sorted(_packages(program)):
         for inner, value in sorted(vars(sys.modules[name]).items()):
             if _is_counter(value) and not inner.startswith("__"):
@@ -213,7 +213,7 @@ def _callers(frame: types.FrameType) -> Iterator[types.FrameType]:
 
 def _live_in(frame: types.FrameType) -> dict[str, Any]:
     """Returns the variables of a waiting function that it reads again before it assigns them."""
-    names, found = carried_locals.liveness_at(frame.f_code, frame.f_lasti).after(), frame.f_locals
+    names, found = liveness_at(frame.f_code, frame.f_lasti).after(), frame.f_locals
     return {name: found[name] for name in names if name in found}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from samebits._context import process
 from samebits._objects import budget
-from samebits._program.carried_locals import loop_frames
+from samebits._program import LoopFrames
 from samebits.errors import IncompleteStateError
 from samebits.train._completeness.code_lines import LoopSource
 from samebits.train._completeness.completeness import Completeness
@@ -33,7 +33,7 @@ def check_wrappers(
 
     `number`: what a program uses in the place of a count ("step.number").
     """
-    place = frame.f_code, frame.f_lasti
+    frames, place = LoopFrames(frame), (frame.f_code, frame.f_lasti)
     if not checks.enabled or not process.overrides.check_complete or place in checks.places:
         return
     checks.places.add(place)
@@ -47,9 +47,9 @@ def check_wrappers(
         targets = LoopSource(reader).targets()
         read = (one for n in others & targets.keys() for one in ast.walk(targets[n]))
         names = [one.id for one in read if isinstance(one, ast.Name)]
-        checks.program(frame).add(reader.f_code)
+        checks.program(frames).add(reader.f_code)
         with budget.one_check():
-            flow = checks.flow(frame, objects, loader)
+            flow = checks.flow(frames, objects, loader)
             is_output = bool(targets) and all(flow.variable(reader.f_code, name) for name in names)
         path = names[0] if names else type(wrapper).__name__
         if checks.is_allowed(path) or (parts and (is_output or not others)):
@@ -79,7 +79,7 @@ def _wrappers(loop: Any, frame: FrameType) -> Iterator[tuple[Any, FrameType, lis
         if reader := next((readers[key] for key in keys if key in readers), None):
             parts = [loop if key in readers else part for key, part in zip(keys, held, strict=True)]
             parts = parts if type(one) in _PAIRS else [0, loop] * isinstance(one, enumerate)
-            yield one, loop_frames(reader)[0], parts
+            yield one, LoopFrames(reader).user[0], parts
 
 
 def _advice(wrapper: Any, path: str, number: str) -> str:

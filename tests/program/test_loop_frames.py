@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from samebits._objects.walk import MAX_LEAVES, LeafWalk
-from samebits._program import carried_locals
+from samebits._program import take
 
 
 class Meter:
@@ -125,7 +125,7 @@ def test_parameters_of_what_the_run_knows_are_left_to_the_model_component():
     net = Net()
 
     def leaves():
-        return carried_locals.take(None, {"net": net})["locals"]
+        return take(None, {"net": net})["locals"]
 
     before = leaves()
     net.layer.weight.data.add_(1)
@@ -169,7 +169,7 @@ def test_the_frame_of_the_loop_is_found_behind_library_code():
 
     def steps():
         for number in range(3):
-            found.append(carried_locals.take(sys._getframe(1), {})["scalars"].names)
+            found.append(take(sys._getframe(1), {})["scalars"].names)
             yield number
 
     def train():
