@@ -38,20 +38,26 @@ if TYPE_CHECKING:
     from samebits._program.sources import syntax_tree as syntax_tree
     from samebits._program.written_first import StoredPlace as StoredPlace
 
-_PLACES = {
-    "bytecode": ("begins_for",),
-    "control_flow": ("is_outside_of_body",),
-    "derived": ("derived_names",),
-    "functions": ("codes_of", "methods", "names_of_library", "names_set_by"),
-    "carried_locals": ("liveness_at",),
-    "loop_frames": ("LoopFrames", "release_locals", "take"),
-    "output_only": ("OutputFlow",),
-    "program": ("Order", "Program", "fetch_methods"),
-    "sources": ("syntax_tree",),
-    "written_first": ("StoredPlace",),
-}
 __getattr__, __dir__ = attach(
     __name__,
     ["effects"],
-    {name: f"{__name__}.{module}" for module, names in _PLACES.items() for name in names},
+    {
+        "LoopFrames": "samebits._program.loop_frames",
+        "Order": "samebits._program.program",
+        "OutputFlow": "samebits._program.output_only",
+        "Program": "samebits._program.program",
+        "StoredPlace": "samebits._program.written_first",
+        "begins_for": "samebits._program.bytecode",
+        "codes_of": "samebits._program.functions",
+        "derived_names": "samebits._program.derived",
+        "fetch_methods": "samebits._program.program",
+        "is_outside_of_body": "samebits._program.control_flow",
+        "liveness_at": "samebits._program.carried_locals",
+        "methods": "samebits._program.functions",
+        "names_of_library": "samebits._program.functions",
+        "names_set_by": "samebits._program.functions",
+        "release_locals": "samebits._program.loop_frames",
+        "syntax_tree": "samebits._program.sources",
+        "take": "samebits._program.loop_frames",
+    },
 )
