@@ -84,7 +84,9 @@ class CheckRow:
 
     def cause(self) -> str:
         """The result with the other components that differ in the same step."""
-        return self.difference.sentence() if self.difference else self.failed or self.result()
+        if self.difference is not None and not self.overshadowed:
+            return self.difference.sentence()
+        return self.failed or self.result()
 
     def notes(self) -> tuple[str, ...]:
         """The notes that a reader needs beside the result."""
