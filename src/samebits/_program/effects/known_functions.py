@@ -32,12 +32,9 @@ _OWN_GENERATORS = words(
 )
 """Of numpy.random: they make a generator, and leave the process's alone."""
 
-_TORCH_DRAWS = words(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout "
-    "native_dropout rrelu rrelu_with_noise gru lstm rnn_tanh rnn_relu scaled_dot_product_attention "
-    "multi_head_attention_forward multinomial normal poisson binomial bernoulli gumbel_softmax "
-    "fractional_max_pool2d fractional_max_pool3d seed manual_seed initial_seed set_rng_state get_rng_state "
-    "svd_lowrank pca_lowrank lobpcg random_split compile vmap"
+_TORCH_DRAWS = NAMES | words(
+    "seed manual_seed initial_seed set_rng_state get_rng_state multi_head_attention_forward lobpcg "
+    "compile vmap"
 )
 """That draw, or call what they are given, whatever their aten ops' tags say."""
 _TORCH_PYTHON = words(
