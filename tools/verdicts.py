@@ -35,6 +35,8 @@ import torch
 import samebits
 from samebits._inspect.code_names import whole
 from samebits._objects import budget
+from samebits._objects.generators import generators_in
+from samebits._objects.keepers import keepers
 from samebits._program import assigned_attributes
 from samebits._program import effects as purity
 from samebits._program.bytecode import instructions, stored_names
@@ -171,6 +173,12 @@ def read_functions(module: str) -> Iterator[Verdict]:
         yield Verdict(module, name, "effects", " / ".join(text), f"complete={reading.complete}")
         yield Verdict(module, name, "may draw", str(reading.may_draw))
         yield Verdict(module, name, "holds", answer(sorted(reading.state)), answer(sorted(reading.globals)))
+        found = [one.name.replace(str(ROOT), "") for one in keepers(function)]
+        if not any("Logger" in one for one in found):  # the process's loggers are those of who runs this
+            yield Verdict(module, name, "keepers", " / ".join(found))
+        yield Verdict(
+            module, name, "generators", " / ".join(one.path for one in generators_in([(name, function)]))
+        )
 
 
 def train_loops(module: str) -> Iterator[Verdict]:
