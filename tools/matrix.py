@@ -23,7 +23,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = (
-    *(f"tests/{name}" for name in ("determinism", "random", "nn", "data", "inspect", "callbacks")),
+    *(
+        f"tests/{name}"
+        for name in ("determinism", "random", "nn", "data", "inspect", "objects", "program", "callbacks")
+    ),
     "tests/tools/test_op_table.py",
 )
 ROOM_GB = 8

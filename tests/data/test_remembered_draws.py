@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from samebits._context import process
-from samebits._inspect.library_code import is_library
+from samebits._inspect.library_code import is_library_code
 from samebits._objects import rng_states
 from samebits._objects.keepers import keepers
 from samebits._program import effects as purity
@@ -451,8 +451,8 @@ def test_functions_of_libraries_are_not_taken_for_made_by_exec():
         functools.wraps,
         random.Random.gauss,
     ]
-    assert all(map(is_library, functions))
-    assert not is_library(counting())
+    assert all(map(is_library_code, functions))
+    assert not is_library_code(counting())
 
 
 # The generators around each task

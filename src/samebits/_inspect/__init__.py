@@ -1,1 +1,1 @@
-"""The ground floor for looking at programs: nested state, user code, generator states, bytecode, patches."""
+"""The ground floor for looking at programs: whose code it is, the user's calls, names in code, patches."""

@@ -10,7 +10,7 @@ from typing import Any
 from samebits._inspect.user_code import INSTALLED, owner_of_module
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "PIL", "cv2", "samebits", "scipy"}
-"""Roots whose code is not read: what their functions do is in this file."""
+"""Roots whose code is not read: `_program.effects` knows what their functions do."""
 READ = ("torch.utils.data.dataset",)
 """Modules of theirs that are read all the same."""
 
@@ -31,8 +31,8 @@ def module_of(found: Any) -> str:
     return module if isinstance(module, str) else ""
 
 
-def is_library(found: Any, home: str = "") -> bool:
-    """Returns True if the code of this function or class is not read, but looked up here.
+def is_library_code(found: Any, home: str = "") -> bool:
+    """Returns True if the code of this function or class is not read, but known.
 
     Code of installed packages is not read: it is large, and has memos and locks that matter to nobody.
     `home`: the package of the user's function, which is.

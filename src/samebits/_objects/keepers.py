@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from samebits._inspect.code_names import names_in
-from samebits._inspect.library_code import is_library
+from samebits._inspect.library_code import is_library_code
 from samebits._objects.parts import IMMUTABLE, closure_of, contents, defaults_of
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
@@ -80,10 +80,10 @@ def _keepers_and_parts(obj: Any, name: str) -> Iterator[Keeper | Part]:
     if isinstance(obj, FunctionType):
         if hasattr(obj, "__wrapped__"):
             yield obj.__wrapped__, name
-        if not is_library(obj):
+        if not is_library_code(obj):
             yield from _of_function(obj)
     elif isinstance(obj, type):
-        if not is_library(obj):
+        if not is_library_code(obj):
             yield _variables(f"{obj.__qualname__}.{{}}", vars(obj), functools.partial(setattr, obj))
             yield from ((base, base.__qualname__) for base in obj.__mro__[1:])
             yield from ((part, f"{obj.__qualname__}.{n}") for n, part in vars(obj).items())
@@ -137,7 +137,7 @@ def _of_function(obj: FunctionType) -> Iterator[Keeper | Part]:
     yield _variables("{}", known, known.__setitem__, used)
     yield from ((known[name], name) for name in used if name in known)
     for found in map(known.get, used):
-        if isinstance(found, ModuleType) and not is_library(found):
+        if isinstance(found, ModuleType) and not is_library_code(found):
             table = vars(found)
             yield _variables(f"{found.__name__}.{{}}", table, table.__setitem__, attributes)
             yield from ((table[n], f"{found.__name__}.{n}") for n in attributes if n in table)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._inspect.library_code import is_library
+from samebits._inspect.library_code import is_library_code
 from samebits._objects.budget import Budget
 from samebits._objects.parts import IMMUTABLE
 from samebits._program.effects.abstract_values import (
@@ -80,7 +80,7 @@ class Lookups(ABC):
 
     def is_library(self, found: Any) -> bool:
         """Returns True if the code of this function or class is not read."""
-        return is_library(found, self.home)
+        return is_library_code(found, self.home)
 
     def reaches(self) -> set[int]:
         """The identities of the objects and variables that a call looks at, one level into containers."""

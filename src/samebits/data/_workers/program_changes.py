@@ -18,7 +18,7 @@ import torch
 
 from samebits._inspect import code_names
 from samebits._inspect.code_names import names_in
-from samebits._inspect.library_code import is_library
+from samebits._inspect.library_code import is_library_code
 from samebits._inspect.words import words
 from samebits._objects.parts import IMMUTABLE, attributes_of, closure_of, contents, defaults_of
 from samebits._objects.rng_states import RESTORABLE
@@ -106,7 +106,7 @@ class ReachedValues:
         elif isinstance(found, type):
             self._class(found)
         elif isinstance(found, types.ModuleType):
-            if not is_library(found):
+            if not is_library_code(found):
                 self._follow(found.__name__, vars(found).get, self._names & vars(found).keys())
         elif isinstance(found, _CONTAINERS):
             self._container(name, found)
@@ -132,7 +132,7 @@ class ReachedValues:
         texts = [(*code.co_names, *code.co_consts) for code in code_names.whole(found.__code__)]
         named = {one for several in texts for one in several if isinstance(one, str)}
         self._names |= named - {"__dict__", "vars"}
-        if not is_library(found):
+        if not is_library_code(found):
             self._all_attributes |= not named.isdisjoint(("__dict__", "vars"))
             self._follow(found.__qualname__, vars(found).get, list(vars(found)))
             known = found.__globals__
@@ -142,7 +142,7 @@ class ReachedValues:
         """Follows methods and variables that the code names, and those that syntax calls."""
         for base in kind.__mro__[:-1]:
             names = (self._names | _SPECIAL) & vars(base).keys()
-            if is_library(base):
+            if is_library_code(base):
                 self._queue.extend((name, vars(base)[name]) for name in names)
             else:
                 self._follow(base.__qualname__, vars(base).get, names)

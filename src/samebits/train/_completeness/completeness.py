@@ -2,8 +2,8 @@
 
 At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the
 frame of the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit,
-and is not written again before the next iteration reads it (`carried_locals` for locals, `read_before_write`
-for the rest) would be lost by a resume: `IncompleteStateError`.
+and is not written again before the next iteration reads it (`LoopFrames` for locals, `Program.order` for
+the rest) would be lost by a resume: `IncompleteStateError`.
 
 In between it compares the structure of the run's modules and the settings of the process (`structure`), which
 no commit holds: a new submodule, hook or `p` in mid-training would be lost, unless every step sets it anew.

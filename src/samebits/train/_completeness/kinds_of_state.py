@@ -21,7 +21,7 @@ from samebits._inspect.user_code import (
     keeps_attributes,
     may_hold_state,
 )
-from samebits._objects import walk as reachable
+from samebits._objects import walk
 from samebits._objects.hashes import CONSTANTS, PLAIN, plain
 from samebits._objects.parts import attributes_of, is_unreadable_iterator
 from samebits._objects.rng_states import RESTORABLE
@@ -37,13 +37,13 @@ def action_of(kind: type) -> str | None:
         return "optimizer"
     if (
         kind.__module__.startswith("samebits.")
-        and reachable.action_of(kind) == "attributes"
+        and walk.action_of(kind) == "attributes"
         and not hasattr(kind, "__names_of_library__")
     ):
         return "holder"
     if is_table(kind):
         return "table"
-    action = reachable.thorough_action_of(kind)
+    action = walk.thorough_action_of(kind)
     if (action in {None, "library"} and is_unreadable_iterator(kind)) or issubclass(kind, io.TextIOWrapper):
         return "cursor"
     if action is None:
@@ -175,8 +175,8 @@ def of_column(column: Any) -> bytes:
     if getattr(getattr(column, "dtype", None), "kind", "O") in "biufcmM":
         array = column.to_numpy()
         if array.dtype.kind != "O":
-            return reachable.of_array(array)
-    ends = [*column.head(reachable.ENDS).to_numpy(), *column.tail(reachable.ENDS).to_numpy()]
+            return walk.of_array(array)
+    ends = [*column.head(walk.ENDS).to_numpy(), *column.tail(walk.ENDS).to_numpy()]
     return plain([len(column), *(one if type(one) in PLAIN else str(one) for one in ends)])
 
 
