@@ -146,11 +146,16 @@ def test_the_configurations_can_differ():
 def test_every_output_of_ctc_loss_is_written():
     """CTC loss keeps a table with places that torch leaves unwritten; under the switch they repeat, without it they do not."""
     likelihoods, targets = randn(50, 4, 20).log_softmax(2), 1 + below(19, 4, 30)
+    kept = []
 
     def table(turn):
-        # what lies in memory differs from turn to turn
-        [torch.empty(10007).fill_(float(turn)) for _ in range(3)]
-        return of_value(torch.ops.aten._ctc_loss(likelihoods, targets, [50, 40, 10, 5], [30, 20, 3, 2])[1])
+        # what lies in memory differs from turn to turn: in places of the size that the table takes
+        filled = [torch.empty(4, 50, 2 * 30 + 1).fill_(float(turn)) for _ in range(64)]
+        kept.append(filled.pop(0))  # so that the next table lies elsewhere
+        del filled
+        found = torch.ops.aten._ctc_loss(likelihoods, targets, [50, 40, 10, 5], [30, 20, 3, 2])[1]
+        assert found.shape == (4, 50, 2 * 30 + 1)
+        return of_value(found)
 
     assert len({table(turn) for turn in range(20)}) > 1
     with samebits.enable_op_determinism(across="threads"):
