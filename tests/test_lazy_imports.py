@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import samebits
-from samebits._lazy_imports import attach, when_imported
+from samebits._lazy_imports import late_imports, when_imported
 
 HEAVY = {"torch", "numpy", "numba", "llvmlite", "rich", "safetensors", "cloudpickle", "scipy", "asyncio"}
 COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica")
@@ -132,34 +133,28 @@ def lazy_packages():
 
 
 @pytest.mark.parametrize("file", lazy_packages(), ids=lambda file: file.parent.name)
-def test_type_checkers_see_what_is_imported_late(file):
-    """Of a lazy package, what it gives and what stands under `if TYPE_CHECKING:` are the same names of the same modules."""
-    tree = ast.parse(file.read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+def test_what_type_checkers_see_is_imported_late(file):
+    """Each name under `if TYPE_CHECKING:` is given under the same name, and the module named there has it."""
+    (block,) = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.If)]
+    folders = file.parent.relative_to(Path(samebits.__file__).parent).parts
+    package = import_module(".".join(("samebits", *folders)))
     seen = {alias.asname: node.module for node in block.body for alias in node.names}
-    (call,) = [
-        node.value for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.func.id == "attach"
-    ]  # fmt: skip
-    package = "samebits" + "".join(
-        f".{part}" for part in file.parent.relative_to(Path(samebits.__file__).parent).parts
-    )
-    given = eval(compile(ast.Expression(call), str(file), "eval"), {"attach": _given, "__name__": package})
-    assert given == seen
-
-
-def _given(package, modules=(), names=None):
-    assert not set(modules) & set(names or {})
-    return {**dict.fromkeys(modules, package), **(names or {})}
+    assert seen == late_imports(file.read_text())
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(sys.modules[module], name)
+        assert name in dir(package)
 
 
 def test_what_is_asked_for_once_is_kept(tmp_path, monkeypatch):
     """The second access is a plain attribute: `__getattr__` is not called again."""
     (tmp_path / "lazy_one.py").write_text("VALUE = object()")
+    (tmp_path / "lazy_package.py").write_text(
+        "from typing import TYPE_CHECKING\nfrom samebits._lazy_imports import attach\n"
+        "if TYPE_CHECKING:\n    from lazy_one import VALUE as VALUE\n"
+        "__getattr__, __dir__ = attach(__name__)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    package = type(sys)("lazy_package")
-    monkeypatch.setitem(sys.modules, "lazy_package", package)
-    package.__getattr__, package.__dir__ = attach("lazy_package", names={"VALUE": "lazy_one"})
+    package = import_module("lazy_package")
     assert "VALUE" not in vars(package) and "VALUE" in dir(package)
     assert package.VALUE is vars(package)["VALUE"]
 

@@ -58,23 +58,7 @@ __all__ = [
 ]
 __version__ = _context.VERSION
 
-__getattr__, __dir__ = attach(
-    __name__,
-    [
-        *("_digest", "_native", "audit", "callbacks", "checkpoint", "cli", "data", "determinism", "errors"),
-        *("nn", "random", "replica", "rounding", "state", "testing", "train", "trainer"),
-    ],
-    {
-        "Epoch": "samebits.train",
-        "Run": "samebits.train",
-        "Step": "samebits.train",
-        "Trainer": "samebits.trainer",
-        "declare_op": "samebits.determinism",
-        "enable_op_determinism": "samebits.determinism",
-        "op_determinism_enabled": "samebits.determinism",
-        "set_random_seed": "samebits.random",
-    },
-)
+__getattr__, __dir__ = attach(__name__)
 # The state at the import shows whether somebody had set a seed before.
 when_imported("torch", _context.note_torch)
 when_imported("random", _context.note_random)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from opcode import opmap
@@ -13,38 +16,47 @@ from typing import Any, NoReturn
 _IMPORT_FROM = bytes([opmap["IMPORT_FROM"]])
 
 
-def attach(
-    package: str, modules: Sequence[str] | Mapping[str, str] = (), names: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` (PEP 562) of a package whose parts are imported at their first use.
 
-    A type checker does not see them: the package imports the same names under `if TYPE_CHECKING:`.
+    The parts are those that its text imports under `if TYPE_CHECKING:`, for type checkers.
 
     ```python
-    __getattr__, __dir__ = attach(__name__, ["train"], {"Run": "samebits.train"})
-    ```
+    if TYPE_CHECKING:
+        from samebits import train as train
+        from samebits.train import Run as Run
 
-    Args:
-        package: its `__name__`.
-        modules: its modules and packages; a mapping from name to module if some are deeper.
-        names: its other names, with the module of each.
+    __getattr__, __dir__ = attach(__name__)
+    ```
     """
-    places = modules if isinstance(modules, Mapping) else {name: f"{package}.{name}" for name in modules}
-    where = {**places, **(names or {})}
+
+    @cache
+    def places() -> Mapping[str, str]:
+        loader: Any = sys.modules[package].__loader__
+        return late_imports(loader.get_source(package))
 
     def getattribute(name: str) -> Any:
-        if name not in where:
+        place = places().get(name)
+        if place is None:
             _refuse(package, name, sys._getframe(1))
-        found = import_module(where[name])
-        value = found if name in modules else getattr(found, name)
+        value = (
+            import_module(f"{package}.{name}") if place == package else getattr(import_module(place), name)
+        )
         setattr(sys.modules[package], name, value)  # the next access finds it in the module
         return value
 
     def directory() -> list[str]:
         given = vars(sys.modules[package]).items()
-        return sorted({*(name for name, value in given if not _is_helper(name, value)), *where})
+        return sorted({*(name for name, value in given if not _is_helper(name, value)), *places()})
 
     return getattribute, directory
+
+
+def late_imports(source: str) -> dict[str, str]:
+    """Returns the names that the text of a package imports for type checkers alone, with their modules."""
+    blocks = [node.body for node in ast.parse(source).body if isinstance(node, ast.If)]
+    found = [node for node in itertools.chain(*blocks) if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in found for alias in node.names}
 
 
 def _refuse(package: str, name: str, frame: FrameType) -> NoReturn:

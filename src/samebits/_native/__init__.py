@@ -23,11 +23,4 @@ if TYPE_CHECKING:
     from samebits._native.llvm import ir as ir
     from samebits._native.llvm import types as types
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["machine_code", "entry_points", "llvm"],
-    {
-        **dict.fromkeys(("address_of", "carray"), "samebits._native.compiler"),
-        **dict.fromkeys(("ir", "types"), "samebits._native.llvm"),
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -38,26 +38,4 @@ if TYPE_CHECKING:
     from samebits._program.sources import syntax_tree as syntax_tree
     from samebits._program.written_first import StoredPlace as StoredPlace
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["effects"],
-    {
-        "LoopFrames": "samebits._program.loop_frames",
-        "Order": "samebits._program.program",
-        "OutputFlow": "samebits._program.output_only",
-        "Program": "samebits._program.program",
-        "StoredPlace": "samebits._program.written_first",
-        "begins_for": "samebits._program.bytecode",
-        "codes_of": "samebits._program.functions",
-        "derived_names": "samebits._program.derived",
-        "fetch_methods": "samebits._program.program",
-        "is_outside_of_body": "samebits._program.control_flow",
-        "liveness_at": "samebits._program.carried_locals",
-        "methods": "samebits._program.functions",
-        "names_of_library": "samebits._program.functions",
-        "names_set_by": "samebits._program.functions",
-        "release_locals": "samebits._program.loop_frames",
-        "syntax_tree": "samebits._program.sources",
-        "take": "samebits._program.loop_frames",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
     from samebits.audit import _record as _record
     from samebits.audit import _verify as _verify
 
-__getattr__, __dir__ = attach(__name__, ["_child", "_comparison", "_first_difference", "_record", "_verify"])
+__getattr__, __dir__ = attach(__name__)

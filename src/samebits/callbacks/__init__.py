@@ -16,18 +16,4 @@ if TYPE_CHECKING:
     from samebits.callbacks._progress_bar import ProgressBar as ProgressBar
     from samebits.callbacks._tensorboard import TensorBoard as TensorBoard
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "CSVLogger": "samebits.callbacks._csv_logger",
-        "Callback": "samebits.callbacks._base",
-        "EarlyStopping": "samebits.callbacks._early_stopping",
-        "Lambda": "samebits.callbacks._lambda",
-        "LearningRateScheduler": "samebits.callbacks._learning_rates",
-        "ModelCheckpoint": "samebits.callbacks._model_checkpoint",
-        "ProgressBar": "samebits.callbacks._progress_bar",
-        "ReduceLROnPlateau": "samebits.callbacks._learning_rates",
-        "TensorBoard": "samebits.callbacks._tensorboard",
-        "TerminateOnNaN": "samebits.callbacks._early_stopping",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

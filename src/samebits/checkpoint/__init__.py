@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from samebits.checkpoint._load import load_commit as load_commit
     from samebits.checkpoint._load import load_weights as load_weights
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "export": "samebits.checkpoint._export",
-        "list_commits": "samebits.checkpoint._listing",
-        "load_commit": "samebits.checkpoint._load",
-        "load_weights": "samebits.checkpoint._load",
-        "prune": "samebits.checkpoint._listing",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from samebits.cli import _app as _app
     from samebits.cli import _reports as _reports
 
-__getattr__, __dir__ = attach(__name__, ["_app", "_reports"])
+__getattr__, __dir__ = attach(__name__)
 
 
 def main() -> None:

@@ -14,15 +14,4 @@ if TYPE_CHECKING:
     from samebits.determinism._switch import enable_op_determinism as enable_op_determinism
     from samebits.determinism._switch import op_determinism_enabled as op_determinism_enabled
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["_cuda_decompositions", "table"],
-    {
-        "OpDeterminism": "samebits.determinism._switch",
-        "UntestedVersionWarning": "samebits.determinism._environment",
-        "declare_op": "samebits.determinism._guards.custom_ops",
-        "enable_op_determinism": "samebits.determinism._switch",
-        "environment_fingerprint": "samebits.determinism._environment",
-        "op_determinism_enabled": "samebits.determinism._switch",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

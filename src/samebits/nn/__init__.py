@@ -26,28 +26,4 @@ if TYPE_CHECKING:
     from samebits.nn._rnn import LSTM as LSTM
     from samebits.nn._rnn import RNN as RNN
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "AlphaDropout": "samebits.nn._dropout",
-        "Dropout": "samebits.nn._dropout",
-        "Dropout1d": "samebits.nn._dropout",
-        "Dropout2d": "samebits.nn._dropout",
-        "Dropout3d": "samebits.nn._dropout",
-        "FeatureAlphaDropout": "samebits.nn._dropout",
-        "FractionalMaxPool2d": "samebits.nn._noise",
-        "FractionalMaxPool3d": "samebits.nn._noise",
-        "GRU": "samebits.nn._rnn",
-        "GaussianNoise": "samebits.nn._noise",
-        "LSTM": "samebits.nn._rnn",
-        "MultiheadAttention": "samebits.nn._multihead_attention",
-        "OwnsRandomness": "samebits.nn._layer_keys",
-        "RNN": "samebits.nn._rnn",
-        "RReLU": "samebits.nn._noise",
-        "StochasticDepth": "samebits.nn._noise",
-        "compiled": "samebits.nn._compiled",
-        "own_randomness": "samebits.nn._own_randomness",
-        "reset_parameters": "samebits.nn._reset_parameters",
-        "set_step": "samebits.nn._layer_keys",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

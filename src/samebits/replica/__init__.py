@@ -24,21 +24,4 @@ if TYPE_CHECKING:
     from samebits.replica._report.step_listing import listing as listing
     from samebits.replica._witness import Witness as Witness
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "CapturedStep": "samebits.replica._capture.captured_step",
-        "DataParallel": "samebits.replica._capture.captured_step",
-        "Equal": "samebits.replica._declarations",
-        "Partition": "samebits.replica._declarations",
-        "PerRank": "samebits.replica._capture.per_rank",
-        "PerReplica": "samebits.replica._declarations",
-        "Report": "samebits.replica._report.report",
-        "Witness": "samebits.replica._witness",
-        "analyze": "samebits.replica._analysis.fixpoint",
-        "capture": "samebits.replica._capture.capture",
-        "dot_graph": "samebits.replica._report.html_page",
-        "listing": "samebits.replica._report.step_listing",
-        "write_html": "samebits.replica._report.html_page",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -25,16 +25,4 @@ __all__ = [
     "verify_methods",
 ]
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["optim"],
-    {
-        "stochastic_round": "samebits.rounding._stochastic_round",
-        "LoweredStep": "samebits.rounding._transform",
-        "Method": "samebits.rounding._transform",
-        "assign_methods": "samebits.rounding._transform",
-        "clear_methods": "samebits.rounding._transform",
-        "lower": "samebits.rounding._transform",
-        "verify_methods": "samebits.rounding._transform",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

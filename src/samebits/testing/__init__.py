@@ -9,11 +9,4 @@ if TYPE_CHECKING:
     from samebits.testing._run_and_kill import KilledRun as KilledRun
     from samebits.testing._run_and_kill import run_and_kill as run_and_kill
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "KilledRun": "samebits.testing._run_and_kill",
-        "assert_resumes_exactly": "samebits.testing._resumes_exactly",
-        "run_and_kill": "samebits.testing._run_and_kill",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -9,11 +9,4 @@ if TYPE_CHECKING:
     from samebits.train._loop.steps import Step as Step
     from samebits.train._run import Run as Run
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "Epoch": "samebits.train._loop.epochs",
-        "Run": "samebits.train._run",
-        "Step": "samebits.train._loop.steps",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

@@ -7,4 +7,4 @@ from samebits._lazy_imports import attach
 if TYPE_CHECKING:
     from samebits.trainer._trainer import Trainer as Trainer
 
-__getattr__, __dir__ = attach(__name__, names={"Trainer": "samebits.trainer._trainer"})
+__getattr__, __dir__ = attach(__name__)

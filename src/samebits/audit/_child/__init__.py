@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from samebits.audit._child import launch as launch
     from samebits.audit._child import variations as variations
 
-__getattr__, __dir__ = attach(__name__, ["launch", "variations"])
+__getattr__, __dir__ = attach(__name__)

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
     from samebits.audit._record import recorder as recorder
     from samebits.audit._record import torch_hooks as torch_hooks
 
-__getattr__, __dir__ = attach(__name__, ["record_file", "recorder", "torch_hooks"])
+__getattr__, __dir__ = attach(__name__)

@@ -18,20 +18,4 @@ if TYPE_CHECKING:
     from samebits.audit._verify.verification import verify as verify
     from samebits.audit._verify.verify_table import show as show
 
-__getattr__, __dir__ = attach(
-    __name__,
-    names={
-        "BaselineFacts": "samebits.audit._verify.check_plan",
-        "GROUPS": "samebits.audit._verify.check_plan",
-        "ProcessOutcome": "samebits.audit._verify.check_process",
-        "ProcessVariation": "samebits.audit._verify.check_plan",
-        "Request": "samebits.audit._verify.check_process",
-        "Runner": "samebits.audit._verify.check_process",
-        "SignalledError": "samebits.audit._verify.child_processes",
-        "facts_of": "samebits.audit._verify.baseline",
-        "jobs": "samebits.audit._verify.check_process",
-        "scratch_folder": "samebits.audit._verify.child_processes",
-        "show": "samebits.audit._verify.verify_table",
-        "verify": "samebits.audit._verify.verification",
-    },
-)
+__getattr__, __dir__ = attach(__name__)

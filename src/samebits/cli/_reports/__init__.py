@@ -11,8 +11,4 @@ if TYPE_CHECKING:
     from samebits.cli._reports import ops_report as ops_report
     from samebits.cli._reports import replica_report as replica_report
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["commits_report", "ops_overview", "ops_report", "replica_report"],
-    {"Progress": "samebits._progress"},
-)
+__getattr__, __dir__ = attach(__name__)

@@ -15,6 +15,4 @@ if TYPE_CHECKING:
     from samebits.determinism._ops import refusal as refusal
     from samebits.determinism._ops import replacements as replacements
 
-__getattr__, __dir__ = attach(
-    __name__, ["attention", "coverage", "one_thread", "recurrent", "refusal", "replacements"]
-)
+__getattr__, __dir__ = attach(__name__)

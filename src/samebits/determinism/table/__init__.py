@@ -17,15 +17,4 @@ if TYPE_CHECKING:
     from samebits.determinism.table._verdicts import lookup as lookup
     from samebits.determinism.table._verdicts import refused_parts as refused_parts
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["_torch_names"],
-    {
-        "Entry": "samebits.determinism.table._verdicts",
-        "entries": "samebits.determinism.table._verdicts",
-        "lookup": "samebits.determinism.table._verdicts",
-        "ops_of": "samebits.determinism.table._torch_names",
-        "refused_parts": "samebits.determinism.table._verdicts",
-        "reviewed": "samebits.determinism.table._overload_facts",
-    },
-)
+__getattr__, __dir__ = attach(__name__)
