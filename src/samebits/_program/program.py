@@ -71,9 +71,7 @@ class Program(UserFunctions):
 
     def assigned_attributes(self, frames: LoopFrames) -> dict[str, Any]:
         """Returns attributes of modules and classes that user code assigns: the values by path."""
-        found = assigned_attributes.values(frames.user, self)
-        frames.release()
-        return found
+        return assigned_attributes.values(frames.user, self)
 
     def order(self, frames: LoopFrames, reached: Reached, *, installed: bool = False) -> Order:
         """Returns the order of reads and writes, and the use of names, of the loop.

@@ -19,7 +19,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,12 +26,11 @@ import torch
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits._objects.budget import one_check
-from samebits._program import LoopFrames, derived_names
+from samebits._program import Program, derived_names
 from samebits.errors import ResumeMismatchError
-from samebits.train._aliases import RunState
 from samebits.train._committed_state import CommittedState, gather
 from samebits.train._completeness import reachable_state
-from samebits.train._completeness.completeness import Completeness, clocks_now, digests_of, own_states
+from samebits.train._completeness.completeness import Completeness, Look, clocks_now, digests_of, own_states
 from samebits.train._completeness.lost_changes import (
     Change,
     LostChanges,
@@ -96,12 +94,7 @@ class LoopChanges:
 
     @one_check()
     def walk(
-        self,
-        frames: LoopFrames,
-        objects: Mapping[str, Any],
-        saved: CommittedState,
-        loader: Any,
-        noted_names: Mapping[str, list[str]] | None = None,
+        self, look: Look, saved: CommittedState, noted_names: Mapping[str, list[str]] | None = None
     ) -> WholeSnapshot:
         """Returns the state at this boundary; the first one is kept. `noted_names`: those of a commit."""
         checks = self._checks
@@ -109,27 +102,22 @@ class LoopChanges:
             now = WholeSnapshot()
             now.noted_names = noted_names or {}
             reachable_state.take(
-                frames, objects, _restored_exactly(objects, saved), loader, checks.program(frames),
+                look.frames, look.objects, _restored_exactly(look.objects, saved), look.loader, look.program,
                 ignored=checks.ignored, trusted=checks.trusted, known=checks.generators, walk=now,
-                steering=checks.steering(frames, objects, loader),
-                further=further_roots,
+                steering=look.steering, further=further_roots,
             )  # fmt: skip
-            now.states = digests_of(own_states(objects, saved))
+            now.states = digests_of(own_states(look.objects, saved))
         if self._first is None:
             self._first = now
-            runs = (
-                one for scope in (frames.frame.f_locals, frames.frame.f_globals) for one in scope.values()
-            )
+            runs = (one for scope in (look.frame.f_locals, look.frame.f_globals) for one in scope.values())
             held = {id(one) for one in runs if type(one).__module__ == "samebits.train._run"}
-            self.derived = derived_names(frames.frame, saved_identities(objects) | held)
+            self.derived = derived_names(look.frame, saved_identities(look.objects) | held)
         return now
 
     @one_check()
-    def note(
-        self, at: int, frames: LoopFrames, objects: Mapping[str, Any], saved: CommittedState, loader: Any
-    ) -> Note:
+    def note(self, at: int, look: Look, saved: CommittedState) -> Note:
         """Returns the note of this boundary."""
-        now, first = self.walk(frames, objects, saved, loader), self._first
+        now, first = self.walk(look, saved), self._first
         assert first is not None
         now.states_before = first.states
         changed = [
@@ -140,8 +128,8 @@ class LoopChanges:
         changed += [*appeared(first, now), *(one for one in renamed(first, now) if not means_saved(one))]
         changed = [one for one in changed if not self._checks.is_ignored(one)]
         between = {name: (self._clocks[name], until) for name, until in clocks_now().items()}
-        states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
-        left = self._judge.unsaved(changed, self._checks.program(frames), between, states)
+        states = {"run.state": dict(saved.run_state), **own_states(look.objects, saved)}
+        left = self._judge.unsaved(changed, look.program, between, states)
         left += filter(is_saved_by_owner, changed)  # its load_state_dict may restore another value
         for one in left:
             if self._last.get(one.path) != one.now.hashed:
@@ -153,12 +141,12 @@ class LoopChanges:
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }
-        values = self._unchanged(now, first, frames) | {one.path: self._noted(one) for one in left[:_MOST]}
+        values = self._unchanged(now, first, look.program) | {
+            one.path: self._noted(one) for one in left[:_MOST]
+        }
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
-    def _unchanged(
-        self, now: WholeSnapshot, first: WholeSnapshot, frames: LoopFrames
-    ) -> dict[str, NotedValue]:
+    def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, program: Program) -> dict[str, NotedValue]:
         paths = now.measured(self.derived) & first.measured(self.derived)
         pairs = {path: now.leaves_by_path[path] for path in paths}
         same = [
@@ -168,7 +156,7 @@ class LoopChanges:
         ]
         clocks = {name: (at - _BEFORE, at + _AHEAD) for name, at in _BEGAN.items()}
         judged = [one for one in same if not now.is_of_loader(one.path)]
-        kept = {one.path for one in LostChanges().unsaved(judged, self._checks.program(frames), clocks, {})}
+        kept = {one.path for one in LostChanges().unsaved(judged, program, clocks, {})}
         same = [one for one in same if one.path in kept or now.is_of_loader(one.path)]
         return {
             one.path: NotedValue(one.now.hashed, one.now.hashed, noted_text(one.now.value, one.now.hashed), 0)
@@ -225,13 +213,13 @@ class CommitNotes:
         """The text of the newest note, for a commit; None without one."""
         return self._text
 
-    def end(self, checks: Completeness, frame: FrameType, loop: str) -> None:
+    def end(self, look: Look, loop: str) -> None:
         """Notes what a loop that is over leaves to the code behind it: a resumed process runs none of it."""
-        if self._is_off(checks):
+        if self._is_off(look):
             return
         try:
-            with one_check():
-                self._left[loop] = left_values(LoopFrames(frame))
+            with look, one_check():
+                self._left[loop] = left_values(look.frames)
             self._write()
         except Exception as error:
             self._end(error)
@@ -240,18 +228,7 @@ class CommitNotes:
         content = self._encoded | ({LEFT: self._left} if self._left else {})
         self._text = json.dumps(content) if content else None
 
-    def begin(
-        self,
-        checks: Completeness,
-        frame: FrameType,
-        loader: Any,
-        objects: Mapping[str, Any],
-        *,
-        run_state: Mapping[str, Any],
-        position: Position,
-        by_epoch: bool = False,
-        over: bool = False,
-    ) -> None:
+    def begin(self, look: Look, position: Position, *, by_epoch: bool = False, over: bool = False) -> None:
         """Takes the first look of a loop in this process, and compares it with the commit.
 
         `by_epoch`: of a loop over epochs; `over`: of a loop that had ended in the commit.
@@ -259,7 +236,6 @@ class CommitNotes:
         Raises:
             ResumeMismatchError: a value that the program reads is another one than at the commit.
         """
-        frames = LoopFrames(frame)
         note = self._found.get(by_epoch)
         note = self._found.pop(by_epoch) if note is not None and note.loop == position.loop else None
         changes = self._changes.pop(by_epoch, None)
@@ -268,88 +244,65 @@ class CommitNotes:
             values = {path: one for path, one in old.values.items() if one.changes}
             self._encoded = _encoded({**self._notes, by_epoch: old._replace(values=values)})
             self._write()
-        if over and not self._is_off(checks):
-            self._check_left(checks, frames, loader, objects, position)
+        if over and not self._is_off(look):
+            self._check_left(look, position)
         new = changes is None or changes.loop != position.loop
-        if self._is_off(checks) or (over and note is None) or not (note or new or self._affordable()):
+        if self._is_off(look) or (over and note is None) or not (note or new or self._affordable()):
             return
-        lost: list[Change] = []
-        derived: set[str] = set()
-        started = time.thread_time()
-        try:
-            changes = self._changes[by_epoch] = LoopChanges(checks, position.loop)
-            saved = gather(objects, run_state)
-            now = changes.walk(frames, objects, saved, loader, note.names if note else None)
-            derived = changes.derived
-            if note is not None:
+        with look:
+            started = time.thread_time()
+            try:
+                changes = self._changes[by_epoch] = LoopChanges(look.checks, position.loop)
+                saved = gather(look.objects, look.run_state)
+                now = changes.walk(look, saved, note.names if note else None)
+                if note is None:
+                    return
                 fresh = note.at == (self._manifest.position["epoch"] if by_epoch else self._manifest.step)
-                lost = lost_values(
-                    note, now, checks, frames, objects, saved, loader,
-                    fresh=fresh, outside=by_epoch or over, over=over,
-                )  # fmt: skip
-        except Exception as error:
-            self._end(error)
-        self._record(started)
-        if lost and note is not None:
-            noted = {one.path: note.text(one.path) for one in lost}
-            seen = checks.seen_by_reader(frames, objects)
-            made = {path for path, one in note.values.items() if not one.changes}
-            error = ResumeMismatchError(
-                mismatch_message(lost, noted, frames, position, self._where, seen, made, derived)
-            )
-            _raise(error, [one.path for one in lost], checks)
+                lost = lost_values(note, now, look, saved, fresh=fresh, outside=by_epoch or over, over=over)
+            except Exception as error:
+                self._end(error)
+                return
+            finally:
+                self._record(started)
+            if lost:
+                text = mismatch_message(lost, note, look, position, self._where, changes.derived)
+                _raise(ResumeMismatchError(text), [one.path for one in lost], look.checks)
 
-    def _check_left(
-        self,
-        checks: Completeness,
-        frames: LoopFrames,
-        loader: Any,
-        objects: Mapping[str, Any],
-        position: Position,
-    ) -> None:
-        noted, now, names = self._left.get(position.loop, {}), dict[str, str](), list[str]()
-        try:
-            with one_check():
-                now = left_values(frames)
-                names = [
-                    one for one in now if noted.get(one, now[one]) != now[one] and not checks.is_allowed(one)
-                ]
-                flow = checks.flow(frames, objects, loader) if names else None
-                names = [one for one in names if flow and not flow.variable(frames.frame.f_code, one)]
-        except Exception as error:
-            self._end(error)
-            names = []
-        if names:
-            compared = {one: (noted[one], now[one]) for one in names}
-            seen = checks.seen_by_reader(frames, objects)
-            _raise(ResumeMismatchError(left_message(compared, position, self._where, seen)), names, checks)
+    def _check_left(self, look: Look, position: Position) -> None:
+        noted, is_allowed = self._left.get(position.loop, {}), look.checks.is_allowed
+        with look:
+            try:
+                with one_check():
+                    now = left_values(look.frames)
+                    names = [
+                        one for one in now if noted.get(one, now[one]) != now[one] and not is_allowed(one)
+                    ]
+                    names = [one for one in names if not look.flow.variable(look.frame.f_code, one)]
+            except Exception as error:
+                self._end(error)
+                return
+            if names:
+                compared = {one: (noted[one], now[one]) for one in names}
+                text = left_message(compared, position, self._where, look.seen_by_reader())
+                _raise(ResumeMismatchError(text), names, look.checks)
 
     def take(
-        self,
-        checks: Completeness,
-        frame: FrameType,
-        loader: Any,
-        objects: Mapping[str, Any],
-        position: Position,
-        saved: CommittedState | RunState,
-        *,
-        by_epoch: bool = False,
+        self, look: Look, position: Position, saved: CommittedState | None = None, *, by_epoch: bool = False
     ) -> None:
         """Takes a note of this boundary if it is affordable; the text is the last one otherwise.
 
-        `saved`: the state that the commit has; or `run.state` alone, if there is none.
+        `saved`: the state that the commit has, if there is one.
         """
         changes = self._changes.get(by_epoch)
-        if changes is None or changes.loop != position.loop or self._is_off(checks):
+        if changes is None or changes.loop != position.loop or self._is_off(look):
             return
         if not self._affordable(first=by_epoch not in self._notes):
             return
         started = time.thread_time()
         try:
-            if isinstance(saved, RunState):
-                saved = gather(objects, saved)
             at = position.epoch if by_epoch else position.step
-            note = changes.note(at, LoopFrames(frame), objects, saved, loader)
+            with look:
+                note = changes.note(at, look, saved or gather(look.objects, look.run_state))
             kept = {kind: one for kind, one in self._notes.items() if one.loop == position.loop}
             self._notes = kept | {by_epoch: note}
             self._encoded = _encoded(self._notes)
@@ -361,8 +314,8 @@ class CommitNotes:
     def _affordable(self, *, first: bool = False) -> bool:
         return affordable(self._spent, self._cost, time.perf_counter() - self._began, first=first)
 
-    def _is_off(self, checks: Completeness) -> bool:
-        return self._off or not checks.enabled or not process.overrides.check_complete
+    def _is_off(self, look: Look) -> bool:
+        return self._off or not look.checks.enabled or not process.overrides.check_complete
 
     def _record(self, started: float) -> None:
         self._cost = time.thread_time() - started  # what other processes take meanwhile is no cost

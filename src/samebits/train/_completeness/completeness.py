@@ -16,11 +16,12 @@ packages', nor changes after the last check.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -50,7 +51,6 @@ from samebits.train._completeness.lost_changes import (
     Late,
     LostChanges,
     appeared,
-    committed_names,
     late_changes,
     renamed,
 )
@@ -93,7 +93,7 @@ class Completeness:
         self._before: reachable_state.StateSnapshot | None = None
         self._around_steps = steps is not None
         """True for the check of a loop over epochs: its loop over steps always runs."""
-        self._at_start: frozenset[str] | None = None
+        self.at_start: frozenset[str] | None = None
         """The paths that there were before the loop."""
         self._new_epoch = False
         """True until the first check in an epoch of `run.epochs`, which does not judge changes."""
@@ -167,26 +167,6 @@ class Completeness:
             self._program = Program(frames, "samebits.train._loop")
         return self._program
 
-    def steering(
-        self, frames: LoopFrames, objects: Mapping[str, Any], loader: Any
-    ) -> reachable_state.Steering:
-        """Returns what tells the attributes of an object that flow into more than output."""
-        program, names = self.program(frames), frozenset(committed_names(frames, objects, loader))
-
-        def steering(name: str, fields: set[str]) -> set[str]:
-            read = fields & {one for code in program.codes for one in code.co_names}
-            return read & program.only_output(names).steering(name) if read else read
-
-        return steering
-
-    def seen_by_reader(self, frames: LoopFrames, objects: Mapping[str, Any]) -> SeenProgram:
-        """Returns the program as one sees it who pastes the lines of a message."""
-        return SeenProgram(frames.frame, objects, getattr(self._program, "modules", ()), self._at_start or ())
-
-    def flow(self, frames: LoopFrames, objects: Mapping[str, Any], loader: Any) -> OutputFlow:
-        """Returns the search for values that flow only into output."""
-        return self.program(frames).only_output(committed_names(frames, objects, loader))
-
     def is_allowed(self, path: str) -> bool:
         """Returns True for a path that was given to `ignore`, which counts as seen then."""
         self._shared.ignored |= {path: True} if path in self._shared.ignored else {}
@@ -200,16 +180,7 @@ class Completeness:
         """Begins an epoch whose code runs again before a resumed run has its state: its variables are new."""
         self._new_epoch = True
 
-    def boundary(
-        self,
-        position: Position,
-        frame: FrameType,
-        objects: Mapping[str, Any],
-        run_state: Any,
-        loader: Any,
-        *,
-        ends: bool = False,
-    ) -> None:
+    def boundary(self, position: Position, look: Look, *, ends: bool = False) -> None:
         """Checks if due: after the first steps and epochs, at doublings of their number, as time allows.
 
         What the first three steps would lose is one error, after the third or at the loop's end (`ends`).
@@ -223,26 +194,30 @@ class Completeness:
         whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
-        frames = LoopFrames(frame)
-        late: list[Late] = []
-        judged = Judged()
-        try:
-            settings = structure.of_process()  # before no_grad changes one
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), budget.one_check():
-                if whole:
-                    judged = self._judge_changes(frames, objects, run_state, loader)
-                late = self._late_changes(frames, objects, settings, whole=whole)
-        except Exception as error:  # an object that cannot be read must not end a run
-            self._enabled = False
-            user_code.warn(
-                f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
-            )
-            return
-        took = time.perf_counter() - started
-        if whole:
-            self._spent += took
-        else:
-            self._glance, self._glanced = took, self._glanced + took
+        with look:
+            try:
+                judged, late = self._seen(look, whole=whole)
+            except Exception as error:  # an object that cannot be read must not end a run
+                self._enabled = False
+                user_code.warn(
+                    f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
+                )
+                return
+            took = time.perf_counter() - started
+            if whole:
+                self._spent += took
+            else:
+                self._glance, self._glanced = took, self._glanced + took
+            self._tell(judged, late, position, look, ends=ends)
+
+    def _seen(self, look: Look, *, whole: bool) -> tuple[Judged, list[Late]]:
+        settings = structure.of_process()  # before no_grad changes one
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), budget.one_check():
+            judged = self._judge_changes(look) if whole else Judged()
+            return judged, self._late_changes(look, settings, whole=whole)
+
+    def _tell(self, judged: Judged, late: list[Late], position: Position, look: Look, *, ends: bool) -> None:
+        """Warns of what was found, or raises an error, now or when the first steps are over."""
         raises = process.overrides.raise_incomplete
         self._found |= {one.path: one for one in judged.lost if one.path not in self.unraised}
         late = late if raises else []
@@ -254,9 +229,8 @@ class Completeness:
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
-            more = self._assigned_later(frames, changes, objects, loader) if first else []
-            seen = self.seen_by_reader(frames, objects)
-            error = IncompleteStateError(message(changes, late, position, more, seen))
+            more = self._assigned_later(look, changes) if first else []
+            error = IncompleteStateError(message(changes, late, position, more, look.seen_by_reader()))
             if raises:
                 raise error
             self.unraised.update(dict.fromkeys([one.path for one in changes], error))
@@ -268,19 +242,17 @@ class Completeness:
             self._shared.warned |= found
             user_code.warn(text(sorted(found)), IncompleteStateWarning)
 
-    def _assigned_later(
-        self, frames: LoopFrames, changes: list[Change], objects: Mapping[str, Any], loader: Any
-    ) -> list[str]:
+    def _assigned_later(self, look: Look, changes: list[Change]) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._shared.ignored.keys()
-        known |= frames.carried_if_an_inner_loop_is_empty
-        held = {id(thing) for thing in objects.values()}
-        flow = self.flow(frames, objects, loader)
+        known |= look.frames.carried_if_an_inner_loop_is_empty
+        held = {id(thing) for thing in look.objects.values()}
         return [
             name
-            for group in frames.assigned
+            for group in look.frames.assigned
             for name, value in sorted(group.items())
-            if name not in known and id(value) not in held and not flow.variable(frames.frame.f_code, name)
+            if name not in known and id(value) not in held
+            if not look.flow.variable(look.frame.f_code, name)
         ]
 
     def close(self) -> None:
@@ -295,7 +267,7 @@ class Completeness:
     def _is_due(self, position: Position, now: float) -> bool:
         if position.loop != self._loop:
             self._loop, self._before, self._steps, self._epochs = position.loop, None, 0, 0
-            self._structure, self._at_start = {}, None
+            self._structure, self.at_start = {}, None
         self._steps += 1
         ends_epoch = position.batch_index == 0 and position.epoch > 0
         self._epochs += ends_epoch
@@ -308,44 +280,46 @@ class Completeness:
         extra = _EXTRA_SECONDS if ends_epoch else 0.0  # the third epoch of a run of a few seconds
         return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began) + extra
 
-    def _late_changes(
-        self, frames: LoopFrames, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
-    ) -> list[Late]:
-        """Returns changes of structure since the last check; unless `whole`, only of the run's modules."""
+    def _late_changes(self, look: Look, settings: structure.Structure, *, whole: bool) -> list[Late]:
+        """Returns changes of structure since the last check that no iteration sets anew and no clock gave.
+
+        Unless `whole`, only of the run's modules.
+        """
         assert self._program is not None
         assert self._before is not None
         if whole:
             now = {
                 **self._before.structure,
-                "": {**settings, **self._program.assigned_attributes(frames)},
+                "": {**settings, **self._program.assigned_attributes(look.frames)},
             }
         else:
-            modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
+            modules = [(name, one) for name, one in look.objects.items() if isinstance(one, torch.nn.Module)]
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
         late = late_changes(self._structure, now)
         self._structure |= now
         late = [
             one for one in late if not any(_is_below(one.path, ignored) for ignored in self._shared.ignored)
         ]
-        return self._judge.unsettled(late, frames, self._program, self._before)
+        if not late:
+            return []
+        written_first, uses = self._program.order(look.frames, self._before)
+        return [
+            one for one in late if not written_first.settled(one.place) and not uses.timed(one.place.name)
+        ]
 
-    def _judge_changes(
-        self, frames: LoopFrames, objects: Mapping[str, Any], run_state: Any, loader: Any
-    ) -> Judged:
-        program = self.program(frames)
+    def _judge_changes(self, look: Look) -> Judged:
         self._looks += 1
-        saved = gather(objects, run_state)
+        saved = gather(look.objects, look.run_state)
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
-            frames, objects, saved, loader, program,
-            ignored=self._shared.ignored, trusted=self._shared.trusted,
-            steering=self.steering(frames, objects, loader),
+            look.frames, look.objects, saved, look.loader, look.program,
+            ignored=self._shared.ignored, trusted=self._shared.trusted, steering=look.steering,
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
-        states = own_states(objects, saved)
+        states = own_states(look.objects, saved)
         now.states = digests_of(states)
-        if self._at_start is None:
-            self._at_start = frozenset({**now.leaves_by_path, **now.named})
+        if self.at_start is None:
+            self.at_start = frozenset({**now.leaves_by_path, **now.named})
         for path in self._shared.ignored:
             self._shared.ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now
@@ -360,21 +334,77 @@ class Completeness:
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
         changed |= {change.path: change for change in (*appeared(before, now), *renamed(before, now))}
-        states = {"run.state": dict(run_state), **states}
+        states = {"run.state": dict(look.run_state), **states}
         changed = self._judge.parted(now, states) | changed
         changed = {path: change for path, change in changed.items() if not self.is_ignored(change)}
         if not changed:
             return Judged()
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
-        names = committed_names(frames, objects, loader)
         self._judge.is_late = self._steps > _LATE_STEPS and self._epochs != 1
-        return self._judge.judge(changed, frames, program, between, states, names)
+        return self._judge.judge(changed, look.frames, look.program, between, states, look.committed)
 
     def is_ignored(self, change: Change) -> bool:
         """Returns True for a value at or below an ignored path, or reached through its object by another."""
         if any(_is_below(change.path, ignored) for ignored in self._shared.ignored):
             return True
         return not change.taken.ignored.isdisjoint(change.now.way)
+
+
+class Look:
+    """The frames around a loop between two iterations, with its loader and the objects of the run.
+
+    `with look:` drops at its end what was read of the frames, and empties the dicts of their locals.
+    """
+
+    def __init__(
+        self, checks: Completeness, frame: FrameType, loader: Any, objects: dict[str, Any], run_state: Any
+    ) -> None:
+        self.checks, self.frame, self.loader = checks, frame, loader
+        self.objects, self.run_state = objects, run_state
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.frames.release()
+        for name in ("frames", "program", "committed"):
+            vars(self).pop(name, None)
+
+    @functools.cached_property
+    def frames(self) -> LoopFrames:
+        """The frames around the loop."""
+        return LoopFrames(self.frame)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The user's functions."""
+        return self.checks.program(self.frames)
+
+    @functools.cached_property
+    def committed(self) -> frozenset[str]:
+        """The names of variables that hold the run, its objects or loader; and the objects' own names."""
+        held = {id(thing) for thing in [*self.objects.values(), self.loader] if thing is not None}
+        found = {
+            name
+            for one in self.frames.user
+            for name, value in {**one.f_globals, **one.f_locals}.items()
+            if id(value) in held or type(value).__module__ == "samebits.train._run"
+        }
+        return frozenset(found | self.objects.keys())
+
+    @property
+    def flow(self) -> OutputFlow:
+        """The search for values that flow only into output."""
+        return self.program.only_output(self.committed)
+
+    def steering(self, name: str, fields: set[str]) -> set[str]:
+        """Returns those attributes of the object of this name that flow into more than output."""
+        read = fields & {one for code in self.program.codes for one in code.co_names}
+        return read & self.flow.steering(name) if read else read
+
+    def seen_by_reader(self) -> SeenProgram:
+        """Returns the program as one sees it who pastes the lines of a message."""
+        return SeenProgram(self.frame, self.objects, self.program.modules, self.checks.at_start or ())
 
 
 def _is_below(path: str, ignored: str) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,8 +188,9 @@ class LostChanges:
         if not left:
             return Judged(recomputed=recomputed)
         flow = program.only_output(committed)
-        left = [c for c in left if not _is_memo(c, flow, frames)]
-        printed = [c for c in left if _is_only_printed(c, flow, frames)]
+        codes = {name: one.f_code for one in reversed(frames.user) for name in one.f_locals}
+        left = [c for c in left if not _is_memo(c, flow, frames.user[-1].f_code)]
+        printed = [c for c in left if _is_only_printed(c, flow, codes)]
         names = frames.carried_if_an_inner_loop_is_empty
         left = [c for c in left if c not in printed and not self._is_cache(c)]
         unlikely = [
@@ -240,21 +242,6 @@ class LostChanges:
         self._changes[change.path] = self._changes.get(change.path, 0) + 1
         return self._changes[change.path] < 2
 
-    def unsettled(
-        self,
-        late: list[Late],
-        frames: LoopFrames,
-        program: Program,
-        snapshot: reachable_state.StateSnapshot,
-    ) -> list[Late]:
-        """Returns the late changes that no iteration sets anew, and that are not read from a clock."""
-        if not late:
-            return []
-        written_first, uses = program.order(frames, snapshot)
-        return [
-            one for one in late if not written_first.settled(one.place) and not uses.timed(one.place.name)
-        ]
-
     def _is_made_on_demand(self, change: Change, program: Program) -> bool:
         """Returns True the first time None becomes a value of shapes and constants: a resumed run remakes it.
 
@@ -293,15 +280,18 @@ def _is_set_by_inner_loop(change: Change, order: Order) -> bool:
     return last.kind == "attr" and order.written_first.recomputed(last._replace(kind="set"))
 
 
-def _is_memo(change: Change, flow: OutputFlow, frames: LoopFrames) -> bool:
+def _is_memo(change: Change, flow: OutputFlow, code: CodeType) -> bool:
     """Returns True for a dict of the loop's own function that memoizes values of its keys alone."""
-    place, code = change.now.places[0], frames.user[-1].f_code
+    place = change.now.places[0]
     grown = change.path == f"{place.name}.keys()"
     return grown and place.kind == "local" and flow.is_memo(code, place.name)
 
 
-def _is_only_printed(change: Change, flow: OutputFlow, frames: LoopFrames) -> bool:
-    """Returns True if the value flows only into output: its variable does, or else its attribute."""
+def _is_only_printed(change: Change, flow: OutputFlow, codes: Mapping[str, CodeType]) -> bool:
+    """Returns True if the value flows only into output: its variable does, or else its attribute.
+
+    `codes`: of the innermost function that has each local variable.
+    """
     place = change.now.places[0]
     if change.now.root in {"given", "loader"}:
         return change.now.value is not None and _is_printed_attribute(change, flow)
@@ -318,8 +308,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frames: LoopFrames) -> bo
     role = change.taken.roots[place.name]
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False
-    code = next((one.f_code for one in frames.user if place.name in one.f_locals), None)
-    code = code if place.kind == "local" else None
+    code = codes.get(place.name) if place.kind == "local" else None
     if means_saved(change):
         return flow.is_shared_output(code, place.name)
     if not aliased and flow.variable(code, place.name):
@@ -493,16 +482,3 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
         )
     if isinstance(value, Mapping):
         yield plain(sorted(leaf(key) for key in value))
-
-
-def committed_names(frames: LoopFrames, objects: Mapping[str, Any], loader: Any) -> set[str]:
-    """Returns the names of variables that hold the run, its objects or loader; and the objects' own names."""
-    held = {id(thing) for thing in [*objects.values(), loader] if thing is not None}
-    found = {
-        name
-        for one in frames.user
-        for name, value in {**one.f_globals, **one.f_locals}.items()
-        if id(value) in held or type(value).__module__ == "samebits.train._run"
-    }
-    frames.release()
-    return found | objects.keys()

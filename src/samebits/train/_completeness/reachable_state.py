@@ -587,7 +587,7 @@ def take(
     }
     carried = {**frames.carried[0]}
     carried.pop("__class__", None)  # of a method that calls super()
-    outer = _globals(frames, program)
+    outer = _globals(program) | frames.script_globals  # the script's by its code
     roots = [("given", name, value) for name, value in objects.items()]
     if loader is not None:
         roots.append(("loader", frames.name_of(loader), loader))
@@ -610,15 +610,12 @@ def take(
     if further is not None:
         known_names = {name for _, name, _ in roots}
         roots += [one for one in further(frames, program) if one[1] not in known_names]
-    try:
-        for kind, name, value in roots:
-            walk.root(kind, name, value)
-        walk.hooks()
-        walk.noted_objects()
-        walk.found = _generators(roots, passed) if known is None else known
-        walk.generators(walk.found)
-    finally:
-        frames.release()
+    for kind, name, value in roots:
+        walk.root(kind, name, value)
+    walk.hooks()
+    walk.noted_objects()
+    walk.found = _generators(roots, passed) if known is None else known
+    walk.generators(walk.found)
     return walk
 
 
@@ -631,8 +628,8 @@ def _generators(roots: Iterable[tuple[str, str, Any]], passed: Iterable[Any]) ->
     ]
 
 
-def _globals(frames: LoopFrames, program: Program) -> dict[str, Any]:
-    """Returns the globals that the functions of the user's modules read; those of the script by its code."""
+def _globals(program: Program) -> dict[str, Any]:
+    """Returns the globals that the functions of the user's modules read."""
     found: dict[str, Any] = {}
     script = sys.modules.get("__main__")
     for module in program.modules:
@@ -642,4 +639,4 @@ def _globals(frames: LoopFrames, program: Program) -> dict[str, Any]:
             found |= {
                 name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
             }
-    return found | frames.script_globals
+    return found

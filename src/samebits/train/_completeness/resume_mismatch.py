@@ -17,20 +17,14 @@ from samebits._objects.budget import one_check
 from samebits._objects.hashes import PLAIN, plain
 from samebits._program import LoopFrames
 from samebits.train._committed_state import CommittedState
-from samebits.train._completeness.completeness import Completeness, own_states
+from samebits.train._completeness.completeness import Look, own_states
 from samebits.train._completeness.incomplete_state_message import (
     SeenProgram,
     blocks,
     entries_of,
     entry_of_variable,
 )
-from samebits.train._completeness.lost_changes import (
-    Change,
-    LostChanges,
-    committed_names,
-    means_saved,
-    paths_of,
-)
+from samebits.train._completeness.lost_changes import Change, LostChanges, means_saved, paths_of
 from samebits.train._completeness.reachable_state import NONE
 from samebits.train._completeness.saved_objects import SavedPath, saved_path
 from samebits.train._completeness.whole_snapshot import WholeSnapshot
@@ -167,11 +161,8 @@ def left_message(
 def lost_values(
     note: Note,
     now: WholeSnapshot,
-    checks: Completeness,
-    frames: LoopFrames,
-    objects: Mapping[str, Any],
+    look: Look,
     saved: CommittedState,
-    loader: Any,
     *,
     fresh: bool,
     outside: bool,
@@ -205,37 +196,30 @@ def lost_values(
         if paths_of(leaf).isdisjoint(paths):
             was = leaf._replace(hashed=plain(meant and str(meant)), value=meant)
             changed[path] = Change(path, leaf, was, now)
-    changed = {path: one for path, one in changed.items() if not checks.is_ignored(one)}
+    changed = {path: one for path, one in changed.items() if not look.checks.is_ignored(one)}
     if not changed:
         return []
     judge = LostChanges(trusts_owners=False)
     counts = {path: one.changes - 1 for path, one in note.values.items()}
     judge.expect({path: counts[path] + _was_set(one) for path, one in changed.items() if path in counts})
-    states = {"run.state": dict(saved.run_state), **own_states(objects, saved)}
-    names = committed_names(frames, objects, loader)
+    states = {"run.state": dict(saved.run_state), **own_states(look.objects, saved)}
     of_loader = [changed.pop(path) for path in read if path in changed]
     # a copy in the commit gives nothing back to a variable that code before the loop has computed
     made = {path: changed.pop(path) for path in [*changed] if path in note.values and not counts[path] + 1}
-    program = checks.program(frames)
-    lost = judge.judge(made, frames, program, {}, {}, names).lost if made else []
-    return of_loader + lost + judge.judge(changed, frames, program, {}, states, names, over=over).lost
+    loop = look.frames, look.program
+    lost = judge.judge(made, *loop, {}, {}, look.committed).lost if made else []
+    return of_loader + lost + judge.judge(changed, *loop, {}, states, look.committed, over=over).lost
 
 
 def mismatch_message(
-    lost: list[Change],
-    texts: Mapping[str, str],
-    frames: LoopFrames,
-    position: Position,
-    where: str,
-    program: SeenProgram,
-    made: Collection[str] = (),
-    derived: Collection[str] = (),
+    lost: list[Change], note: Note, look: Look, position: Position, where: str, derived: Collection[str]
 ) -> str:
     """Returns the message.
 
-    `texts`: by path the `repr` of the value at the commit, empty if it is not plain; `where`: the run's
-    folder; `made`: paths of what was made before the loop; `derived`: the variables made from the state.
+    `where`: the run's folder; `derived`: the variables that the code before the loop made from the state.
     """
+    program, texts = look.seen_by_reader(), {one.path: note.text(one.path) for one in lost}
+    made = {path for path, one in note.values.items() if not one.changes}
     of_loader = [one for one in lost if one.now.root == "loader" and one.path in made]
     rounds = {name for name in derived for source in program.sources if source.is_set_in_round(name)}
     of_rounds = [one for one in lost if one.path in made and one.now.places[0].name in rounds]
@@ -251,7 +235,7 @@ def mismatch_message(
     elif of_loader:
         lines.append(_of_loader(program, sorted(derived)))
     lines += blocks(entries)
-    if not rounds and (setting := _setting(lost, texts, frames, program)):
+    if not rounds and (setting := _setting(lost, texts, look.frames, program)):
         lines += ["Or, to go on from this commit, before the loop:", "    if run.resumed:"]
         lines += [f"        {line}" for line in setting]
     named = ", ".join(f'"{path}"' for path in dict.fromkeys(one.path for one in shown))
@@ -294,7 +278,6 @@ def _setting(
 ) -> list[str]:
     """Returns the assignments that give back all that was lost; none unless all of it is plain and named."""
     known = {name for one in frames.user for name in (*one.f_locals, *one.f_globals)}
-    frames.release()
     for one in lost:
         attributes = all(place.kind == "attr" for place in one.now.places[1:])
         is_name = _SETTABLE.fullmatch(one.path) and one.path.partition(".")[0] in known

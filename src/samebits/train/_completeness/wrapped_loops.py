@@ -10,7 +10,7 @@ import ast
 import gc
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,26 +19,24 @@ from samebits._objects import budget
 from samebits._program import LoopFrames
 from samebits.errors import IncompleteStateError
 from samebits.train._completeness.code_lines import LoopSource
-from samebits.train._completeness.completeness import Completeness
+from samebits.train._completeness.completeness import Look
 
 _PAIRS = frozenset({zip, map, itertools.zip_longest})
 _RESUME = frozenset({itertools.chain, itertools.starmap, itertools.takewhile, itertools.filterfalse})
 _KINDS = _PAIRS | {enumerate, *(one for one in vars(itertools).values() if isinstance(one, type))} - _RESUME
 
 
-def check_wrappers(
-    loop: Any, number: str, checks: Completeness, frame: FrameType, loader: Any, objects: Mapping[str, Any]
-) -> None:
+def check_wrappers(loop: Any, number: str, look: Look) -> None:
     """Raises `IncompleteStateError` if such an iterator is around a loop, and serves more than output.
 
     `number`: what a program uses in the place of a count ("step.number").
     """
-    frames, place = LoopFrames(frame), (frame.f_code, frame.f_lasti)
+    checks, place = look.checks, (look.frame.f_code, look.frame.f_lasti)
     if not checks.enabled or not process.overrides.check_complete or place in checks.places:
         return
     checks.places.add(place)
-    resumed = {id(one._live) for one in objects.values() if hasattr(one, "_live")}
-    for wrapper, reader, parts in _wrappers(loop, frame):
+    resumed = {id(one._live) for one in look.objects.values() if hasattr(one, "_live")}
+    for wrapper, reader, parts in _wrappers(loop, look.frame):
         others = {
             n
             for n, one in enumerate(parts)
@@ -47,10 +45,9 @@ def check_wrappers(
         targets = LoopSource(reader).targets()
         read = (one for n in others & targets.keys() for one in ast.walk(targets[n]))
         names = [one.id for one in read if isinstance(one, ast.Name)]
-        checks.program(frames).add(reader.f_code)
-        with budget.one_check():
-            flow = checks.flow(frames, objects, loader)
-            is_output = bool(targets) and all(flow.variable(reader.f_code, name) for name in names)
+        with look, budget.one_check():
+            look.program.add(reader.f_code)
+            is_output = bool(targets) and all(look.flow.variable(reader.f_code, name) for name in names)
         path = names[0] if names else type(wrapper).__name__
         if checks.is_allowed(path) or (parts and (is_output or not others)):
             continue

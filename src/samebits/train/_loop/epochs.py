@@ -23,11 +23,12 @@ from samebits.determinism._guards import conflicting_settings
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
 from samebits.train._committed_state import LoopPlace
+from samebits.train._completeness.completeness import Look
 from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
 from samebits.train._loop.entry_state import may_read_state
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, check_steps, with_epoch_length
-from samebits.train._loop.run_parts import Look, RunParts
+from samebits.train._loop.run_parts import RunParts
 from samebits.train._loop.steps import Steps
 from samebits.train._run_arguments import explain_epoch_steps
 
@@ -118,9 +119,9 @@ class Epochs(Iterator[Epoch]):
         parts.check_open("Run.epochs")
         parts.preemption.idle = False
         first, frame = self._epoch is None, sys._getframe(1)
-        look: Look = self._checks, frame, None, parts.objects
+        look = Look(self._checks, frame, None, parts.objects, parts.state)
         if first:
-            check_wrappers(self, "epoch.number", *look)
+            check_wrappers(self, "epoch.number", look)
             self._begin()
         else:
             self._end_epoch()
@@ -128,20 +129,20 @@ class Epochs(Iterator[Epoch]):
         process.position = None
         position = loop.position(loops.step)
         if first:
-            parts.notes.begin(*look, run_state=parts.state, position=position, by_epoch=True, over=self._over)
+            parts.notes.begin(look, position, by_epoch=True, over=self._over)
         if self._over:
             parts.leave_loop(loop.name)
             raise StopIteration
         loop.call_site = id(frame), frame.f_code, frame.f_lasti
         if self.saved is None:
-            self._checks.boundary(position, frame, parts.objects, parts.state, None, ends=True)
+            self._checks.boundary(position, look, ends=True)
         if loop.epoch >= self._epochs or parts.is_stopped(loops.step):
             self._over = True
             notify("boundary", parts.run, position, frame)
             parts.finish_outermost(loop, position, look)
             raise StopIteration
         if not first:
-            parts.notes.take(*look, position, parts.state, by_epoch=True)
+            parts.notes.take(look, position, by_epoch=True)
         self._epoch = Epoch(loop.epoch, self)
         self.outside_of_steps("epoch begins")
         loop.body = loops.step

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from samebits._context import Position, Words, process
@@ -17,14 +16,11 @@ from samebits.train._aliases import RunState
 from samebits.train._boundary_commits import CommitPolicy
 from samebits.train._committed_state import LoopEnd, LoopPlace
 from samebits.train._completeness.commit_notes import CommitNotes
-from samebits.train._completeness.completeness import Completeness
+from samebits.train._completeness.completeness import Completeness, Look
 from samebits.train._loop.loop_positions import Loop, Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._object_states import Stateful, check_adapters
 from samebits.train._resume import ResumeState
-
-Look = tuple[Completeness, FrameType, Any, dict[str, Stateful]]
-"""The first arguments of all that look at what a loop carries: the check, its frame, its loader, objects."""
 
 
 @dataclass(eq=False)
@@ -133,8 +129,8 @@ class RunParts:
         """Ends the outermost loop at its last boundary, and commits it."""
         loops = self.loops
         loops.finish(stopped=self.stop_requested)
-        self.notes.end(*look[:2], loop.name)
-        note = partial(self.notes.take, *look, by_epoch=loop.by_epoch)
+        self.notes.end(look, loop.name)
+        note = partial(self.notes.take, look, by_epoch=loop.by_epoch)
         self.saving.on_boundary(position, over=True, outermost=True, note=note)
         loops.ended_with = self.saving.entry_state()
         self.leave_loop(loop.name)

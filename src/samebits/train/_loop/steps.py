@@ -19,10 +19,11 @@ from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
 from samebits.random._global_generator import preserve_rng_state
 from samebits.train._boundary_commits import TakeNote
+from samebits.train._completeness.completeness import Look
 from samebits.train._completeness.wrapped_loops import check_wrappers
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, with_epoch_length
-from samebits.train._loop.run_parts import Look, RunParts
+from samebits.train._loop.run_parts import RunParts
 
 
 def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
@@ -98,9 +99,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         parts.check_open("Run.steps")
         parts.preemption.idle = False
         first, frame = self._source is None, sys._getframe(1)
-        look: Look = parts.completeness, frame, self._loader, parts.objects
+        look = Look(parts.completeness, frame, self._loader, parts.objects, parts.state)
         if first:
-            check_wrappers(self, self._number, *look)
+            check_wrappers(self, self._number, look)
         if self._source is not None:
             self._source.end_body()
         self._advance()
@@ -111,9 +112,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         if self._over:
             self._leave()
             if first:
-                parts.notes.begin(*look, run_state=parts.state, position=position, over=True)
+                parts.notes.begin(look, position, over=True)
             raise StopIteration
-        note = partial(parts.notes.take, *look)
+        note = partial(parts.notes.take, look)
         outermost, ends = loop is loops.current, self._ended()
         self._note_place(frame)
         source = self._source
@@ -124,9 +125,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         if outermost:
             # of several ranks, one that waits to raise would miss the exchange of the others
             now = ends or parts.preemption.requested is not None or not parts.preemption.single_process
-            parts.completeness.boundary(position, frame, parts.objects, parts.state, self._loader, ends=now)
+            parts.completeness.boundary(position, look, ends=now)
             if first:
-                parts.notes.begin(*look, run_state=parts.state, position=position)
+                parts.notes.begin(look, position)
         if ends:
             self._over = True
             if outermost:
