@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from samebits._program.carried_locals import carried, names_read
+from samebits._program.carried_locals import liveness_at, names_read
 
 SEEN = []
 
@@ -18,7 +18,7 @@ class Steps:
 
     def __next__(self):
         frame = sys._getframe(1)
-        SEEN.append(tuple(map(set, carried(frame.f_code, frame.f_lasti))))
+        SEEN.append(tuple(map(set, liveness_at(frame.f_code, frame.f_lasti).carried())))
         self.count -= 1
         if self.count < 0:
             raise StopIteration

@@ -147,11 +147,6 @@ def liveness_at(code: CodeType, offset: int) -> Liveness:
     return _FOUND[key]
 
 
-def carried(code: CodeType, offset: int) -> _Names:
-    """Returns `Liveness.carried` where nothing is known of inner loops."""
-    return liveness_at(code, offset).carried()
-
-
 def is_in_loop(code: CodeType, offset: int) -> bool:
     """Returns True if the instruction at `offset` is in a loop."""
     return liveness_at(code, offset).flow.ring is not None

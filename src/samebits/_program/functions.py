@@ -16,7 +16,7 @@ from typing import Any
 from samebits._inspect import code_names
 from samebits._inspect.user_code import is_library, is_user_type, keeps_attributes, owner_of_module
 from samebits._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
-from samebits._program.vocabulary import AMBIGUOUS, is_draw
+from samebits._program.vocabulary import AMBIGUOUS, CLOCKS, is_draw
 
 _FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
 _MAKES = ("__init__", "__new__", "__post_init__")
@@ -226,24 +226,6 @@ def _module_of(item: Any) -> str:
     return str(item.__module__) if isinstance(item, (type, *_FUNCTIONS)) else ""
 
 
-_CLOCKS = frozenset(
-    [
-        "time",
-        "time_ns",
-        "perf_counter",
-        "perf_counter_ns",
-        "monotonic",
-        "monotonic_ns",
-        "process_time",
-        "thread_time",
-        "now",
-        "utcnow",
-        "default_timer",
-        "elapsed_time",
-    ]
-)
-
-
 class NameUse:
     """The names in the user's functions, and in the function with the loop."""
 
@@ -269,7 +251,7 @@ class NameUse:
         for codes in [[self._code], *self._program.functions.values()]:
             for code in codes:
                 for line in _lines_storing(code, name):
-                    if not line & _CLOCKS:
+                    if not line & CLOCKS:
                         return False
                     found = True
         return found

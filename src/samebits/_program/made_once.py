@@ -145,9 +145,7 @@ class DataDependence:
     def _parameter_is_fed(self, name: str, scope: Scope, depth: int) -> bool:
         """Returns True unless every call of the function gives the parameter what depends on no data."""
         assert not isinstance(scope, ast.Module)
-        positions = [one.arg for one in (*scope.args.posonlyargs, *scope.args.args)]
-        own = self_of(scope, self._sources.parents[scope])
-        if name == own:
+        if name == self_of(scope, self._sources.parents[scope]):
             return False
         given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
         kind = next((one.annotation for one in given if one.arg == name), None)
@@ -155,12 +153,10 @@ class DataDependence:
             return False
         if isinstance(scope, ast.Lambda) or scope.name in FED_METHODS or scope.name.startswith("on_"):
             return True
-        place = positions.index(name) - bool(own) if name in positions else None
         calls = self._sources.calls.get(scope.name, [])
         for call in calls:
             values = [one.value for one in call.keywords if one.arg in (name, None)]
-            if place is not None and place < len(call.args):
-                values.append(call.args[place])
+            values += [one for one in call.args if self._sources.parameter(scope, call, one) == name]
             if any(self._depends(one, self._scope(call), depth) for one in values):
                 return True
         return not calls and self._is_mentioned(scope.name)  # a hook, a callback

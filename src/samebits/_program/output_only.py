@@ -27,7 +27,6 @@ from samebits._program.sources import (
     parameters_of,
     parts_of,
     root_of,
-    self_of,
     values_of,
     walk,
 )
@@ -182,10 +181,10 @@ class OutputFlow:
     def _passed(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """Yields the parameters of the user's functions that a call may call, each with its argument."""
         for function in self._sources.functions_of(call) or self._sources.makers_of(call):
-            names = [one.arg for one in function.args.args]
-            names = names[names[:1] == [self_of(function, self._sources.parents[function])] :]
             yield from ((str(one.arg), one.value) for one in call.keywords)
-            yield from zip(names, call.args, strict=False)
+            yield from (
+                (name, one) for one in call.args if (name := self._sources.parameter(function, call, one))
+            )
 
     def _ask(self, scope: Scope | None, name: str) -> None:
         """Begins a question. Answers inside a cycle, and what the root excuses, hold for it alone."""
@@ -352,15 +351,7 @@ class OutputFlow:
         if depth >= _DEPTH or not self._are_quiet(call, depth):
             return False
         for function in self._sources.functions_of(call):
-            names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-            if isinstance(node, ast.keyword):
-                others = function.args.kwarg
-                name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
-                name = others.arg if name is None and others is not None else name
-            else:
-                at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
-                at += bool(names) and names[0] == self_of(function, self._sources.parents[function])
-                name = names[at] if at < len(names) else None
+            name = self._sources.parameter(function, call, node)
             if name is None or not self._variable(function, name, depth + 1):
                 return False
         return True

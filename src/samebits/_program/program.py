@@ -88,33 +88,23 @@ class Program(UserFunctions):
         )  # fmt: skip
 
         def make() -> Order:
-            return self._order(frames, kinds, reached, installed=installed)
+            functions = self.with_classes(kinds)
+            fetches = [] if installed else fetch_methods(reached.fetching)
+            samplers = fetch_methods(reached.samplers)
+            if not any("set_epoch" in code.co_names for code in functions.everywhere()):
+                samplers = fetches  # a library calls it, before each epoch
+            written_first = ReadBeforeWrite(
+                functions,
+                frames.fetching,
+                frames.calling,
+                reached.callables,
+                fetches,
+                reached.steps,
+                samplers=samplers,
+            )
+            return Order(written_first, NameUse(functions, frames.fetching[-1][0]))
 
         return self._once(made_from, make)
-
-    def _order(
-        self,
-        frames: LoopFrames,
-        kinds: Collection[type],
-        reached: Reached,
-        *,
-        installed: bool,
-    ) -> Order:
-        functions = self.with_classes(kinds)
-        fetches = [] if installed else fetch_methods(reached.fetching)
-        samplers = fetch_methods(reached.samplers)
-        if not any("set_epoch" in code.co_names for code in functions.everywhere()):
-            samplers = fetches  # a library calls it, before each epoch
-        written_first = ReadBeforeWrite(
-            functions,
-            frames.fetching,
-            frames.calling,
-            reached.callables,
-            fetches,
-            reached.steps,
-            samplers=samplers,
-        )
-        return Order(written_first, NameUse(functions, frames.fetching[-1][0]))
 
     def _once(self, question: Any, make: Callable[[], T]) -> T:
         if question not in self._searches:

@@ -121,6 +121,16 @@ class Sources:
         kinds = self.classes_of(call.func.value, self.scope_around(call))
         return [one for one in named if kinds is None or getattr(self.parents[one], "name", "") in kinds]
 
+    def parameter(self, function: Function, call: ast.Call, given: ast.AST) -> str | None:
+        """Returns the parameter of a function that gets an argument of a call, if one does."""
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if not isinstance(given, ast.keyword):
+            at = call.args.index(given) + bool(self_of(function, self.parents[function]))  # type: ignore[arg-type]
+            return names[at] if at < len(names) else None
+        if given.arg in {*names, *(one.arg for one in function.args.kwonlyargs)}:
+            return given.arg
+        return None if function.args.kwarg is None else function.args.kwarg.arg
+
     def makers_of(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Returns what a call of a user's class runs."""
         made = self.functions.get("__init__", [])

@@ -102,6 +102,10 @@ QUIET = OUTPUT | READS | COLLECTS | {"reset", "clear", "super"}
 CHANGES = words("seed manual_seed initial_seed save load copyto put place putmask fill_diagonal")
 """Functions of libraries that change something."""
 REFLECTS = words("vars asdict astuple getattr __dict__ __getstate__")
+CLOCKS = words(
+    """time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time thread_time now utcnow
+    default_timer elapsed_time"""
+)
 TRAINED = words("param_groups state data grad requires_grad weight bias")
 """Attributes of what is trained."""
 TRAINS = words("backward step unscale_ apply copy_to load_state_dict restore swap")

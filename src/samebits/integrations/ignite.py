@@ -218,10 +218,6 @@ class _EngineRun:
                 "Attach it before trainer.run, with a filter: Events.ITERATION_COMPLETED(once=100).",
             )
 
-    def note(self, error: BaseException) -> None:
-        """Notes an error of the run itself."""
-        self.error = error
-
     def note_step(self) -> None:
         """Notes that the engine gets a batch."""
         self._failure = None
@@ -274,7 +270,7 @@ class _Data(Batches):
                 training.begin_step()
                 found = next(steps, None)
             except BaseException as error:
-                training.note(error)
+                training.error = error
                 raise
             if found is None:
                 training.stop()
