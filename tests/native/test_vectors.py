@@ -14,15 +14,14 @@ COUNTS = range(17)
 
 def copier(memory):
     """The kernel that copies the first lanes of a vector, and one of each other instruction of memory."""
-    load, store = vectors.LOAD_PART[memory], vectors.STORE_PART[memory]
-    whole, put, one, put_one = (
+    load, store, one, put_one = (
         kind[memory] for kind in (vectors.LOAD, vectors.STORE, vectors.LOAD_ONE, vectors.STORE_ONE)
     )
 
     def copy(chunk, args):
         # args: 1 source, 2-4 targets, 5 elements
         store(args[2], load(args[1], args[5]), args[5])
-        put(args[3], whole(args[1]))
+        store(args[3], load(args[1]))
         put_one(args[4], one(args[1]))
 
     return on_team(copy, name=f"copy_{memory}")

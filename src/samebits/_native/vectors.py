@@ -13,16 +13,10 @@ from samebits import _native as native
 from samebits._native import formula as formulas
 from samebits._native.float_bits import COMPUTED, SIZE, from_bits_64, narrowed, stored, widened
 from samebits._native.formula import formula, where
-from samebits._native.lazy_kernel import Part, instruction
+from samebits._native.lazy_kernel import Part, inlined, instruction
 from samebits._native.vector_writer import VectorWriter
 
 LANES = 16
-
-
-def named(name: str, build: Callable[..., Any]) -> Part:
-    """Returns the instruction that `build` makes, under a name of its own."""
-    build.__name__ = build.__qualname__ = name
-    return instruction(build)
 
 
 def vector_of(element: str) -> Any:
@@ -40,47 +34,30 @@ def written(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(memory: str) -> Part:
-    def write(writer: VectorWriter, address: Any) -> Any:
-        return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1))
+    """The vector at an address, or its first lanes, if their number is given."""
 
-    def build(address: Any) -> Any:
-        return vector_of(COMPUTED[memory])(native.types.int64), written(write)
-
-    return named(f"load_{memory}", build)
-
-
-def _load_part(memory: str) -> Part:
-    def write(writer: VectorWriter, address: Any, count: Any) -> Any:
-        mask = writer.first_lanes(count)
+    def write(writer: VectorWriter, address: Any, *count: Any) -> Any:
+        mask = writer.first_lanes(*count) if count else None
         return widened(writer.builder, memory, writer.read(writer.pointer(address), stored(memory), 1, mask))
 
-    def build(address: Any, count: Any) -> Any:
-        types = native.types
-        return vector_of(COMPUTED[memory])(types.int64, types.int64), written(write)
+    def build(*given: Any) -> Any:
+        return vector_of(COMPUTED[memory])(*[native.types.int64] * len(given)), written(write)
 
-    return named(f"load_part_{memory}", build)
+    return instruction(build)
 
 
 def _store(memory: str) -> Part:
-    def write(writer: VectorWriter, address: Any, value: Any) -> None:
-        writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1)
+    """Writes a vector to an address, or its first lanes, if their number is given."""
 
-    def build(address: Any, value: Any) -> Any:
-        return native.types.void(native.types.int64, vector_of(COMPUTED[memory])), written(write)
-
-    return named(f"store_{memory}", build)
-
-
-def _store_part(memory: str) -> Part:
-    def write(writer: VectorWriter, address: Any, value: Any, count: Any) -> None:
-        mask = writer.first_lanes(count)
+    def write(writer: VectorWriter, address: Any, value: Any, *count: Any) -> None:
+        mask = writer.first_lanes(*count) if count else None
         writer.write(narrowed(writer.builder, memory, value), writer.pointer(address), 1, mask)
 
-    def build(address: Any, value: Any, count: Any) -> Any:
-        types = native.types
-        return types.void(types.int64, vector_of(COMPUTED[memory]), types.int64), written(write)
+    def build(_address: Any, _value: Any, *count: Any) -> Any:
+        int64, value = native.types.int64, vector_of(COMPUTED[memory])
+        return native.types.void(int64, value, *[int64] * len(count)), written(write)
 
-    return named(f"store_part_{memory}", build)
+    return instruction(build)
 
 
 def _load_one(memory: str) -> Part:
@@ -90,10 +67,9 @@ def _load_one(memory: str) -> Part:
         place = writer.builder.inttoptr(address, stored(memory).as_pointer())
         return widened(writer.builder, memory, writer.builder.load(place, align=1))
 
-    def build(address: Any) -> Any:
-        return getattr(native.types, COMPUTED[memory])(native.types.int64), written(write)
-
-    return named(f"load_one_{memory}", build)
+    return instruction(
+        lambda _address: (getattr(native.types, COMPUTED[memory])(native.types.int64), written(write))
+    )
 
 
 def _store_one(memory: str) -> Part:
@@ -103,18 +79,25 @@ def _store_one(memory: str) -> Part:
         place = writer.builder.inttoptr(address, stored(memory).as_pointer())
         writer.builder.store(narrowed(writer.builder, memory, number), place, align=1)
 
-    def build(address: Any, value: Any) -> Any:
-        return native.types.void(native.types.int64, value), written(write)
-
-    return named(f"store_one_{memory}", build)
+    return instruction(lambda _address, value: (native.types.void(native.types.int64, value), written(write)))
 
 
 LOAD = {memory: _load(memory) for memory in SIZE}
-LOAD_PART = {memory: _load_part(memory) for memory in SIZE}
 LOAD_ONE = {memory: _load_one(memory) for memory in SIZE}
 STORE = {memory: _store(memory) for memory in SIZE}
-STORE_PART = {memory: _store_part(memory) for memory in SIZE}
 STORE_ONE = {memory: _store_one(memory) for memory in SIZE}
+
+
+@inlined
+def for_each_vector(whole: Any, rest: Any, part: Any, given: Any) -> None:
+    """Calls `part(first, some, *given)` for `whole` vectors of a run, and for its `rest`, if there is one.
+
+    `first`: the number of the first element. `some`: what `LOAD` and `STORE` take beside: nothing, or `rest`.
+    """
+    for i in range(whole):
+        part(i * 16, (), *given)
+    if rest:
+        part(whole * 16, (rest,), *given)
 
 
 def stack(size: int) -> Part:
@@ -126,10 +109,7 @@ def stack(size: int) -> Part:
             space.align = 64
         return writer.builder.ptrtoint(space, writer.i64)
 
-    def build() -> Any:
-        return native.types.int64(), written(write)
-
-    return named(f"stack_{size}", build)
+    return instruction(lambda: (native.types.int64(), written(write)))
 
 
 @instruction
@@ -236,7 +216,7 @@ def where_less(a: Any, b: Any, x: Any, y: Any) -> Any:
     return x(a, b, x, y), written(write)
 
 
-def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Part:
+def _tree(combine: Callable[[Any, Any, Any], Any]) -> Part:
     def write(writer: VectorWriter, value: Any) -> Any:
         lanes = LANES
         while lanes > 1:
@@ -247,15 +227,12 @@ def _tree(name: str, combine: Callable[[Any, Any, Any], Any]) -> Part:
             value = combine(writer.builder, low, high)
         return writer.builder.extract_element(value, writer.i32(0))
 
-    def build(x: Any) -> Any:
-        return x.element(x), written(write)
-
-    return named(name, build)
+    return instruction(lambda x: (x.element(x), written(write)))
 
 
-added = _tree("added", lambda builder, low, high: builder.fadd(low, high))
+added = _tree(lambda builder, low, high: builder.fadd(low, high))
 """Adds up the lanes: the upper half to the lower half, until one is left."""
-multiplied = _tree("multiplied", lambda builder, low, high: builder.fmul(low, high))
+multiplied = _tree(lambda builder, low, high: builder.fmul(low, high))
 
 
 def _larger(builder: Any, low: Any, high: Any) -> Any:
@@ -264,7 +241,7 @@ def _larger(builder: Any, low: Any, high: Any) -> Any:
     return builder.select(take, high, low)
 
 
-largest = _tree("largest", _larger)
+largest = _tree(_larger)
 """The largest lane, NaN if one is NaN."""
 
 

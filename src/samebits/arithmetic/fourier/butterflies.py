@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from samebits import _native as native
-from samebits._native import Part
+from samebits._native import Part, instruction
 from samebits._native.float_bits import SIZE, stored
 from samebits._native.formula import FormulaNumber, fma, one_nan
 from samebits._native.vector_writer import VectorWriter
-from samebits._native.vectors import LANES, named, written
+from samebits._native.vectors import LANES, written
 from samebits.arithmetic.fourier.roots import roots
 
 Complex = tuple[Any, ...]
@@ -100,7 +100,7 @@ def butterfly(radix: int, element: str, *, is_last: bool) -> Part:
     def build(*_places: Any) -> Any:
         return native.types.void(*[native.types.int64] * 6), written(write)
 
-    return named(f"butterfly_{radix}_{element}_{is_last}", build)
+    return instruction(build)
 
 
 def load_columns(element: str) -> Part:
@@ -125,7 +125,7 @@ def load_columns(element: str) -> Part:
     def build(*_places: Any) -> Any:
         return native.types.void(*[native.types.int64] * 4), written(write)
 
-    return named(f"load_columns_{element}", build)
+    return instruction(build)
 
 
 def store_columns(element: str, *, has_roots: bool) -> Part:
@@ -175,4 +175,4 @@ def store_columns(element: str, *, has_roots: bool) -> Part:
             int64, int64, int64, int64, getattr(native.types, element), int64, int64
         ), written(write)
 
-    return named(f"store_columns_{element}_{has_roots}", build)
+    return instruction(build)

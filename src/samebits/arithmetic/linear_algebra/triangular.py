@@ -16,7 +16,6 @@ _COLUMNS = 256
 _WIDE = vectors.LANES * 8
 """Bytes of a vector."""
 _load, _store, _splat, _fma = vectors.LOAD["float64"], vectors.STORE["float64"], vectors.splat, vectors.fma
-_load_part, _store_part = vectors.LOAD_PART["float64"], vectors.STORE_PART["float64"]
 
 
 @variants()
@@ -35,17 +34,17 @@ def _substitution() -> OnTeam:
             for i in range(args[8]):
                 place = here + i * step
                 row = float64_at(t + i * args[2] * 8)
-                value = _load(place) if count >= vectors.LANES else _load_part(place, count)
+                value = _load(place) if count >= vectors.LANES else _load(place, count)
                 for j in range(i):
                     known = here + j * step
-                    other = _load(known) if count >= vectors.LANES else _load_part(known, count)
+                    other = _load(known) if count >= vectors.LANES else _load(known, count)
                     value = _fma(_splat(-row[j * args[3]]), other, value)
                 if args[11] == 0:
                     value = value / _splat(row[i * args[3]])
                 if count >= vectors.LANES:
                     _store(place, value)
                 else:
-                    _store_part(place, value, count)
+                    _store(place, value, count)
 
     return on_team(columns, name="substitution")
 

@@ -12,7 +12,7 @@ from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_t
 from samebits.arithmetic.normalization.layers import lanes_of
 
 _splat, _one_nan, _fma, _root = vectors.splat, vectors.one_nan, vectors.fma, vectors.root
-_float64_of_bits = vectors.float64_of_bits
+_float64_of_bits, _for_each_vector = vectors.float64_of_bits, vectors.for_each_vector
 _AT = {"float32": float32_at, "float64": float64_at}
 
 
@@ -110,9 +110,15 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
     x channels); 9 channels; 10 elements of a row; 11 rows of a chunk.
     """
     made, lanes_type = _MADE[gradient], lanes_of(memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, width = vectors.LOAD_ONE[lanes_type], vectors.SIZE[lanes_type]
+
+    @inlined
+    def part(first: Any, some: Any, args: Any, start: Any, mean: Any, a: Any, b: Any, c: Any) -> None:
+        here = start + first * size
+        x = read(args[1] + here, *some)
+        g = read(args[2] + here, *some) if gradient else x
+        store(args[3] + here, made(x, g, mean, a, b, c), *some)
 
     def rows(chunk: int, args: Any) -> None:
         length = args[10]
@@ -121,16 +127,7 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
             at, start = row % args[9] * width, row * length * size
             mean, a = _splat(load_one(args[4] + at)), _splat(load_one(args[5] + at))
             b, c = _splat(load_one(args[6] + at)), _splat(load_one(args[7] + at))
-            for i in range(whole):
-                here = start + i * 16 * size
-                x = read(args[1] + here)
-                g = read(args[2] + here) if gradient else x
-                store(args[3] + here, made(x, g, mean, a, b, c))
-            if rest:
-                here = start + whole * 16 * size
-                x = read_part(args[1] + here, rest)
-                g = read_part(args[2] + here, rest) if gradient else x
-                store_part(args[3] + here, made(x, g, mean, a, b, c), rest)
+            _for_each_vector(whole, rest, part, (args, start, mean, a, b, c))
 
     return on_team(rows, name=f"batch_norm_runs_{memory}_{gradient}")
 
@@ -139,28 +136,22 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
 def elements_in_columns(memory: str, *, gradient: bool) -> OnTeam:
     """The same arguments, for rows that have one element of each channel: 9 and 10 are the channels."""
     made, lanes_type = _MADE[gradient], lanes_of(memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
-    load, load_part = vectors.LOAD[lanes_type], vectors.LOAD_PART[lanes_type]
-    width = vectors.SIZE[lanes_type]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
+    load, width = vectors.LOAD[lanes_type], vectors.SIZE[lanes_type]
+
+    @inlined
+    def part(first: Any, some: Any, args: Any, start: Any) -> None:
+        here, at = start + first * size, first * width
+        x = read(args[1] + here, *some)
+        g = read(args[2] + here, *some) if gradient else x
+        mean, a = load(args[4] + at, *some), load(args[5] + at, *some)
+        b, c = load(args[6] + at, *some), load(args[7] + at, *some)
+        store(args[3] + here, made(x, g, mean, a, b, c), *some)
 
     def rows(chunk: int, args: Any) -> None:
         length = args[10]
         whole, rest = length >> 4, length & 15
         for row in range(chunk * args[11], min(args[8], (chunk + 1) * args[11])):
-            start = row * length * size
-            for i in range(whole):
-                here, at = start + i * 16 * size, i * 16 * width
-                x = read(args[1] + here)
-                g = read(args[2] + here) if gradient else x
-                mean, a, b, c = load(args[4] + at), load(args[5] + at), load(args[6] + at), load(args[7] + at)
-                store(args[3] + here, made(x, g, mean, a, b, c))
-            if rest:
-                here, at = start + whole * 16 * size, whole * 16 * width
-                x = read_part(args[1] + here, rest)
-                g = read_part(args[2] + here, rest) if gradient else x
-                mean, a = load_part(args[4] + at, rest), load_part(args[5] + at, rest)
-                b, c = load_part(args[6] + at, rest), load_part(args[7] + at, rest)
-                store_part(args[3] + here, made(x, g, mean, a, b, c), rest)
+            _for_each_vector(whole, rest, part, (args, row * length * size))
 
     return on_team(rows, name=f"batch_norm_columns_{memory}_{gradient}")

@@ -17,7 +17,7 @@ from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of
 from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
-_fma, _float64_of_bits = vectors.fma, vectors.float64_of_bits
+_fma, _float64_of_bits, _for_each_vector = vectors.fma, vectors.float64_of_bits, vectors.for_each_vector
 
 
 @variants(memory=vectors.SIZE)
@@ -27,9 +27,13 @@ def group_norm(memory: str) -> OnTeam:
     """
     lanes_type = lanes_of(memory)
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
+
+    @inlined
+    def part(first: Any, some: Any, args: Any, here: Any, mean: Any, rstd: Any, w: Any, b: Any) -> None:
+        h = standardized(read(args[1] + here + first * size, *some), mean, rstd)
+        store(args[4] + here + first * size, _one_nan(_fma(h, w, b)), *some)
 
     def group(chunk: int, args: Any) -> None:
         channels, length = args[8], args[9]
@@ -44,14 +48,7 @@ def group_norm(memory: str) -> OnTeam:
         for c in range(channels):
             w = _splat(load_one(args[2] + (first + c) * width))
             b = _splat(load_one(args[3] + (first + c) * width))
-            here = start + c * length * size
-            for i in range(whole):
-                h = standardized(read(args[1] + here + i * 16 * size), center, scale)
-                store(args[4] + here + i * 16 * size, _one_nan(_fma(h, w, b)))
-            if rest:
-                at = here + whole * 16 * size
-                h = standardized(read_part(args[1] + at, rest), center, scale)
-                store_part(args[4] + at, _one_nan(_fma(h, w, b)), rest)
+            _for_each_vector(whole, rest, part, (args, start + c * length * size, center, scale, w, b))
 
     return on_team(group, name=f"group_norm_{memory}_one_definition")
 
@@ -61,7 +58,7 @@ def _sums_of_channel(memory: str) -> Any:
     """Returns the part of kernels for S(g h) and S(g) of a channel."""
     lanes_type = lanes_of(memory)
     real = getattr(np, lanes_type)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     push, total = running(lanes_type)
 
     @inlined
@@ -78,7 +75,7 @@ def _sums_of_channel(memory: str) -> Any:
             rest = count & 15
             if rest:
                 at = (first + (count >> 4) * 16) * size
-                here, h = read_part(g + at, rest), standardized(read_part(x + at, rest), mean, rstd)
+                here, h = read(g + at, rest), standardized(read(x + at, rest), mean, rstd)
                 alone, both = _first_of(rest, alone + here, alone), _first_of(rest, _fma(here, h, both), both)
             push(room, number, _added(both))
             push(other, number, _added(alone))
@@ -94,14 +91,21 @@ def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
     """
     lanes_type = lanes_of(memory)
     real, width, sums = getattr(np, lanes_type), vectors.SIZE[lanes_type], _sums_of_channel(memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
     dot = sum_of_run("dot", lanes_type)
 
     @inlined
     def value(g: Any, x: Any, w: Any, mean: Any, rstd: Any, alone: Any, both: Any) -> Any:
         return _one_nan(rstd * _fma(standardized(x, mean, rstd), both, _fma(g, w, alone)))
+
+    @inlined
+    def part(
+        first: Any, some: Any, args: Any, here: Any, w: Any, mean: Any, rstd: Any, alone: Any, both: Any
+    ) -> None:
+        at = here + first * size
+        g, x = read(args[1] + at, *some), read(args[2] + at, *some)
+        store(args[6] + at, value(g, x, w, mean, rstd, alone, both), *some)
 
     def group(chunk: int, args: Any) -> None:
         channels, length = args[10], args[11]
@@ -124,15 +128,9 @@ def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
             alone = _splat(-(dot(w, q, channels, none, room) / count))
             for c in range(channels):
                 weight, here = _splat(load_one(w + c * width)), start + c * length * size
-                for i in range(length >> 4):
-                    at = here + i * 16 * size
-                    g, x = read(args[1] + at), read(args[2] + at)
-                    store(args[6] + at, value(g, x, weight, mean, rstd, alone, both))
-                rest = length & 15
-                if rest:
-                    at = here + (length >> 4) * 16 * size
-                    g, x = read_part(args[1] + at, rest), read_part(args[2] + at, rest)
-                    store_part(args[6] + at, value(g, x, weight, mean, rstd, alone, both), rest)
+                _for_each_vector(
+                    length >> 4, length & 15, part, (args, here, weight, mean, rstd, alone, both)
+                )
 
     return on_team(group, name=f"group_norm_gradient_{memory}_{wanted}")
 

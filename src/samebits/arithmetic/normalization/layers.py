@@ -19,7 +19,7 @@ from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
 
 TILE = 512
 """Columns whose lanes are in the first level of cache at a time."""
-prefetch = vectors.prefetch
+prefetch, _for_each_vector = vectors.prefetch, vectors.for_each_vector
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
 _fma, _root, _float64_of_bits = vectors.fma, vectors.root, vectors.float64_of_bits
 _tile_room, _other_room = vectors.stack(16 * TILE * 8), vectors.stack(16 * TILE * 8 + 64)
@@ -59,11 +59,16 @@ def layer_norm(memory: str) -> OnTeam:
     """
     lanes_type = lanes_of(memory)
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
-    load, load_part, store_one = (
-        table[lanes_type] for table in (vectors.LOAD, vectors.LOAD_PART, vectors.STORE_ONE)
-    )
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
+    load, store_one = vectors.LOAD[lanes_type], vectors.STORE_ONE[lanes_type]
+
+    @inlined
+    def part(first: Any, some: Any, args: Any, x: Any, length: Any, out: Any, mean: Any, rstd: Any) -> None:
+        w, b = load(args[2] + first * width, *some), load(args[3] + first * width, *some)
+        h = standardized(read(x + first * size, *some), mean, rstd)
+        if len(some) == 0:
+            prefetch(x + (length + first) * size)  # the next row
+        store(out + first * size, _one_nan(_fma(h, w, b)), *some)
 
     def rows(chunk: int, args: Any) -> None:
         length, room = args[8], room_of_sums()
@@ -73,17 +78,7 @@ def layer_norm(memory: str) -> OnTeam:
             mean, rstd = of_run(x, length, eps, room)
             store_one(args[5] + row * width, _one_nan(mean))
             store_one(args[6] + row * width, _one_nan(rstd))
-            center, scale = _splat(mean), _splat(rstd)
-            for i in range(whole):
-                w, b = load(args[2] + i * 16 * width), load(args[3] + i * 16 * width)
-                h = standardized(read(x + i * 16 * size), center, scale)
-                prefetch(x + (length + i * 16) * size)  # the next row
-                store(out + i * 16 * size, _one_nan(_fma(h, w, b)))
-            if rest:
-                w = load_part(args[2] + whole * 16 * width, rest)
-                b = load_part(args[3] + whole * 16 * width, rest)
-                h = standardized(read_part(x + whole * 16 * size, rest), center, scale)
-                store_part(out + whole * 16 * size, _one_nan(_fma(h, w, b)), rest)
+            _for_each_vector(whole, rest, part, (args, x, length, out, _splat(mean), _splat(rstd)))
 
     return on_team(rows, name=f"layer_norm_{memory}")
 
@@ -93,8 +88,7 @@ def _sums_of_row(memory: str) -> Any:
     """Returns the part of kernels for S(g w) and S(g w h) of a row."""
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    load, load_part = vectors.LOAD[lanes_type], vectors.LOAD_PART[lanes_type]
+    read, load, size = vectors.LOAD[memory], vectors.LOAD[lanes_type], vectors.SIZE[memory]
     push, total = running(lanes_type)
 
     @inlined
@@ -108,8 +102,8 @@ def _sums_of_row(memory: str) -> Any:
         rest = count & 15
         if rest:
             at = (count >> 4) * 16
-            u = read_part(g + at * size, rest) * load_part(w + at * width, rest)
-            h = standardized(read_part(x + at * size, rest), mean, rstd)
+            u = read(g + at * size, rest) * load(w + at * width, rest)
+            h = standardized(read(x + at * size, rest), mean, rstd)
             alone, both = _first_of(rest, alone + u, alone), _first_of(rest, _fma(u, h, both), both)
         return _added(alone), _added(both)
 
@@ -139,11 +133,8 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
     """args: 1-6 addresses of g, x, w, means, rstds, results; 7 rows; 8 their length; 9 rows of a chunk."""
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part, sums = vectors.STORE[memory], vectors.STORE_PART[memory], _sums_of_row(memory)
-    load, load_part, load_one = (
-        table[lanes_type] for table in (vectors.LOAD, vectors.LOAD_PART, vectors.LOAD_ONE)
-    )
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
+    load, load_one, sums = vectors.LOAD[lanes_type], vectors.LOAD_ONE[lanes_type], _sums_of_row(memory)
 
     @inlined
     def value(g: Any, x: Any, w: Any, mean: Any, rstd: Any, alone: Any, both: Any) -> Any:
@@ -169,9 +160,9 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
                 store(out + here, value(read(g + here), read(x + here), load(at), mean, rstd, alone, both))
             if rest:
                 here, at = whole * 16 * size, w + whole * 16 * width
-                g_here, x_here = read_part(g + here, rest), read_part(x + here, rest)
-                made = value(g_here, x_here, load_part(at, rest), mean, rstd, alone, both)
-                store_part(out + here, made, rest)
+                g_here, x_here = read(g + here, rest), read(x + here, rest)
+                made = value(g_here, x_here, load(at, rest), mean, rstd, alone, both)
+                store(out + here, made, rest)
 
     return on_team(rows, name=f"layer_norm_input_gradient_{memory}")
 
@@ -180,7 +171,7 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
 def _lane_of_columns(memory: str, rows: int) -> Any:
     """Returns the part of kernels that adds that number of rows to the lanes of g h and of g of columns."""
     lanes_type = lanes_of(memory)
-    load_some, load_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     load, store, width = vectors.LOAD[lanes_type], vectors.STORE[lanes_type], vectors.SIZE[lanes_type]
     load_one = vectors.LOAD_ONE[lanes_type]
 
@@ -203,15 +194,15 @@ def _lane_of_columns(memory: str, rows: int) -> Any:
             here, at = j * 16 * size, j * 16 * width
             both, alone = load(products + at), load(plain + at)
             for g_row, x_row, mean, rstd in taken:
-                g = load_some(g_row + here)
-                both, alone = _fma(g, standardized(load_some(x_row + here), mean, rstd), both), alone + g
+                g = read(g_row + here)
+                both, alone = _fma(g, standardized(read(x_row + here), mean, rstd), both), alone + g
             store(products + at, both)
             store(plain + at, alone)
         if rest:
             here, at = whole * 16 * size, whole * 16 * width
             both, alone = load(products + at), load(plain + at)
             for g_row, x_row, mean, rstd in taken:
-                g, x = load_part(g_row + here, rest), load_part(x_row + here, rest)
+                g, x = read(g_row + here, rest), read(x_row + here, rest)
                 both, alone = _fma(g, standardized(x, mean, rstd), both), alone + g
             store(products + at, both)
             store(plain + at, alone)
@@ -228,9 +219,7 @@ def layer_norm_weight_gradients(memory: str) -> OnTeam:
     """
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
-    load, store, store_part = (
-        table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.STORE_PART)
-    )
+    load, store = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     add_four, add_one = _lane_of_columns(memory, 4), _lane_of_columns(memory, 1)
 
     @inlined
@@ -268,8 +257,8 @@ def layer_norm_weight_gradients(memory: str) -> OnTeam:
             tree(plain, min(16, count), across)
             for j in range(across):
                 at, some = (block * columns + first + j * 16) * width, min(16, number - j * 16)
-                store_part(args[5] + at, finished(load(products + j * 16 * width), 0, none), some)
-                store_part(args[6] + at, finished(load(plain + j * 16 * width), 0, none), some)
+                store(args[5] + at, finished(load(products + j * 16 * width), 0, none), some)
+                store(args[6] + at, finished(load(plain + j * 16 * width), 0, none), some)
 
     return on_team(chunk_of_columns, name=f"layer_norm_weight_gradients_{memory}")
 

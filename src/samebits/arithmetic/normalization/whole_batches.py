@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from samebits._native import vectors
+from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.normalization.batches import made_gradient, made_normalized
 from samebits.arithmetic.normalization.layers import lanes_of
 from samebits.arithmetic.reductions.running import room_of_block, room_of_sums, sum_of_runs
 
-_splat, _one_nan, _root, _float64_of_bits = (
-    vectors.splat,
-    vectors.one_nan,
-    vectors.root,
-    vectors.float64_of_bits,
-)
+_splat, _one_nan, _root = vectors.splat, vectors.one_nan, vectors.root
+_float64_of_bits, _for_each_vector = vectors.float64_of_bits, vectors.for_each_vector
 
 
 @variants(memory=vectors.SIZE)
@@ -31,9 +27,13 @@ def whole_batch_norm(memory: str) -> OnTeam:
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     total_of, spread_of = sum_of_runs("wide sum", memory), sum_of_runs("deviation", memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
+
+    @inlined
+    def part(first: Any, some: Any, args: Any, here: Any, mean: Any, a: Any, b: Any) -> None:
+        x = read(args[1] + here + first * size, *some)
+        store(args[4] + here + first * size, made_normalized(x, x, mean, a, b, a), *some)
 
     def channel(chunk: int, args: Any) -> None:
         run, between = args[11], args[10] * args[11] * size
@@ -59,14 +59,7 @@ def whole_batch_norm(memory: str) -> OnTeam:
             _splat(load_one(args[3] + at)),
         )
         for item in range(args[9]):
-            here = start + item * between
-            for i in range(run >> 4):
-                x = read(args[1] + here + i * 16 * size)
-                store(args[4] + here + i * 16 * size, made_normalized(x, x, center, a, b, a))
-            if run & 15:
-                here += (run >> 4) * 16 * size
-                x = read_part(args[1] + here, run & 15)
-                store_part(args[4] + here, made_normalized(x, x, center, a, b, a), run & 15)
+            _for_each_vector(run >> 4, run & 15, part, (args, start + item * between, center, a, b))
 
     return on_team(channel, name=f"whole_batch_norm_{memory}")
 
@@ -79,8 +72,7 @@ def whole_batch_norm_gradients(memory: str) -> OnTeam:
     lanes_type = lanes_of(memory)
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     total_of, dot_of = sum_of_runs("wide sum", memory), sum_of_runs("deviation dot", memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part = vectors.STORE[memory], vectors.STORE_PART[memory]
+    read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
 
     def channel(chunk: int, args: Any) -> None:
@@ -104,7 +96,7 @@ def whole_batch_norm_gradients(memory: str) -> OnTeam:
                 store(args[6] + place, made)
             if run & 15:
                 here += (run >> 4) * 16 * size
-                x_rest, g_rest = read_part(args[2] + here, run & 15), read_part(args[1] + here, run & 15)
-                store_part(args[6] + here, made_gradient(x_rest, g_rest, center, a, b, c), run & 15)
+                x_rest, g_rest = read(args[2] + here, run & 15), read(args[1] + here, run & 15)
+                store(args[6] + here, made_gradient(x_rest, g_rest, center, a, b, c), run & 15)
 
     return on_team(channel, name=f"whole_batch_norm_gradients_{memory}")

@@ -29,6 +29,7 @@ _row_room, _gather_room, _tile_room = (
 )
 _splat, _first_of, _root, _one_nan = vectors.splat, vectors.first_of, vectors.root, vectors.one_nan
 _copy_bytes, _float64_of_bits = vectors.copy_bytes, vectors.float64_of_bits
+_for_each_vector = vectors.for_each_vector
 
 
 def accumulator(what: str, memory: str) -> str:
@@ -44,28 +45,23 @@ def _is_made(what: str, memory: str, result: str) -> bool:
 
 
 @cache
-def reads(memory: str, wide: bool) -> tuple[Part, Part]:
-    """Returns the parts of kernels that read 16 numbers, or the first of them: as float64, if `wide`."""
-    load, load_part, as_float64 = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.as_float64
-    if not wide or memory == "float64":
-        return load, load_part
+def reader(memory: str, wide: bool) -> Part:
+    """Returns the part of kernels (address, some) that reads as `vectors.LOAD`: as float64, if `wide`."""
+    load, as_float64 = vectors.LOAD[memory], vectors.as_float64
+    is_narrow = wide and memory != "float64"
 
     @inlined
-    def read(address: Any) -> Any:
-        return as_float64(load(address))
+    def read(address: Any, some: Any) -> Any:
+        return as_float64(load(address, *some)) if is_narrow else load(address, *some)
 
-    @inlined
-    def read_part(address: Any, count: Any) -> Any:
-        return as_float64(load_part(address, count))
-
-    return read, read_part
+    return read
 
 
 @cache
 def block_of_run(what: str, memory: str) -> Part:
     """Returns the part of kernels that reduces at most 256 elements of a run of memory."""
     lanes_type = accumulator(what, memory)
-    read, read_part = reads(memory, lanes_type == "float64")
+    read = reader(memory, lanes_type == "float64")
     step, real, size = STEPS[what], getattr(np, lanes_type), vectors.SIZE[memory]
     take, total, start = step.take, step.total, step.start
 
@@ -74,11 +70,11 @@ def block_of_run(what: str, memory: str) -> Part:
         lanes = _splat(real(start))
         whole = count >> 4
         for i in range(whole):
-            lanes = take(lanes, read(x + i * 16 * size), read(y + i * 16 * size), center)
+            lanes = take(lanes, read(x + i * 16 * size, ()), read(y + i * 16 * size, ()), center)
         rest = count & 15
         if rest:
-            x_rest = read_part(x + whole * 16 * size, rest)
-            y_rest = read_part(y + whole * 16 * size, rest)
+            x_rest = read(x + whole * 16 * size, (rest,))
+            y_rest = read(y + whole * 16 * size, (rest,))
             lanes = _first_of(rest, take(lanes, x_rest, y_rest, center), lanes)
         return total(lanes)
 
@@ -200,13 +196,11 @@ def columns(what: str, memory: str, result: str) -> OnTeam:
     run; 12 bytes between rows; 13 bytes between runs; 14 last operations; 15 bits of the divisor.
     """
     lanes_type = accumulator(what, memory)
-    read, read_part = reads(memory, lanes_type == "float64")
+    read = reader(memory, lanes_type == "float64")
     step, real, size = STEPS[what], getattr(np, lanes_type), vectors.SIZE[memory]
     take, combine, start, centered, binary = step.take, step.combine, step.start, step.centered, step.binary
-    store, store_part, result_size = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
-    load_lanes, store_lanes, load_lanes_part = (
-        table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.LOAD_PART)
-    )
+    store, result_size = vectors.STORE[result], vectors.SIZE[result]
+    load_lanes, store_lanes = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     narrow = vectors.SIZE[result] < 8 and lanes_type == "float64"
     as_result = vectors.as_float32 if narrow else _itself
     width = vectors.SIZE[lanes_type]
@@ -229,14 +223,14 @@ def columns(what: str, memory: str, result: str) -> OnTeam:
             for i in range(whole):
                 old, here = load_lanes(at + i * 16 * width), shift + i * 16 * size
                 center = load_lanes(centers + i * 16 * width) if centered else _splat(real(0))
-                x_here = read(x + here)
-                y_here = read(y + here) if binary else x_here
+                x_here = read(x + here, ())
+                y_here = read(y + here, ()) if binary else x_here
                 store_lanes(at + i * 16 * width, take(old, x_here, y_here, center))
             if rest:
                 old, here = load_lanes(at + whole * 16 * width), shift + whole * 16 * size
-                center = load_lanes_part(centers + whole * 16 * width, rest) if centered else _splat(real(0))
-                x_here = read_part(x + here, rest)
-                y_here = read_part(y + here, rest) if binary else x_here
+                center = load_lanes(centers + whole * 16 * width, rest) if centered else _splat(real(0))
+                x_here = read(x + here, (rest,))
+                y_here = read(y + here, (rest,)) if binary else x_here
                 store_lanes(at + whole * 16 * width, take(old, x_here, y_here, center))
             inner += 1
             if inner == run:
@@ -256,6 +250,11 @@ def columns(what: str, memory: str, result: str) -> OnTeam:
             used = min(used, half)
             half >>= 1
 
+    @inlined
+    def finish(begin: Any, some: Any, room: Any, out: Any, args: Any, divisor: Any) -> None:
+        value = finished(load_lanes(room + begin * width), args[14], divisor)
+        store(out + begin * result_size, as_result(value), *some)
+
     def chunk_of_columns(chunk: int, args: Any) -> None:
         columns, blocks, groups = args[5], args[7], args[8]
         group, place = chunk % groups, chunk // groups
@@ -270,13 +269,7 @@ def columns(what: str, memory: str, result: str) -> OnTeam:
             lanes_of_tile(args[1] + shift, args[2] + shift, centers, room, count, first, number, args)
             tree(room, min(16, count), (number + 15) >> 4)
             out = args[4] + (place * columns + begin) * result_size
-            for i in range(number >> 4):
-                value = finished(load_lanes(room + i * 16 * width), args[14], divisor)
-                store(out + i * 16 * result_size, as_result(value))
-            if number & 15:
-                i = number >> 4
-                value = finished(load_lanes(room + i * 16 * width), args[14], divisor)
-                store_part(out + i * 16 * result_size, as_result(value), number & 15)
+            _for_each_vector(number >> 4, number & 15, finish, (room, out, args, divisor))
 
     return on_team(
         chunk_of_columns, name=f"columns_{what}_{memory}_{result}".replace(" ", "_"), is_vectorized=True

@@ -62,11 +62,11 @@ def _lanes(lanes_type: str) -> _Lanes:
 @cache
 def _some(memory: str) -> Part:
     """Returns the part of kernels that reads 16 numbers or fewer."""
-    load, load_part = vectors.LOAD[memory], vectors.LOAD_PART[memory]
+    load = vectors.LOAD[memory]
 
     @inlined
     def read(address: Any, count: Any) -> Any:
-        return load_part(address, count) if count < 16 else load(address)
+        return load(address, count) if count < 16 else load(address)
 
     return read
 
@@ -78,7 +78,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     in_place = not log and result == lanes_type
     read, size = _some(memory), vectors.SIZE[memory]
     again = _some(result)
-    store_part, step = vectors.STORE_PART[result], vectors.SIZE[result]
+    store, step = vectors.STORE[result], vectors.SIZE[result]
     load_lanes, store_lanes = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
     width, real, exp = vectors.SIZE[lanes_type], getattr(np, lanes_type), EXP[lanes_type]
@@ -106,7 +106,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
                 e = exp(read(x + row * columns * size, count) - center)
                 add(lanes, row, e)
                 if in_place:
-                    store_part(out + row * columns * step, e, count)
+                    store(out + row * columns * step, e, count)
             total = tree(lanes)
             add(sums, block, total)
         return tree(sums) if length > BLOCK else total
@@ -138,7 +138,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
             for row in range(length):
                 at = out_here + row * columns * step
                 here = again(at, count) if in_place else read(x_here + row * columns * size, count)
-                store_part(at, value(here, center, divisor), count)
+                store(at, value(here, center, divisor), count)
 
     return on_team(columns_of_tile, name=f"softmax_columns_{memory}_{result}_{log}")
 
@@ -148,7 +148,7 @@ def softmax_gradient_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y, results; 4 length; 5 columns; 6 tiles of 64 columns; a chunk is a tile."""
     lanes_type = lanes_of(memory)
     read, size = _some(memory), vectors.SIZE[memory]
-    store_part, step = vectors.STORE_PART[result], vectors.SIZE[result]
+    store, step = vectors.STORE[result], vectors.SIZE[result]
     load_lanes, store_lanes = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     real, exp = getattr(np, lanes_type), EXP[lanes_type]
     clear, add, tree = _lanes(lanes_type)
@@ -183,6 +183,6 @@ def softmax_gradient_columns(memory: str, result: str, *, log: bool) -> OnTeam:
                 here = row * columns * size
                 g_here, y_here = read(g + here, count), read(y + here, count)
                 made = _fma(exp(y_here), total, g_here) if log else y_here * (g_here + total)
-                store_part(out + row * columns * step, _one_nan(made), count)
+                store(out + row * columns * step, _one_nan(made), count)
 
     return on_team(columns_of_tile, name=f"softmax_gradient_columns_{memory}_{result}_{log}")

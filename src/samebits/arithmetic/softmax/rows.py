@@ -83,7 +83,7 @@ def lanes_of(memory: str) -> str:
 @cache
 def _maximum(memory: str) -> Part:
     """Returns the part of kernels for the largest number of a run that is no NaN."""
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     real = getattr(np, lanes_of(memory))
 
     @inlined
@@ -94,7 +94,7 @@ def _maximum(memory: str) -> Part:
             here = read(x + i * 16 * size)
             best = _where_less(best, here, here, best)
         if rest:
-            here = _first_of(rest, read_part(x + whole * 16 * size, rest), best)
+            here = _first_of(rest, read(x + whole * 16 * size, rest), best)
             best = _where_less(best, here, here, best)
         return _largest(best)
 
@@ -104,14 +104,10 @@ def _maximum(memory: str) -> Part:
 @cache
 def _exponentials(memory: str, *, stored: bool) -> Part:
     """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if `stored`."""
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     lanes_type = lanes_of(memory)
     real, exp = getattr(np, lanes_type), EXP[lanes_type]
-    store, store_part, step = (
-        vectors.STORE[lanes_type],
-        vectors.STORE_PART[lanes_type],
-        vectors.SIZE[lanes_type],
-    )
+    store, step = vectors.STORE[lanes_type], vectors.SIZE[lanes_type]
     push, total = running(lanes_type)
 
     @inlined
@@ -124,10 +120,10 @@ def _exponentials(memory: str, *, stored: bool) -> Part:
             if stored:
                 store(out + i * 16 * step, e)
         if rest:
-            e = exp(read_part(x + whole * 16 * size, rest) - center)
+            e = exp(read(x + whole * 16 * size, rest) - center)
             lanes = _first_of(rest, lanes + e, lanes)
             if stored:
-                store_part(out + whole * 16 * step, e, rest)
+                store(out + whole * 16 * step, e, rest)
         return _added(lanes)
 
     @inlined
@@ -152,9 +148,8 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     in_place = not log and result == lanes_type
     maximum, exponentials = _maximum(memory), _exponentials(memory, stored=False)
     kept_exponentials = _exponentials(memory, stored=True)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    load, load_part = vectors.LOAD[lanes_type], vectors.LOAD_PART[lanes_type]
-    store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
+    load, store, step = vectors.LOAD[lanes_type], vectors.STORE[result], vectors.SIZE[result]
     store_total, width = vectors.STORE_ONE[lanes_type], vectors.SIZE[lanes_type]
     real, value = getattr(np, lanes_type), softmax_value(lanes_type, log=log, is_exp=False)
     quotient = softmax_value(lanes_type, log=log, is_exp=True)
@@ -180,16 +175,16 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
                 for i in range(whole):
                     store(out + i * 16 * step, quotient(load(e + i * 16 * width), center, divisor))
                 if rest:
-                    last = load_part(e + whole * 16 * width, rest)
-                    store_part(out + whole * 16 * step, quotient(last, center, divisor), rest)
+                    last = load(e + whole * 16 * width, rest)
+                    store(out + whole * 16 * step, quotient(last, center, divisor), rest)
             else:
                 for i in range(whole):
                     store(out + i * 16 * step, value(read(x + i * 16 * size), center, divisor))
                 if rest:
-                    last = read_part(x + whole * 16 * size, rest)
-                    store_part(out + whole * 16 * step, value(last, center, divisor), rest)
+                    last = read(x + whole * 16 * size, rest)
+                    store(out + whole * 16 * step, value(last, center, divisor), rest)
             for i in range(shown, length, 16):
-                store_part(out + i * step, _splat(real(0)), min(16, length - i))
+                store(out + i * step, _splat(real(0)), min(16, length - i))
 
     return on_team(rows, name=f"softmax_rows_{memory}_{result}_{log}")
 
@@ -199,8 +194,8 @@ def softmax_gradient_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y and of the results; 4 rows; 5 their length; 6 rows of a chunk."""
     lanes_type = lanes_of(memory)
     reduced = sum_of_run("sum" if log else "dot", memory)
-    read, read_part, size = vectors.LOAD[memory], vectors.LOAD_PART[memory], vectors.SIZE[memory]
-    store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
+    read, size = vectors.LOAD[memory], vectors.SIZE[memory]
+    store, step = vectors.STORE[result], vectors.SIZE[result]
     real, exp = getattr(np, lanes_type), EXP[lanes_type]
 
     @inlined
@@ -220,7 +215,7 @@ def softmax_gradient_rows(memory: str, result: str, *, log: bool) -> OnTeam:
                 store(out + i * 16 * step, value(read(g + here), read(y + here), total))
             if rest:
                 here = whole * 16 * size
-                made = value(read_part(g + here, rest), read_part(y + here, rest), total)
-                store_part(out + whole * 16 * step, made, rest)
+                made = value(read(g + here, rest), read(y + here, rest), total)
+                store(out + whole * 16 * step, made, rest)
 
     return on_team(rows, name=f"softmax_gradient_rows_{memory}_{result}_{log}")
