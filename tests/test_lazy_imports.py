@@ -159,6 +159,11 @@ def test_what_is_asked_for_once_is_kept(tmp_path, monkeypatch):
     assert package.VALUE is vars(package)["VALUE"]
 
 
+def test_dir_after_the_import_of_a_lazy_package(python):
+    """`dir(samebits)` looks at modules that are there, which may import another: it iterates over a copy."""
+    assert python("import samebits, samebits.nn\nprint('nn' in dir(samebits))").stdout == "True\n"
+
+
 @pytest.fixture
 def awaited(tmp_path, monkeypatch):
     """A module that is not imported yet, and a list of what was called when it was."""

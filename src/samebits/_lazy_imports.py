@@ -46,7 +46,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         return value
 
     def directory() -> list[str]:
-        given = vars(sys.modules[package]).items()
+        given = list(vars(sys.modules[package]).items())  # to look at one may import another
         return sorted({*(name for name, value in given if not _is_helper(name, value)), *places()})
 
     return getattribute, directory
