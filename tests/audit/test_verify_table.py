@@ -8,6 +8,7 @@ from samebits.arithmetic import BITS
 from samebits.audit._first_difference import Difference
 from samebits.audit._verify.baseline import _without_folders
 from samebits.audit._verify.check_plan import KILL_ROWS, MID_EPOCH, Check, ProcessVariation
+from samebits.audit._verify.check_process import Request
 from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport, cure_of
 from samebits.audit._verify.verify_table import PLAIN_WIDTH, show
 
@@ -33,7 +34,7 @@ THREADS = [
 
 def printed(capsys, *rows, notes=()):
     """(report, the lines that `show` prints into a pipe)."""
-    report = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows, notes)
+    report = VerifyReport(Request("train.py", seed=3), "xxh3-128:0", {}, rows, notes)
     show(report)
     return report, capsys.readouterr().out.splitlines()
 
@@ -105,7 +106,7 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
     """`--checks` and `--steps` stand in the verdict and in the JSON; without them neither does (control)."""
     rows = (CheckRow(AGAIN, 8),)
     report = VerifyReport(
-        "train.py", (), 3, "xxh3-128:0", {}, rows, groups=("run-again", "kill-twice"), shortened_to=8
+        Request("train.py", seed=3, groups=("run-again", "kill-twice"), steps=8), "xxh3-128:0", {}, rows
     )
     assert report.verdict() == (
         "REPRODUCED: the same bits in all 8 steps of a short run (--steps 8), run again. Not proven: loader workers (left "
@@ -113,7 +114,7 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
     )
     options = {"steps": 8, "checks": ["run-again", "kill-twice"], "nproc_per_node": None}
     assert report.to_dict()["options"] == {**options, "require": [], "within": None}
-    whole = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows)
+    whole = VerifyReport(Request("train.py", seed=3), "xxh3-128:0", {}, rows)
     assert whole.verdict() == "REPRODUCED: the same bits in all 8 steps, run again."
 
 
@@ -127,7 +128,7 @@ def test_a_required_check_that_is_not_proven_fails_the_verdict():
 
     def of(*required):
         return VerifyReport(
-            "train.py", (), 3, "xxh3-128:0", {}, rows, required=required, left_out=(late,), within=30
+            Request("train.py", seed=3, require=required, within=30), "xxh3-128:0", {}, rows, left_out=(late,)
         )
 
     assert (of().exit, of("kill", "run-again").exit, of("kill-mid-epoch").exit) == (0, 0, 0)

@@ -20,7 +20,7 @@ from samebits._context import Across, CheckOverrides
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.record_file import Record, folder_of_rank, read_record
 from samebits.audit._verify import reaper
-from samebits.audit._verify.check_plan import ProcessVariation
+from samebits.audit._verify.check_plan import GROUPS, ProcessVariation
 from samebits.audit._verify.child_processes import ExitedProcess, run_child
 from samebits.audit._verify.working_folder import Start, WorkingFolder
 from samebits.errors import RecordError
@@ -49,7 +49,7 @@ class Request:
     across: Across = "runs"
     """With `as_run`: as in `enable_op_determinism`; the rows that it promises decide the verdict."""
     steps: int | None = None
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] = GROUPS
     jobs: int = 1
     keep: bool = False
     seed: int = 0

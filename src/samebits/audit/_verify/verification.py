@@ -121,20 +121,13 @@ class _Verification:
         self.outcomes["baseline"] = [first]
         rows = await self._rows(baselines, run_again(), checks)
         return VerifyReport(
-            script=self.request.script,
-            args=self.request.args,
-            seed=self.request.seed,
+            request=self.request,
             final=baseline.final or "(no model was seen)",
             environment=(baseline.end or {}).get("environment", {}),
             rows=tuple(rows),
             notes=tuple(self._notes(baselines, facts)),
-            groups=self.request.groups,
             left_out=tuple(left_out),
-            within=self.request.within,
-            required=self.request.require,
             files=self._files(),
-            nproc_per_node=self.request.nproc_per_node,
-            shortened_to=self.request.steps,
             planned_steps=facts.planned,
             circumstances=self._circumstances(baseline, facts),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from samebits.audit._first_difference import Difference
 from samebits.audit._verify.check_plan import GROUPS, Check
+from samebits.audit._verify.check_process import Request
 
 SCHEMA = "samebits.verify/1"
 
@@ -124,28 +125,17 @@ class CheckRow:
 class VerifyReport:
     """All rows of one `verify`."""
 
-    script: str
-    args: tuple[str, ...]
-    seed: int
+    request: Request
     final: str
     environment: dict[str, Any]
     """The environment of the script's first process when it trained; empty if it did not end by itself."""
     rows: tuple[CheckRow, ...]
     notes: tuple[str, ...] = ()
     """The recorder's notes of the first run, with what it could not observe."""
-    groups: tuple[str, ...] = GROUPS
-    """The groups that `--checks` selected."""
-    shortened_to: int | None = None
-    """The number of steps of each run, where `--steps` set one."""
     planned_steps: int | None = None
     """The number of steps that the whole run has; None: not known."""
-    nproc_per_node: int | None = None
-    """The number of ranks, where torchrun started them."""
     left_out: tuple[Check, ...] = ()
     """The checks for which `--within` left no time."""
-    within: float | None = None
-    required: tuple[str, ...] = ()
-    """The groups, or kills, that `--require` named."""
     circumstances: Circumstances = Circumstances()
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of the script, its modules and the files that it read, by path."""
@@ -166,7 +156,9 @@ class VerifyReport:
         """The required groups that are not proven, and why."""
         proven = {name for row in self.rows if row.decides and row.equal for name in _names_of(row.check)}
         why = {name: why for name, why in self._reasons() if name not in proven}
-        return {name: why.get(name, "not among the checks") for name in self.required if name not in proven}
+        return {
+            name: why.get(name, "not among the checks") for name in self.request.require if name not in proven
+        }
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
         for row in self.rows:
@@ -179,13 +171,17 @@ class VerifyReport:
 
     @property
     def _no_time(self) -> str:
-        return f"left out by --within {self.within:g}"
+        return f"left out by --within {self.request.within:g}"
 
     @property
     def _none_applies(self) -> bool:
         """True if no selected row applies: "run again", which always runs, was not selected."""
         selected = [row for row in self.rows if row.check.group != "run-again"]
-        return "run-again" not in self.groups and bool(selected) and not any(row.applies for row in selected)
+        return (
+            "run-again" not in self.request.groups
+            and bool(selected)
+            and not any(row.applies for row in selected)
+        )
 
     def verdict(self) -> str:
         """One sentence; bad news come with the cure."""
@@ -211,8 +207,8 @@ class VerifyReport:
         word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
         steps = min(row.steps_compared for row in rows)
         steps_in_words = f"{'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}"
-        short = "" if self.shortened_to is None else f" of a short run (--steps {self.shortened_to})"
-        short += f" of each of {self.nproc_per_node} ranks" if (self.nproc_per_node or 1) > 1 else ""
+        short = "" if self.request.steps is None else f" of a short run (--steps {self.request.steps})"
+        short += f" of each of {self.request.ranks} ranks" if self.request.ranks > 1 else ""
         said = f"{word}: the same bits in {steps_in_words}{short}, {_join_words(ways)}."
         missing = self._not_proven()
         return f"{said} Not proven: {in_parentheses(missing, '; ')}." if missing else said
@@ -221,7 +217,7 @@ class VerifyReport:
         """Returns the groups with a row that does not count, and those without a row, and why."""
         idle = (row.check for row in self.rows if not row.decides)
         found = {_TITLES[check.group]: check.does_not_apply or "measured, not promised" for check in idle}
-        selected = {group.partition("-")[0] for group in self.groups}
+        selected = {group.partition("-")[0] for group in self.request.groups}
         left_out = [_TITLES[group] for group in ("kill", "workers", "threads") if group not in selected]
         late = [_TITLES[check.group] if check.group != "kill" else check.name for check in self.left_out]
         return {
@@ -243,14 +239,14 @@ class VerifyReport:
         """Returns the report as plain values, for `--json`: all rows, and their environment."""
         return {
             "schema": SCHEMA,
-            "script": self.script,
-            "args": list(self.args),
+            "script": self.request.script,
+            "args": list(self.request.args),
             "options": {
-                "steps": self.shortened_to,
-                "checks": list(self.groups),
-                "nproc_per_node": self.nproc_per_node,
-                "require": list(self.required),
-                "within": self.within,
+                "steps": self.request.steps,
+                "checks": list(self.request.groups),
+                "nproc_per_node": self.request.nproc_per_node,
+                "require": list(self.request.require),
+                "within": self.request.within,
             },
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "planned_steps": self.planned_steps,
@@ -258,7 +254,7 @@ class VerifyReport:
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],
             "final": self.final,
-            "seed": self.seed,
+            "seed": self.request.seed,
             "not_run": {
                 **{row.check.name: row.check.does_not_apply for row in self.rows if not row.applies},
                 **{check.name: self._no_time for check in self.left_out},
