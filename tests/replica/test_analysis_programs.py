@@ -267,7 +267,7 @@ def a_write_to_a_view_is_one_to_all(patch):
 
 
 def views_have_no_gaps(patch):
-    patch.setattr(memory, "_dense", lambda tensor: True)
+    patch.setattr(memory, "is_dense", lambda tensor: True)
 
 
 def parts_are_wholes(patch):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,3 +45,10 @@ def with_strides(array: np.ndarray, strides: Sequence[int]) -> np.ndarray:
     if copy.tobytes() != array.tobytes():
         raise ValueError(f"strides {strides}: places that share memory have different values")
     return copy
+
+
+def fill_tensor(live: torch.Tensor, saved: Any) -> None:
+    """Copies into a tensor, an expanded one, too, which torch does not write."""
+    apart = tuple(slice(None) if step else slice(1) for step in live.stride())
+    with torch.no_grad():
+        live[apart].copy_(saved[apart])

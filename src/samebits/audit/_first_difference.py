@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from samebits.audit._record.record_file import Record, RecordLine
 
@@ -35,6 +36,16 @@ class Difference:
         return f"{self._where()}{_name_leaves(self.component, self.paths)} {_verb(self)}{detail}" + (
             f", then {more}" if more else ""
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as plain values, for `--json`."""
+        return {
+            "rank": self.rank,
+            "step": self.step,
+            "component": self.component,
+            "paths": list(self.paths),
+            "sentence": self.sentence(),
+        }
 
     def _where(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "

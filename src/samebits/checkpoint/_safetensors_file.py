@@ -22,7 +22,7 @@ import torch
 
 from samebits import _digest as digests
 from samebits._byte_digest import of_bytes
-from samebits._objects.memory import are_near, reach
+from samebits._objects.memory import are_near, fill_tensor, reach
 from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 
@@ -164,8 +164,7 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
 def _with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     memory = torch.empty(reach(tensor.shape, stride) + 1, dtype=tensor.dtype)
     strided = memory.as_strided(tensor.shape, stride)
-    apart = tuple(slice(None) if step else slice(1) for step in stride)  # torch writes no expanded tensor
-    strided[apart].copy_(tensor[apart])
+    fill_tensor(strided, tensor)
     return strided
 
 

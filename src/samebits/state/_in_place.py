@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from samebits._objects.hashes import PLAIN
-from samebits._objects.memory import with_strides
+from samebits._objects.memory import fill_tensor, with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint._classes import items_of
 
@@ -166,13 +166,6 @@ class Restored:
         if isinstance(saved, dict):
             return {key: self.of(item) for key, item in saved.items()}
         return list(map(self.of, saved))
-
-
-def fill_tensor(live: torch.Tensor, saved: Any) -> None:
-    """Copies into a tensor, an expanded one, too, which torch does not write."""
-    apart = tuple(slice(None) if step else slice(1) for step in live.stride())
-    with torch.no_grad():
-        live[apart].copy_(saved[apart])
 
 
 def _empty_like(saved: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch.__future__ import get_swap_module_params_on_conversion
 
 from samebits import _digest as digest
+from samebits._objects.memory import fill_tensor
 from samebits.errors import RunMismatchError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
@@ -118,7 +119,7 @@ def _writable_buffers(thing: Any) -> Iterator[None]:
         yield
     finally:
         for module, name, buffer in held:
-            _in_place.fill_tensor(buffer, module._buffers[name])
+            fill_tensor(buffer, module._buffers[name])
             module._buffers[name] = buffer
 
 
@@ -171,7 +172,7 @@ def restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.T
     for child, training in zip(module.modules(), modes, strict=True):
         child.training = training
     for path, value in unsaved_buffers(module).items():
-        _in_place.fill_tensor(value, buffers[path])
+        fill_tensor(value, buffers[path])
 
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -131,7 +131,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     workers = spec.overrides.num_workers
     if recorder is not None or workers is not None:
         unread = audit._record.torch_hooks.LoaderWorkers([], [])
-        note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, unread)
+        note, own = (recorder.note, recorder.loaders) if recorder else (lambda _: None, unread)
         vary = audit._child.variations.set_loader_workers
         stack.enter_context(vary(workers, note, own, torchs=spec.torch_workers))
     if spec.slow:
@@ -241,10 +241,6 @@ def _print_exception(error: BaseException, script: str) -> None:
 def _last_words(recorder: Recorder | None, at: str, step: int) -> None:
     if recorder is not None:
         recorder.file.write({"kind": "killed", "at": at, "step": step}, durable=True)
-
-
-def _ignore(text: Any) -> None:
-    """Ignores the notes of a process that records nothing."""
 
 
 if __name__ == "__main__":

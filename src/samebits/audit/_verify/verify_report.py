@@ -107,14 +107,7 @@ class CheckRow:
             "promised": self.check.promised,
             "steps_compared": self.steps_compared,
             "equal": self.equal,
-            "difference": found
-            and {
-                "rank": found.rank,
-                "step": found.step,
-                "component": found.component,
-                "paths": list(found.paths),
-                "sentence": found.sentence(),
-            },
+            "difference": found and found.to_dict(),
             "note": "; ".join(
                 filter(None, (*self.notes(), "" if self.equal is False and found else self.cause()))
             ),

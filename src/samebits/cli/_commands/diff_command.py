@@ -47,19 +47,11 @@ def diff(
 
 
 def _content(found: Comparison) -> dict[str, Any]:
-    one = found.difference
     return {
         "result": found.sentence(),
         "exit": found.exit,
         "steps_compared": found.steps,
         "level": found.level,
-        "difference": one
-        and {
-            "rank": one.rank,
-            "step": one.step,
-            "component": one.component,
-            "paths": list(one.paths),
-            "sentence": one.sentence(),
-        },
+        "difference": found.difference and found.difference.to_dict(),
         "unfinished": list(found.unfinished),
     }

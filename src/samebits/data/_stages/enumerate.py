@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from samebits.data._stages.stage import Following, Ordinals, Reader, SameLength, Stage, State, Streamed
+from samebits.data._stages.stage import Ordinals, Reader, SameLength, SameOrdinals, Stage, State, Streamed
 
 
 class _Enumerating(Stage):
@@ -20,12 +20,8 @@ class _Enumerating(Stage):
         self.start = start
 
 
-class Enumerate(_Enumerating, Following, SameLength):
+class Enumerate(_Enumerating, SameOrdinals, SameLength):
     """The elements of an addressed stage with their indices."""
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[tuple[int, Any]]:

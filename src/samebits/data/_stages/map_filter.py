@@ -16,12 +16,12 @@ from typing_extensions import override
 from samebits.data._calls.user_function import Function, Places, key_words
 from samebits.data._stages.stage import (
     Addressed,
-    Following,
     Grouped,
     Numbered,
     Ordinals,
     Reader,
     SameLength,
+    SameOrdinals,
     Stage,
     State,
     Streamed,
@@ -167,21 +167,17 @@ class _OperationStage(Stage):
             self.key_path = "map of batches", self.depth
 
 
-class AddressedOperation(_OperationStage, Following, SameLength):
+class AddressedOperation(_OperationStage, SameOrdinals, SameLength):
     """`map` over an addressed stage."""
 
     operation: Any
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         return self.operation.map_elements(self, ordinals, self.inputs[0].fetch(ordinals))
 
 
-class GroupedOperation(_OperationStage, Following, Grouped):
+class GroupedOperation(_OperationStage, SameOrdinals, Grouped):
     """An operation over groups: the results of a group stay one group."""
 
     def __init__(self, operation: Operation, stage: Numbered) -> None:
@@ -192,10 +188,6 @@ class GroupedOperation(_OperationStage, Following, Grouped):
     @override
     def groups(self) -> int:
         return self.inputs[0].groups
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
 
     @override
     def iterate(self, ordinal: int) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from samebits.data._stages.stage import (
     Ordinals,
     Reader,
     SameLength,
+    SameOrdinals,
     Stage,
     State,
     Streamed,
@@ -213,7 +214,7 @@ class _Repeating(Stage):
         self.endless = count is None or stage.endless
 
 
-class Repeat(_Repeating, _Renumbered):
+class Repeat(_Repeating, SameOrdinals, _Renumbered):
     """The repetitions of an addressed stage: ordinals count through them."""
 
     @property
@@ -223,10 +224,6 @@ class Repeat(_Repeating, _Renumbered):
         if self.count is None or inner * self.count > INFINITE:
             return INFINITE // inner * inner  # a multiple, so that ordinals pass unchanged
         return inner * self.count
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
 
 
 class StreamRepeat(_Repeating, Streamed):

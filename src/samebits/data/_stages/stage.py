@@ -219,6 +219,14 @@ class Following(Numbered):
         """Returns the input's ordinals that these need."""
 
 
+class SameOrdinals(Following):
+    """A stage whose ordinals need the same ones of the input."""
+
+    def needed(self, ordinals: Ordinals) -> Ordinals:
+        """Returns these ordinals."""
+        return ordinals
+
+
 class Addressed(Numbered):
     """A stage whose element o is a function of (key, o): every group is one element."""
 

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from samebits._objects.memory import reach
 from samebits._shared_memory import SharedMemory
 
 ALIGNMENT = 64
@@ -196,7 +197,7 @@ def _span(tensor: torch.Tensor) -> int:
     """Returns the number of elements between its first and its last in memory, both included."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + reach(tensor.shape, tensor.stride())
 
 
 def _put(array: np.ndarray, slot: ResultMemory) -> int:

@@ -28,6 +28,7 @@ from samebits.data._stages.stage import (
     Numbered,
     Ordinals,
     SameLength,
+    SameOrdinals,
     Stage,
     State,
     place,
@@ -173,16 +174,12 @@ class WatchedDraws:
         return result
 
 
-class OneByOne(Following, SameLength):
+class OneByOne(SameOrdinals, SameLength):
     """An input of a batch, read one by one: else each function would see all rows before the next does."""
 
     def __init__(self, stage: Addressed) -> None:
         super().__init__(stage)
         self.kind = stage.kind
-
-    @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        return ordinals
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:

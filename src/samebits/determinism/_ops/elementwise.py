@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
+from samebits._strides import is_dense
 from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import FILLED, ElementwiseFunction
 from samebits.determinism._dispatcher import Kernel, kernels, overload, tensors_for_numbers
@@ -71,7 +72,7 @@ def addresses_of(like: Any, operands: Sequence[Any]) -> list[int] | None:
     if not isinstance(like, Tensor):
         return None
     strides = None if like.is_contiguous() else like.stride()
-    if strides is not None and not _is_dense(like):
+    if strides is not None and not is_dense(like):
         return None
     found: list[int] = []
     dtype, shape = like.dtype, like.shape
@@ -116,7 +117,7 @@ def evaluate_all(call: Call) -> list[Tensor]:
 
 def _strides(tensors: Sequence[Tensor], shape: torch.Size) -> tuple[int, ...]:
     large = [each for each in tensors if each.dim()]
-    if len(large) == 1 and _is_dense(large[0]):
+    if len(large) == 1 and is_dense(large[0]):
         return large[0].stride()
     return _layout(tensors, shape)
 
@@ -131,7 +132,7 @@ def _dense(
         operand.shape == shape
         and operand.stride() == strides
         and operand.dtype == dtype
-        and _is_dense(operand)
+        and is_dense(operand)
     ):
         return operand, 1
     if operand.numel() == 1:
@@ -168,25 +169,12 @@ def _overlaps(result: Tensor, operand: Any) -> bool:
     if other >= start + result.nbytes or start >= other + operand.nbytes:
         return False
     same = other == start and operand.stride() == result.stride() and operand.shape == result.shape
-    return not same and _is_dense(operand) and _is_dense(result)
+    return not same and is_dense(operand) and is_dense(result)
 
 
 def _layout(args: Sequence[Tensor], shape: torch.Size) -> tuple[int, ...]:
     """Returns the strides that torch gives to the result of an elementwise op."""
     return compute_elementwise_output_strides(*(a.expand(shape) for a in args))
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Returns True if the elements fill one run of memory, in any order of the dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 # The forms of an elementwise op: functional, in place, and with `out`, each from one function of the op's

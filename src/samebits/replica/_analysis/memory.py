@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from samebits._objects.memory import reach
+from samebits._strides import is_dense
 from samebits.replica._analysis.partitions import Partitions
 
 _END = 1 << 62
@@ -116,16 +118,5 @@ def place_of(tensor: torch.Tensor, storage: Hashable) -> ByteRange:
     low = int(tensor.storage_offset()) * size
     if not count or tensor.is_contiguous():
         return ByteRange(storage, low, low + count * size)
-    shape, strides = tensor.shape, tensor.stride()
-    reach = sum((int(length) - 1) * int(stride) for length, stride in zip(shape, strides, strict=True))
-    return ByteRange(storage, low, low + (reach + 1) * size, _dense(tensor))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
+    end = low + (reach(tensor.shape, tensor.stride()) + 1) * size
+    return ByteRange(storage, low, end, is_dense(tensor))

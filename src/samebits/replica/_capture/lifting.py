@@ -46,12 +46,11 @@ class LiftedArguments:
         if copied:
             _check_copies(args)
             _check_hooks(names, args)
-        self._args = copy.deepcopy(args, copies) if copied else args
-        self.args = self._args
+        self.args = copy.deepcopy(args, copies) if copied else args
         self._tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
         self.left: dict[str, torch.Tensor] = {}
         """Gradients that the last call left to the next one, by the names of their parameters."""
-        given = dict(zip(names, self._args, strict=True))
+        given = dict(zip(names, self.args, strict=True))
         self._modules = {n: a for n, a in given.items() if isinstance(a, nn.Module)}
         self._optimizers = {n: a for n, a in given.items() if isinstance(a, torch.optim.Optimizer)}
         objects = self._modules.keys() | self._optimizers.keys()

@@ -130,7 +130,7 @@ def _cell(cell: CellType) -> Callable[[], None] | None:
         held = cell.cell_contents
     except ValueError:  # a variable that is set later
         return None
-    return lambda: _setter(cell, "cell_contents")(held)
+    return lambda: setattr(cell, "cell_contents", held)
 
 
 def _globals(function: FunctionType) -> Callable[[], None]:
@@ -156,7 +156,3 @@ def _attributes(owner: Any) -> Callable[[], None]:
         refill()
 
     return put
-
-
-def _setter(owner: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, name, value)

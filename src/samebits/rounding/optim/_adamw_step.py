@@ -41,12 +41,11 @@ class AdamWFactors(Factors):
 
 
 @lru_cache(maxsize=64)
-def factors(
-    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, maximize: bool
-) -> AdamWFactors:
-    """Returns the factors of a parameter's step number `step`, from 1."""
-    beta1, beta2 = betas
-    return AdamWFactors(
+def arguments(
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
+) -> tuple[AdamWFactors]:
+    """Returns the arguments of `kernel_of` and `plain` besides tensors and keys; steps count from 1."""
+    factors = AdamWFactors(
         sign=-1.0 if maximize else 1.0,
         keep=1 - lr * weight_decay,
         first=1 - beta1,
@@ -56,13 +55,7 @@ def factors(
         eps=eps,
         size=lr / (1 - beta1**step),
     )
-
-
-def arguments(
-    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
-) -> tuple[AdamWFactors]:
-    """Returns the arguments of `kernel_of` and `plain` besides tensors and keys."""
-    return (factors(step, lr, (beta1, beta2), eps, weight_decay, bool(maximize)),)
+    return (factors,)
 
 
 def kernel_of(tensors: list[torch.Tensor], by: AdamWFactors) -> OnTeam:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from samebits._inspect import user_code
+from samebits._objects.memory import fill_tensor
 from samebits._program import syntax_tree
 from samebits.checkpoint._codec import decode, encode
 from samebits.errors import UnsavableStateError
-from samebits.state._in_place import fill_tensor
 
 EntryState = dict[str, Any]
 """A state as a commit has it: its tree as text, and copies of its tensors."""
