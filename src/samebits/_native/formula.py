@@ -13,6 +13,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from samebits import _native as native
@@ -288,6 +289,11 @@ class Formula(Instruction):
 def formula(define: Callable[..., Any]) -> Formula:
     """Makes a formula of a function over numbers."""
     return Formula(define)
+
+
+def formulas(define: Callable[..., Any], *choices: tuple[Any, ...]) -> tuple[Formula, ...]:
+    """Makes a formula for each choice of the first arguments of a function: what it calls in a precision."""
+    return tuple(Formula(partial(define, *chosen)) for chosen in choices)
 
 
 def fma(factor: Any, other: Any, term: Any) -> Any:

@@ -7,9 +7,10 @@ have at most 0.6 ulp, what is composed of them 1 to 4, the error of products and
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, at_least, at_most, fma, formula, quotient, where
+from samebits._native.formula import INFINITY, NAN, at_least, at_most, fma, formula, formulas, quotient, where
 from samebits.arithmetic.functions.error_functions import normal_cdf_double, normal_cdf_wide
 from samebits.arithmetic.functions.exponential import (
     exp_double,
@@ -45,30 +46,30 @@ def sigmoid_wide(x: Any) -> Any:
     return where(x < 0.0, e * upper, upper)
 
 
-@formula
-def mish_wide(x: Any) -> Any:
+def _mish(exp: Any, divided: Any, x: Any) -> Any:
     """Returns x tanh(log(1 + e)) = x n / (n + 2) with n = e (e + 2), e = exp(x)."""
-    e = exp_wide(at_most(x, 40.0))
+    e = exp(at_most(x, 40.0))
     n = e * (e + 2.0)
-    return x * quotient(n, n + 2.0)
+    return x * divided(n, n + 2.0)
 
 
-@formula
-def gelu_wide(x: Any) -> Any:
+mish_wide, mish_double = formulas(_mish, (exp_wide, quotient), (exp_double, operator.truediv))
+
+
+def _gelu(cdf: Any, x: Any) -> Any:
     """Returns x times the normal distribution function."""
-    return x * normal_cdf_wide(x)
+    return x * cdf(x)
 
 
-@formula
-def gelu_tanh_wide(x: Any) -> Any:
-    """Returns x (1 + tanh(t)) / 2 = x sigmoid(2 t) with t = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    return x * sigmoid_wide((2.0 * _TANH_SCALE) * (x * fma(x * x, _TANH_CUBIC, 1.0)))
+gelu_wide, gelu_double = formulas(_gelu, (normal_cdf_wide,), (normal_cdf_double,))
 
 
-@formula
-def elu_wide(x: Any, negative: Any, positive: Any, inner: Any) -> Any:
+def _elu(expm1: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
     """Returns x times one factor above zero, and expm1 of x times another, times the first, below."""
-    return where(x <= 0.0, expm1_wide(x * inner) * negative, x * positive)
+    return where(x <= 0.0, expm1(x * inner) * negative, x * positive)
+
+
+elu_wide, elu_double = formulas(_elu, (expm1_wide,), (expm1_double,))
 
 
 @formula
@@ -84,12 +85,6 @@ def logit_short(x: Any) -> Any:
     """Returns log(x / (1 - x)) in float32, for bfloat16 and float16."""
     odds = x / (1.0 - x)
     return with_limits(odds, log_of_sum_short(odds, fma(2.0, x, -1.0) / (1.0 - x)))
-
-
-@formula
-def logit_clamped_wide(x: Any, low: Any, high: Any) -> Any:
-    """Returns the logit of x bounded to [low, high]."""
-    return logit_wide(where(x < low, low, where(x > high, high, x)))
 
 
 @formula
@@ -114,11 +109,15 @@ def mish_backward_wide(grad: Any, x: Any) -> Any:
     return grad * fma(x, where(x > 40.0, 0.0, slope), t)
 
 
-@formula
-def gelu_backward_wide(grad: Any, x: Any) -> Any:
+def _gelu_backward(exp: Any, cdf: Any, grad: Any, x: Any) -> Any:
     """Returns grad (cdf(x) + x density(x))."""
-    density = _DENSITY * exp_wide(-0.5 * (x * x))
-    return grad * fma(x, density, normal_cdf_wide(x))
+    density = _DENSITY * exp(-0.5 * (x * x))
+    return grad * fma(x, density, cdf(x))
+
+
+gelu_backward_wide, gelu_backward_double = formulas(
+    _gelu_backward, (exp_wide, normal_cdf_wide), (exp_double, normal_cdf_double)
+)
 
 
 @formula
@@ -134,10 +133,12 @@ def gelu_tanh_backward_wide(grad: Any, x: Any) -> Any:
     return grad * fma(x * inner, upper * lower, s)
 
 
-@formula
-def elu_backward_wide(grad: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
+def _elu_backward(exp: Any, grad: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
     """Returns the derivative of elu from its input."""
-    return where(x <= 0.0, grad * ((inner * negative) * exp_wide(x * inner)), grad * positive)
+    return where(x <= 0.0, grad * ((inner * negative) * exp(x * inner)), grad * positive)
+
+
+elu_backward_wide, elu_backward_double = formulas(_elu_backward, (exp_wide,), (exp_double,))
 
 
 @formula
@@ -190,6 +191,14 @@ def silu_double(x: Any) -> Any:
     return fma(x, first, where(x.magnitude() < INFINITY, x * rest, 0.0))
 
 
+def _gelu_tanh(sigmoid: Any, x: Any) -> Any:
+    """Returns x (1 + tanh(t)) / 2 = x sigmoid(2 t) with t = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    return x * sigmoid((2.0 * _TANH_SCALE) * (x * fma(x * x, _TANH_CUBIC, 1.0)))
+
+
+gelu_tanh_wide, gelu_tanh_double = formulas(_gelu_tanh, (sigmoid_wide,), (sigmoid_double,))
+
+
 @formula
 def softplus_double(x: Any, beta: Any, threshold: Any) -> Any:
     """Returns log(1 + exp(beta x)) / beta, or x if beta x is above the threshold; beta x and / beta round."""
@@ -212,24 +221,6 @@ def log_sigmoid_with_exponential_double(x: Any) -> Any:
     total, error = exact_sum(at_most(x, 0.0), -high)
     finite = where(x.magnitude() < INFINITY, total + (error - low), at_most(x, 0.0))
     return [where(x.equals(x), finite, x), first]
-
-
-@formula
-def gelu_double(x: Any) -> Any:
-    """Returns x times the normal distribution function."""
-    return x * normal_cdf_double(x)
-
-
-@formula
-def gelu_backward_double(grad: Any, x: Any) -> Any:
-    """Returns grad (cdf(x) + x density(x))."""
-    return grad * fma(x, _DENSITY * exp_double(-0.5 * (x * x)), normal_cdf_double(x))
-
-
-@formula
-def gelu_tanh_double(x: Any) -> Any:
-    """Returns x sigmoid(2 t) with t = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    return x * sigmoid_double((2.0 * _TANH_SCALE) * (x * fma(x * x, _TANH_CUBIC, 1.0)))
 
 
 @formula
@@ -256,14 +247,6 @@ def softplus_backward_double(grad: Any, x: Any, beta: Any, threshold: Any) -> An
 
 
 @formula
-def mish_double(x: Any) -> Any:
-    """Returns x n / (n + 2) with n = e (e + 2), e = exp(x)."""
-    e = exp_double(at_most(x, 40.0))
-    n = e * (e + 2.0)
-    return x * (n / (n + 2.0))
-
-
-@formula
 def mish_backward_double(grad: Any, x: Any) -> Any:
     """Returns grad (t + x s (1 - t^2)) with t = tanh(softplus(x)), s = sigmoid(x)."""
     e = exp_double(at_most(x, 40.0))
@@ -271,18 +254,6 @@ def mish_backward_double(grad: Any, x: Any) -> Any:
     inverse = 1.0 / (n + 2.0)
     slope = (4.0 * (e * (e + 1.0))) * (inverse * inverse)
     return grad * fma(x, where(x > 40.0, 0.0, slope), n * inverse)
-
-
-@formula
-def elu_double(x: Any, negative: Any, positive: Any, inner: Any) -> Any:
-    """Returns x times one factor above zero, and expm1 of x times another, times the first, below."""
-    return where(x <= 0.0, expm1_double(x * inner) * negative, x * positive)
-
-
-@formula
-def elu_backward_double(grad: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
-    """Returns the derivative of elu from its input."""
-    return where(x <= 0.0, grad * ((inner * negative) * exp_double(x * inner)), grad * positive)
 
 
 @formula
@@ -314,20 +285,26 @@ def logit_double(x: Any) -> Any:
     return where(near, inner, outer)
 
 
-@formula
-def logit_clamped_double(x: Any, low: Any, high: Any) -> Any:
+def _logit_clamped(logit: Any, x: Any, low: Any, high: Any) -> Any:
     """Returns the logit of x bounded to [low, high]."""
-    return logit_double(where(x < low, low, where(x > high, high, x)))
+    return logit(where(x < low, low, where(x > high, high, x)))
+
+
+logit_clamped_wide, logit_clamped_double = formulas(_logit_clamped, (logit_wide,), (logit_double,))
 
 
 # The elementwise parts of losses in float64, to be rounded once to float32.
 
 
-@formula
-def binary_cross_entropy_wide(x: Any, target: Any) -> Any:
+def _binary_cross_entropy(log: Any, log1p: Any, x: Any, target: Any) -> Any:
     """Returns (t - 1) max(log(1 - x), -100) - t max(log(x), -100)."""
-    other = at_least(log1p_wide(-x), -100.0)
-    return fma(target - 1.0, other, -(target * at_least(log_wide(x), -100.0)))
+    other = at_least(log1p(-x), -100.0)
+    return fma(target - 1.0, other, -(target * at_least(log(x), -100.0)))
+
+
+binary_cross_entropy_wide, binary_cross_entropy_double = formulas(
+    _binary_cross_entropy, (log_wide, log1p_wide), (log_double, log1p_double)
+)
 
 
 @formula
@@ -347,10 +324,3 @@ def huber_backward_wide(grad: Any, x: Any, target: Any, norm: Any, delta: Any) -
     difference = x - target
     outside = where(difference > 0.0, delta, where(difference < 0.0, -delta, difference))
     return norm * (grad * where(difference.magnitude() < delta, difference, outside))
-
-
-@formula
-def binary_cross_entropy_double(x: Any, target: Any) -> Any:
-    """Returns (t - 1) max(log(1 - x), -100) - t max(log(x), -100)."""
-    other = at_least(log1p_double(-x), -100.0)
-    return fma(target - 1.0, other, -(target * at_least(log_double(x), -100.0)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, by_horners_rule, fma, formula, where
+from samebits._native.formula import INFINITY, NAN, ROUNDING, by_horners_rule, fma, formulas, where
 from samebits.arithmetic.functions.logarithm import log_double, log_wide
 from samebits.arithmetic.functions.trigonometry import cos_double, cos_wide, sin_double, sin_wide
 
@@ -57,7 +57,8 @@ def _log_gamma_of_positive(z: Any, log: Any) -> Any:
     return where(z < 9.5, near, where(z < INFINITY, far, z))
 
 
-def _log_gamma(x: Any, log: Any, sin: Any) -> Any:
+def _log_gamma(log: Any, sin: Any, x: Any) -> Any:
+    """Returns log |gamma(x)|."""
     size = x.magnitude()
     tiny = size <= 0.5
     of_size = _log_gamma_of_positive(where(tiny, 1.0 + size, size), log) - where(tiny, log(size), 0.0)
@@ -65,18 +66,6 @@ def _log_gamma(x: Any, log: Any, sin: Any) -> Any:
     reflected = _LOG_PI - (log(size) + log(turn)) - of_size
     result = where(x < 0.0, where(size < INFINITY, reflected, INFINITY), of_size)
     return where(x.equals(0.0), INFINITY, result)
-
-
-@formula
-def log_gamma_wide(x: Any) -> Any:
-    """Returns log |gamma(x)|."""
-    return _log_gamma(x, log_wide, sin_wide)
-
-
-@formula
-def log_gamma_double(x: Any) -> Any:
-    """Returns log |gamma(x)|."""
-    return _log_gamma(x, log_double, sin_double)
 
 
 def digamma_of_positive(x: Any, log: Any = log_wide) -> Any:
@@ -90,7 +79,8 @@ def digamma_of_positive(x: Any, log: Any = log_wide) -> Any:
     return result + (log(shifted) - 0.5 / shifted - z * by_horners_rule(z, _DIGAMMA))
 
 
-def _digamma(x: Any, log: Any, sin: Any, cos: Any) -> Any:
+def _digamma(log: Any, sin: Any, cos: Any, x: Any) -> Any:
+    """Returns the derivative of log gamma."""
     size, negative = x.magnitude(), x < 0.0
     turn = math.pi * _fraction(size)
     of_size = digamma_of_positive(where(negative, 1.0 + size, x), log)
@@ -98,19 +88,8 @@ def _digamma(x: Any, log: Any, sin: Any, cos: Any) -> Any:
     return where(negative, reflected, of_size)
 
 
-@formula
-def digamma_wide(x: Any) -> Any:
-    """Returns the derivative of log gamma."""
-    return _digamma(x, log_wide, sin_wide, cos_wide)
-
-
-@formula
-def digamma_double(x: Any) -> Any:
-    """Returns the derivative of log gamma."""
-    return _digamma(x, log_double, sin_double, cos_double)
-
-
-def _trigamma(x: Any, sin: Any) -> Any:
+def _trigamma(sin: Any, x: Any) -> Any:
+    """Returns the second derivative of log gamma."""
     size, negative = x.magnitude(), x < 0.0
     shifted, result = where(negative, 1.0 + size, x), x.constant(0.0)
     for _ in range(10):
@@ -124,13 +103,8 @@ def _trigamma(x: Any, sin: Any) -> Any:
     return where(negative, turned * turned - result, result)
 
 
-@formula
-def trigamma_wide(x: Any) -> Any:
-    """Returns the second derivative of log gamma."""
-    return _trigamma(x, sin_wide)
-
-
-@formula
-def trigamma_double(x: Any) -> Any:
-    """Returns the second derivative of log gamma."""
-    return _trigamma(x, sin_double)
+log_gamma_wide, log_gamma_double = formulas(_log_gamma, (log_wide, sin_wide), (log_double, sin_double))
+digamma_wide, digamma_double = formulas(
+    _digamma, (log_wide, sin_wide, cos_wide), (log_double, sin_double, cos_double)
+)
+trigamma_wide, trigamma_double = formulas(_trigamma, (sin_wide,), (sin_double,))

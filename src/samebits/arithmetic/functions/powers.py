@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, where
+from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, formulas, where
 from samebits.arithmetic.functions.coefficients import LN2_LONG
 from samebits.arithmetic.functions.exponential import (
     exp2_double,
@@ -93,12 +93,6 @@ def rsqrt_double(x: Any) -> Any:
 
 
 @formula
-def number_pow_wide(y: Any, x: Any) -> Any:
-    """Returns x to the power of y."""
-    return pow_wide(x, y)
-
-
-@formula
 def square_narrow(x: Any) -> Any:
     """Returns x^2, rounded once."""
     return x * x
@@ -124,41 +118,49 @@ def hypot_wide(x: Any, y: Any) -> Any:
     return where(infinite, x.constant(INFINITY), result)
 
 
-@formula
-def logaddexp_wide(x: Any, y: Any) -> Any:
+def _logaddexp(exp: Any, log1p: Any, x: Any, y: Any) -> Any:
     """Returns log(exp(x) + exp(y)): the larger one, plus log1p(exp(-difference))."""
     larger = where(x >= y, x, y)
     difference = (x - y).magnitude()
-    result = larger + log1p_wide(exp_wide(-difference))
+    result = larger + log1p(exp(-difference))
     return where(x.equals(y) & (x.magnitude().equals(INFINITY)), x, result)
 
 
-@formula
-def logaddexp2_wide(x: Any, y: Any) -> Any:
+logaddexp_wide, logaddexp_double = formulas(_logaddexp, (exp_wide, log1p_wide), (exp_double, log1p_double))
+
+
+def _logaddexp2(exp2: Any, log1p: Any, x: Any, y: Any) -> Any:
     """Returns log2(2^x + 2^y)."""
     larger = where(x >= y, x, y)
     difference = (x - y).magnitude()
-    result = larger + log1p_wide(exp2_wide(-difference)) * LOG2_E
+    result = larger + log1p(exp2(-difference)) * LOG2_E
     return where(x.equals(y) & (x.magnitude().equals(INFINITY)), x, result)
 
 
-@formula
-def xlogy_wide(x: Any, y: Any) -> Any:
+logaddexp2_wide, logaddexp2_double = formulas(
+    _logaddexp2, (exp2_wide, log1p_wide), (exp2_double, log1p_double)
+)
+
+
+def _xlogy(log: Any, x: Any, y: Any) -> Any:
     """Returns x log(y), and zero for x = 0 unless y is NaN."""
-    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log_wide(y)), NAN)
+    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log(y)), NAN)
 
 
-@formula
-def xlog1py_wide(x: Any, y: Any) -> Any:
+def _xlog1py(log1p: Any, x: Any, y: Any) -> Any:
     """Returns x log(1 + y), and zero for x = 0 unless y is NaN."""
-    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log1p_wide(y)), NAN)
+    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log1p(y)), NAN)
 
 
-@formula
-def entr_wide(x: Any) -> Any:
+def _entr(log: Any, x: Any) -> Any:
     """Returns -x log(x), zero at zero, minus infinity below."""
-    result = where(x > 0.0, -x * log_wide(x), where(x.equals(0.0), x.constant(0.0), -INFINITY))
+    result = where(x > 0.0, -x * log(x), where(x.equals(0.0), x.constant(0.0), -INFINITY))
     return where(x.equals(x), result, NAN)
+
+
+xlogy_wide, xlogy_double = formulas(_xlogy, (log_wide,), (log_double,))
+xlog1py_wide, xlog1py_double = formulas(_xlog1py, (log1p_wide,), (log1p_double,))
+entr_wide, entr_double = formulas(_entr, (log_wide,), (log_double,))
 
 
 @formula
@@ -178,41 +180,6 @@ def hypot_double(x: Any, y: Any) -> Any:
     result = where(larger.equals(0.0), larger, result)
     result = where(a.equals(a) & b.equals(b), result, NAN)
     return where(a.equals(INFINITY) | b.equals(INFINITY), x.constant(INFINITY), result)
-
-
-@formula
-def logaddexp_double(x: Any, y: Any) -> Any:
-    """Returns the larger one, plus log1p(exp(-difference))."""
-    larger = where(x >= y, x, y)
-    result = larger + log1p_double(exp_double(-(x - y).magnitude()))
-    return where(x.equals(y) & x.magnitude().equals(INFINITY), x, result)
-
-
-@formula
-def logaddexp2_double(x: Any, y: Any) -> Any:
-    """Returns the larger one, plus log1p(2^(-difference)) log2(e)."""
-    larger = where(x >= y, x, y)
-    result = larger + log1p_double(exp2_double(-(x - y).magnitude())) * LOG2_E
-    return where(x.equals(y) & x.magnitude().equals(INFINITY), x, result)
-
-
-@formula
-def xlogy_double(x: Any, y: Any) -> Any:
-    """Returns x log(y), and zero for x = 0 unless y is NaN."""
-    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log_double(y)), NAN)
-
-
-@formula
-def xlog1py_double(x: Any, y: Any) -> Any:
-    """Returns x log(1 + y), and zero for x = 0 unless y is NaN."""
-    return where(y.equals(y), where(x.equals(0.0), x.constant(0.0), x * log1p_double(y)), NAN)
-
-
-@formula
-def entr_double(x: Any) -> Any:
-    """Returns -x log(x), zero at zero, minus infinity below."""
-    result = where(x > 0.0, -x * log_double(x), where(x.equals(0.0), x.constant(0.0), -INFINITY))
-    return where(x.equals(x), result, NAN)
 
 
 # pow of float64: 2^(y log2(x)), with the logarithm and its product with y as pairs; at most 0.6 ulp.
@@ -259,10 +226,12 @@ def pow_double(x: Any, y: Any) -> Any:
     return where(one, x.constant(1.0), signed)
 
 
-@formula
-def number_pow_double(y: Any, x: Any) -> Any:
+def _number_pow(power: Any, y: Any, x: Any) -> Any:
     """Returns x to the power of y."""
-    return pow_double(x, y)
+    return power(x, y)
+
+
+number_pow_wide, number_pow_double = formulas(_number_pow, (pow_wide,), (pow_double,))
 
 
 # fmod and remainder in float64: exact, before the one rounding that the remainder's sum may need.
@@ -310,8 +279,9 @@ def _fmod(x: Any, y: Any, steps: tuple[float, int]) -> Any:
     return where(valid, where(usual, rest.with_sign_of(x), x), NAN)
 
 
-def _with_sign_of_divisor(rest: Any, y: Any) -> Any:
-    """Returns what fmod left, plus y if the signs of the two differ."""
+def _remainder(fmod: Any, x: Any, y: Any) -> Any:
+    """Returns Python's remainder: what fmod leaves, plus y if the signs of the two differ."""
+    rest = fmod(x, y)
     differ = ((rest > 0.0) & (y < 0.0)) | ((rest < 0.0) & (y > 0.0))
     return where(differ, rest + y, rest)
 
@@ -323,18 +293,9 @@ def fmod_wide(x: Any, y: Any) -> Any:
 
 
 @formula
-def remainder_wide(x: Any, y: Any) -> Any:
-    """Returns Python's remainder, of float32 numbers."""
-    return _with_sign_of_divisor(fmod_wide(x, y), y)
-
-
-@formula
 def fmod_double(x: Any, y: Any) -> Any:
     """Returns C's fmod."""
     return _fmod(x, y, _DOUBLE)
 
 
-@formula
-def remainder_double(x: Any, y: Any) -> Any:
-    """Returns Python's remainder."""
-    return _with_sign_of_divisor(fmod_double(x, y), y)
+remainder_wide, remainder_double = formulas(_remainder, (fmod_wide,), (fmod_double,))
