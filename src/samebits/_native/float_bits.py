@@ -16,32 +16,19 @@ from samebits._native.lazy_kernel import Part, instruction
 from samebits._native.vector_writer import element_of, features, like
 
 
-def _bitcast(result: Any) -> Any:
-    return lambda builder, number: builder.bitcast(number, result.llvm)
+def _with_type(name: str) -> Part:
+    """Returns the instruction for the number of that type with the same bits."""
+
+    @instruction
+    def number(given: Any) -> Any:
+        kind = getattr(native.types, name)
+        return kind(given), lambda builder, value: builder.bitcast(value, kind.llvm)
+
+    return number
 
 
-@instruction
-def bits_64(number: Any) -> Any:
-    """Returns the bits of a float64, as uint64."""
-    return native.types.uint64(number), _bitcast(native.types.uint64)
-
-
-@instruction
-def from_bits_64(bits: Any) -> Any:
-    """Returns the float64 of these bits."""
-    return native.types.float64(bits), _bitcast(native.types.float64)
-
-
-@instruction
-def bits_32(number: Any) -> Any:
-    """Returns the bits of a float32, as int32."""
-    return native.types.int32(number), _bitcast(native.types.int32)
-
-
-@instruction
-def from_bits_32(bits: Any) -> Any:
-    """Returns the float32 of these bits, an int32."""
-    return native.types.float32(bits), _bitcast(native.types.float32)
+bits_64, from_bits_64 = _with_type("uint64"), _with_type("float64")
+bits_32, from_bits_32 = _with_type("int32"), _with_type("float32")
 
 
 def bfloat16_bits(x: FormulaNumber) -> Bits:

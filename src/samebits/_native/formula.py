@@ -291,7 +291,7 @@ def formula(define: Callable[..., Any]) -> Formula:
     return Formula(define)
 
 
-def formulas(define: Callable[..., Any], *choices: tuple[Any, ...]) -> tuple[Formula, ...]:
+def in_each_precision(define: Callable[..., Any], *choices: tuple[Any, ...]) -> tuple[Formula, ...]:
     """Makes a formula for each choice of the first arguments of a function: what it calls in a precision."""
     return tuple(Formula(partial(define, *chosen)) for chosen in choices)
 

@@ -38,6 +38,8 @@ class Instruction(Part):
         return self.function
 
 
+inlined, instruction = Part, Instruction
+"""Decorators: a part of kernels, and an expression of theirs that is given as LLVM instructions."""
 compiled_here: dict[str, float] = {}
 """The kernels that this process compiled, as no pack or cache had them: names, and seconds that each took."""
 kernels: list[Any] = []
@@ -114,16 +116,6 @@ def _function_of_python(name: str, address: int) -> Any:
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
     """Compiles a function when it is first called, as `@kernel("uint64(uint64, int64[::1])")`: no GIL."""
     return lambda function: Kernel(function, signature)
-
-
-def inlined(function: Callable[..., Any]) -> Part:
-    """Returns a part of kernels."""
-    return Part(function)
-
-
-def instruction(build: Callable[..., Any]) -> Instruction:
-    """Returns an expression of kernels, given as LLVM instructions."""
-    return Instruction(build)
 
 
 _lock = threading.RLock()

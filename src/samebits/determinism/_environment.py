@@ -39,7 +39,7 @@ def _fixed() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "torch_tested": _plain_version() in TESTED_TORCH,
+        "torch_tested": running_version() in TESTED_TORCH,
         "platform": f"{platform.system()}-{platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
         "cpu": _cpu_model(),
@@ -122,7 +122,7 @@ def _op_determinism() -> dict[str, Any]:
 
 def _warn_if_untested() -> None:
     """Warns when this torch is not among the tested versions."""
-    if _plain_version() not in TESTED_TORCH:
+    if running_version() not in TESTED_TORCH:
         message = (
             f"samebits was tested with torch {', '.join(TESTED_TORCH)}, not with {torch.__version__}: "
             "run `samebits verify` on your script before you rely on it."
@@ -130,7 +130,8 @@ def _warn_if_untested() -> None:
         user_code.warn(message, UntestedVersionWarning)
 
 
-def _plain_version() -> str:
+def running_version() -> str:
+    """Returns the version of the running torch, without its build."""
     return torch.__version__.split("+")[0]
 
 

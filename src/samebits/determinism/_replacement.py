@@ -37,14 +37,11 @@ def replacements(
     names: Iterable[str],
     make: Callable[[Kernel], Kernel],
     reason: str,
-    *,
-    only_threads: bool = False,
-    serial: bool = False,
+    device: str = "CPU",
+    **more: Any,
 ) -> tuple[Replacement, ...]:
-    """Returns the same CPU replacement for several overloads, names without `aten::`."""
-    return tuple(
-        Replacement(f"aten::{name}", make, reason, only_threads=only_threads, serial=serial) for name in names
-    )
+    """Returns the same replacement for several overloads, names without `aten::`; `more`: of its fields."""
+    return tuple(Replacement(f"aten::{name}", make, reason, device, **more) for name in names)
 
 
 def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:

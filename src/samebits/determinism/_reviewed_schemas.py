@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from samebits.determinism._dispatcher import has_kernel
-from samebits.determinism._environment import TESTED_TORCH, UntestedVersionWarning
+from samebits.determinism._environment import TESTED_TORCH, UntestedVersionWarning, running_version
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._warn_once import warn_once
 
@@ -39,11 +39,6 @@ def schemas() -> Mapping[str, set[str]]:
             name, schema, _ = line.split(",", 2)
             found[name].add(schema)
     return dict(found)
-
-
-def running_version() -> str:
-    """Returns the version of the running torch, without its build."""
-    return torch.__version__.split("+")[0]
 
 
 @cache

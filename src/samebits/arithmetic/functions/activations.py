@@ -10,7 +10,17 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, at_least, at_most, fma, formula, formulas, quotient, where
+from samebits._native.formula import (
+    INFINITY,
+    NAN,
+    at_least,
+    at_most,
+    fma,
+    formula,
+    in_each_precision,
+    quotient,
+    where,
+)
 from samebits.arithmetic.functions.error_functions import normal_cdf_double, normal_cdf_wide
 from samebits.arithmetic.functions.exponential import (
     exp_double,
@@ -53,7 +63,7 @@ def _mish(exp: Any, divided: Any, x: Any) -> Any:
     return x * divided(n, n + 2.0)
 
 
-mish_wide, mish_double = formulas(_mish, (exp_wide, quotient), (exp_double, operator.truediv))
+mish_wide, mish_double = in_each_precision(_mish, (exp_wide, quotient), (exp_double, operator.truediv))
 
 
 def _gelu(cdf: Any, x: Any) -> Any:
@@ -61,7 +71,7 @@ def _gelu(cdf: Any, x: Any) -> Any:
     return x * cdf(x)
 
 
-gelu_wide, gelu_double = formulas(_gelu, (normal_cdf_wide,), (normal_cdf_double,))
+gelu_wide, gelu_double = in_each_precision(_gelu, (normal_cdf_wide,), (normal_cdf_double,))
 
 
 def _elu(expm1: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
@@ -69,7 +79,7 @@ def _elu(expm1: Any, x: Any, negative: Any, positive: Any, inner: Any) -> Any:
     return where(x <= 0.0, expm1(x * inner) * negative, x * positive)
 
 
-elu_wide, elu_double = formulas(_elu, (expm1_wide,), (expm1_double,))
+elu_wide, elu_double = in_each_precision(_elu, (expm1_wide,), (expm1_double,))
 
 
 @formula
@@ -115,7 +125,7 @@ def _gelu_backward(exp: Any, cdf: Any, grad: Any, x: Any) -> Any:
     return grad * fma(x, density, cdf(x))
 
 
-gelu_backward_wide, gelu_backward_double = formulas(
+gelu_backward_wide, gelu_backward_double = in_each_precision(
     _gelu_backward, (exp_wide, normal_cdf_wide), (exp_double, normal_cdf_double)
 )
 
@@ -138,7 +148,7 @@ def _elu_backward(exp: Any, grad: Any, x: Any, negative: Any, positive: Any, inn
     return where(x <= 0.0, grad * ((inner * negative) * exp(x * inner)), grad * positive)
 
 
-elu_backward_wide, elu_backward_double = formulas(_elu_backward, (exp_wide,), (exp_double,))
+elu_backward_wide, elu_backward_double = in_each_precision(_elu_backward, (exp_wide,), (exp_double,))
 
 
 @formula
@@ -196,7 +206,7 @@ def _gelu_tanh(sigmoid: Any, x: Any) -> Any:
     return x * sigmoid((2.0 * _TANH_SCALE) * (x * fma(x * x, _TANH_CUBIC, 1.0)))
 
 
-gelu_tanh_wide, gelu_tanh_double = formulas(_gelu_tanh, (sigmoid_wide,), (sigmoid_double,))
+gelu_tanh_wide, gelu_tanh_double = in_each_precision(_gelu_tanh, (sigmoid_wide,), (sigmoid_double,))
 
 
 @formula
@@ -290,7 +300,7 @@ def _logit_clamped(logit: Any, x: Any, low: Any, high: Any) -> Any:
     return logit(where(x < low, low, where(x > high, high, x)))
 
 
-logit_clamped_wide, logit_clamped_double = formulas(_logit_clamped, (logit_wide,), (logit_double,))
+logit_clamped_wide, logit_clamped_double = in_each_precision(_logit_clamped, (logit_wide,), (logit_double,))
 
 
 # The elementwise parts of losses in float64, to be rounded once to float32.
@@ -302,7 +312,7 @@ def _binary_cross_entropy(log: Any, log1p: Any, x: Any, target: Any) -> Any:
     return fma(target - 1.0, other, -(target * at_least(log(x), -100.0)))
 
 
-binary_cross_entropy_wide, binary_cross_entropy_double = formulas(
+binary_cross_entropy_wide, binary_cross_entropy_double = in_each_precision(
     _binary_cross_entropy, (log_wide, log1p_wide), (log_double, log1p_double)
 )
 

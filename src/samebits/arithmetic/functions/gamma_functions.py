@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, by_horners_rule, fma, formulas, where
+from samebits._native.formula import INFINITY, NAN, ROUNDING, by_horners_rule, fma, in_each_precision, where
 from samebits.arithmetic.functions.logarithm import log_double, log_wide
 from samebits.arithmetic.functions.trigonometry import cos_double, cos_wide, sin_double, sin_wide
 
@@ -103,8 +103,10 @@ def _trigamma(sin: Any, x: Any) -> Any:
     return where(negative, turned * turned - result, result)
 
 
-log_gamma_wide, log_gamma_double = formulas(_log_gamma, (log_wide, sin_wide), (log_double, sin_double))
-digamma_wide, digamma_double = formulas(
+log_gamma_wide, log_gamma_double = in_each_precision(
+    _log_gamma, (log_wide, sin_wide), (log_double, sin_double)
+)
+digamma_wide, digamma_double = in_each_precision(
     _digamma, (log_wide, sin_wide, cos_wide), (log_double, sin_double, cos_double)
 )
-trigamma_wide, trigamma_double = formulas(_trigamma, (sin_wide,), (sin_double,))
+trigamma_wide, trigamma_double = in_each_precision(_trigamma, (sin_wide,), (sin_double,))

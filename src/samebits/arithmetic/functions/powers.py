@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, formulas, where
+from samebits._native.formula import INFINITY, NAN, ROUNDING, fma, formula, in_each_precision, where
 from samebits.arithmetic.functions.coefficients import LN2_LONG
 from samebits.arithmetic.functions.exponential import (
     exp2_double,
@@ -126,7 +126,9 @@ def _logaddexp(exp: Any, log1p: Any, x: Any, y: Any) -> Any:
     return where(x.equals(y) & (x.magnitude().equals(INFINITY)), x, result)
 
 
-logaddexp_wide, logaddexp_double = formulas(_logaddexp, (exp_wide, log1p_wide), (exp_double, log1p_double))
+logaddexp_wide, logaddexp_double = in_each_precision(
+    _logaddexp, (exp_wide, log1p_wide), (exp_double, log1p_double)
+)
 
 
 def _logaddexp2(exp2: Any, log1p: Any, x: Any, y: Any) -> Any:
@@ -137,7 +139,7 @@ def _logaddexp2(exp2: Any, log1p: Any, x: Any, y: Any) -> Any:
     return where(x.equals(y) & (x.magnitude().equals(INFINITY)), x, result)
 
 
-logaddexp2_wide, logaddexp2_double = formulas(
+logaddexp2_wide, logaddexp2_double = in_each_precision(
     _logaddexp2, (exp2_wide, log1p_wide), (exp2_double, log1p_double)
 )
 
@@ -158,9 +160,9 @@ def _entr(log: Any, x: Any) -> Any:
     return where(x.equals(x), result, NAN)
 
 
-xlogy_wide, xlogy_double = formulas(_xlogy, (log_wide,), (log_double,))
-xlog1py_wide, xlog1py_double = formulas(_xlog1py, (log1p_wide,), (log1p_double,))
-entr_wide, entr_double = formulas(_entr, (log_wide,), (log_double,))
+xlogy_wide, xlogy_double = in_each_precision(_xlogy, (log_wide,), (log_double,))
+xlog1py_wide, xlog1py_double = in_each_precision(_xlog1py, (log1p_wide,), (log1p_double,))
+entr_wide, entr_double = in_each_precision(_entr, (log_wide,), (log_double,))
 
 
 @formula
@@ -231,7 +233,7 @@ def _number_pow(power: Any, y: Any, x: Any) -> Any:
     return power(x, y)
 
 
-number_pow_wide, number_pow_double = formulas(_number_pow, (pow_wide,), (pow_double,))
+number_pow_wide, number_pow_double = in_each_precision(_number_pow, (pow_wide,), (pow_double,))
 
 
 # fmod and remainder in float64: exact, before the one rounding that the remainder's sum may need.
@@ -298,4 +300,4 @@ def fmod_double(x: Any, y: Any) -> Any:
     return _fmod(x, y, _DOUBLE)
 
 
-remainder_wide, remainder_double = formulas(_remainder, (fmod_wide,), (fmod_double,))
+remainder_wide, remainder_double = in_each_precision(_remainder, (fmod_wide,), (fmod_double,))

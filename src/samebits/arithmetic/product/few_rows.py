@@ -179,12 +179,8 @@ def add_sums_kernel(number: Number) -> Any:
     return procedure(number, add_sums)
 
 
-def _is_few(number: Number, dtype: torch.dtype, rows: int, order: int) -> bool:
-    return is_made(number, dtype)
-
-
 @variants(
-    number=NUMBERS.values(), dtype=RESULTS, rows=range(1, MOST + 1), order=(DIRECT, COLUMNS), only=_is_few
+    number=NUMBERS.values(), dtype=RESULTS, rows=range(1, MOST + 1), order=(DIRECT, COLUMNS), only=is_made
 )
 def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
     """Returns the kernel of products with that number of rows; its arguments are those of `tiled`.

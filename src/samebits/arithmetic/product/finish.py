@@ -28,7 +28,7 @@ REGISTERS = 2
 """Vectors of sums that are finished together, as each step waits for the one before."""
 
 
-def is_made(number: Number, dtype: torch.dtype) -> bool:
+def is_made(number: Number, dtype: torch.dtype, **_: int) -> bool:
     """Returns True if products of such numbers are made of that type: float16 is multiplied as float32."""
     return _number(dtype) is number
 

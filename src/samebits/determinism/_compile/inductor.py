@@ -16,7 +16,7 @@ import torch
 from samebits._context import Across
 from samebits._inspect.patching import Patches
 from samebits.determinism._compile import cpp_reductions
-from samebits.determinism._environment import TESTED_TORCH
+from samebits.determinism._environment import TESTED_TORCH, running_version
 from samebits.errors import ConflictError, SamebitsError, UnimplementedError
 
 _EAGER = (
@@ -77,7 +77,7 @@ def _refusal_of_all(across: Across) -> tuple[str, str] | None:
             'torch.compile has other bits on another CPU (enable_op_determinism(across="machines"))',
             _EAGER,
         )
-    if across == "threads" and torch.__version__.split("+")[0] not in TESTED_TORCH:
+    if across == "threads" and running_version() not in TESTED_TORCH:
         what = (
             'torch.compile under enable_op_determinism(across="threads") was tested with torch '
             f"{', '.join(TESTED_TORCH)}, "

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
+from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY
 from samebits.determinism._ops.elementwise import (
     Call,
     Plan,
     evaluate,
     evaluate_all,
     forms,
+    of_operands,
     unary_forms,
 )
 from samebits.determinism._replacement import Replacement, or_torchs, replacements
@@ -96,13 +97,6 @@ def _logit_backward(grad: Tensor, self: Tensor, eps: float | None = None) -> Cal
     return (FUNCTIONS["logit_backward_clamped"], (grad, self), _bounds(grad.dtype, eps))
 
 
-def _of_two(function: ElementwiseFunction) -> Plan:
-    def backward(grad: Tensor, self: Tensor) -> Call:
-        return (function, (grad, self), ())
-
-    return backward
-
-
 def _log_sigmoid_forward(self: Tensor, **_out: Tensor) -> tuple[Tensor, Tensor]:
     contiguous = self.contiguous()  # as torch's results are
     result, exponential = evaluate_all((FUNCTIONS["log_sigmoid"], (contiguous,), ()))
@@ -148,9 +142,9 @@ def _replacements() -> Iterator[Replacement]:
     for op, plan in plans.items():
         yield from forms(plan, _REASON, op, f"{op}_", f"{op}.out")
     yield from forms(_softshrink, _REASON, "softshrink", "", "softshrink.out")
-    yield from forms(_of_two(FUNCTIONS["hardswish_backward"]), _REASON, "hardswish_backward")
+    yield from forms(of_operands(FUNCTIONS["hardswish_backward"]), _REASON, "hardswish_backward")
     for op in ("sigmoid", "tanh", "silu", "mish"):
-        yield from _backward(_of_two(FUNCTIONS[f"{op}_backward"]), op)
+        yield from _backward(of_operands(FUNCTIONS[f"{op}_backward"]), op)
     yield from _backward(_gelu_backward, "gelu")
     yield from _backward(_softplus_backward, "softplus")
     yield from _backward(_elu_backward, "elu")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samebits.arithmetic.complex_numbers import COMPLEX
 from samebits.arithmetic.elementwise_functions import FUNCTIONS, UNARY, ElementwiseFunction
-from samebits.determinism._ops.elementwise import Call, Plan, forms
+from samebits.determinism._ops.elementwise import Call, Plan, forms, of_operands
 from samebits.determinism._replacement import NotCoveredError, Replacement, or_torchs, replacements
 
 _FUNCTION = "vector code and scalar tail round differently; ours is one sequence of IEEE operations"
@@ -164,15 +164,6 @@ def _polygamma(n: int, self: Tensor) -> Call:
     return (UNARY["digamma"] if n == 0 else FUNCTIONS["trigamma"], (self,), ())
 
 
-def _of_two(op: str) -> Plan:
-    function = FUNCTIONS[op]
-
-    def binary(self: Any, other: Any) -> Call | None:
-        return (function, (self, other), ())
-
-    return binary
-
-
 def _same_types(op: str) -> Plan:
     """Returns the plan of an op without integers."""
     function = FUNCTIONS[op]
@@ -198,9 +189,13 @@ def _replacements() -> Iterator[Replacement]:
     yield from forms(_pow, _FUNCTION, "pow.Tensor_Tensor", "pow_.Tensor", "pow.Tensor_Tensor_out")
     yield from forms(_number_pow, _FUNCTION, "pow.Scalar", "", "pow.Scalar_out")
     yield from forms(_polygamma, _FUNCTION, "polygamma", "", "polygamma.out")
-    yield from forms(_of_two("atan2"), _FUNCTION, "atan2", "atan2_", "atan2.out")
-    yield from forms(_of_two("xlogy"), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor")
-    yield from forms(_of_two("special_xlog1py"), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out")
+    yield from forms(of_operands(FUNCTIONS["atan2"]), _FUNCTION, "atan2", "atan2_", "atan2.out")
+    yield from forms(
+        of_operands(FUNCTIONS["xlogy"]), _FUNCTION, "xlogy.Tensor", "xlogy_.Tensor", "xlogy.OutTensor"
+    )
+    yield from forms(
+        of_operands(FUNCTIONS["special_xlog1py"]), _FUNCTION, "special_xlog1py", "", "special_xlog1py.out"
+    )
     for op in ("fmod", "remainder"):
         yield from forms(_same_types(op), _FUNCTION, f"{op}.Tensor", f"{op}_.Tensor", f"{op}.Tensor_out")
     yield from forms(_same_types("remainder"), _FUNCTION, "remainder.Scalar_Tensor")

@@ -185,13 +185,18 @@ Plan = Callable[..., Call | None]
 """Takes the arguments of an op, without `out`, and says what to evaluate; None: torch's kernel is right."""
 
 
+def of_operands(function: ElementwiseFunction) -> Plan:
+    """Returns the plan of an op that is one function of all its arguments."""
+
+    def plan(*operands: Any) -> Call:
+        return function, operands, ()
+
+    return plan
+
+
 def unary_forms(function: ElementwiseFunction, reason: str, op: str) -> Iterator[Replacement]:
     """Yields the forms of a function of one tensor."""
-
-    def plan(self: Tensor) -> Call:
-        return function, (self,), ()
-
-    for it in forms(plan, reason, op, f"{op}_", f"{op}.out"):
+    for it in forms(of_operands(function), reason, op, f"{op}_", f"{op}.out"):
         yield replace(it, make=partial(_unary, function)) if it.op == f"aten::{op}" else it
 
 

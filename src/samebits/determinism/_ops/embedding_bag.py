@@ -75,8 +75,7 @@ def _dense_gradient(
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor | None:
-    takes("_embedding_bag_dense_backward", grad.dtype)
-    if mode == _MAX or not indices.numel() or grad.dtype not in MEMORY:
+    if not takes("_embedding_bag_dense_backward", grad.dtype) or mode == _MAX or not indices.numel():
         return None
     rows = _wide(grad).index_select(0, offset2bag)
     if mode == _MEAN:
@@ -100,8 +99,7 @@ def _weights_gradient(
     mode: int,
     padding_idx: int = -1,
 ) -> Tensor | None:
-    takes("_embedding_bag_per_sample_weights_backward", grad.dtype)
-    if mode or not indices.numel() or grad.dtype not in MEMORY:
+    if not takes("_embedding_bag_per_sample_weights_backward", grad.dtype) or mode or not indices.numel():
         return None
     bag = offset2bag if offset2bag.numel() else _bags(offsets, indices.numel(), len(grad))
     products = _wide(grad).index_select(0, bag) * _wide(weight.index_select(0, indices))

@@ -15,7 +15,6 @@ from samebits.arithmetic.normalization import (
     normalized_rows,
     weight_gradients,
 )
-from samebits.arithmetic.reductions import MEMORY
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements
 
@@ -52,9 +51,8 @@ def _outer(
 ) -> Sequence[int] | None:
     """Returns the sizes of the rows; None for what torch's kernel does not take, and for nothing."""
     kind, shape = x.dtype, x.shape
-    takes(op, kind)
     rank = len(shape) - len(inner)
-    if kind not in MEMORY or not inner or rank < 0 or list(shape[rank:]) != list(inner) or not x.numel():
+    if not takes(op, kind) or not inner or rank < 0 or list(shape[rank:]) != list(inner) or not x.numel():
         return None
     for parameter in (weight, bias):
         if parameter is not None and (

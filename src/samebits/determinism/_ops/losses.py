@@ -96,9 +96,8 @@ def _ctc_gradient(
 
 
 def _logcumsumexp(self: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor | None:
-    takes("logcumsumexp", self.dtype)
     rank = max(1, self.dim())
-    return logcumsumexp(self, dim) if self.dtype in MEMORY and -rank <= dim < rank else None
+    return logcumsumexp(self, dim) if takes("logcumsumexp", self.dtype) and -rank <= dim < rank else None
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:

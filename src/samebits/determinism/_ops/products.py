@@ -136,8 +136,7 @@ def _dense() -> Iterator[Replacement]:
     yield from replacements(("addr", "addr.out"), or_torchs(_outer, ()), _REASON)
     for op, ends in (("linalg_multi_dot", {1, 2}), ("chain_matmul", {2})):
         make = or_torchs(partial(_left_to_right, ends=ends))
-        for form in ("", ".out"):
-            yield Replacement(f"aten::{op}{form}", make, _REASON_ORDER, device="AutogradCPU")
+        yield from replacements((op, f"{op}.out"), make, _REASON_ORDER, "AutogradCPU")
     yield from replacements(("_addmm_activation", "_addmm_activation.out"), or_torchs(_activated), _REASON)
 
 

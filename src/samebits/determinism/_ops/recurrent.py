@@ -25,7 +25,7 @@ from samebits.arithmetic.recurrent import (
     layer_outputs,
 )
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._replacement import Replacement
+from samebits.determinism._replacement import replacements
 
 
 class _Layer(torch.autograd.Function):
@@ -164,19 +164,15 @@ def _fit(
     )
 
 
+_COMPOSED = "torch composes the layer of some twenty small ops for each step"
 REPLACEMENTS = (
-    Replacement(
-        "aten::lstm.input",
+    *replacements(
+        ["lstm.input"],
         partial(_replaced, LSTM),
-        "oneDNN has one opaque kernel, and torch composes the layer of some twenty small ops for each step",
-        device="AutogradCPU",
+        f"oneDNN has one opaque kernel, and {_COMPOSED}",
+        "AutogradCPU",
     ),
-    Replacement(
-        "aten::gru.input",
-        partial(_replaced, GRU),
-        "torch composes the layer of some twenty small ops for each step",
-        device="AutogradCPU",
-    ),
+    *replacements(["gru.input"], partial(_replaced, GRU), _COMPOSED, "AutogradCPU"),
 )
 
 

@@ -17,8 +17,8 @@ from samebits.determinism._replacement import Replacement, or_torchs, replacemen
 def _softmax(
     self: Tensor, dim: int, half_to_float: bool, *, out: Tensor | None = None, log: bool
 ) -> Tensor | None:
-    takes("_log_softmax" if log else "_softmax", self.dtype)
-    if self.dtype not in MEMORY or half_to_float or not _exists(self, dim):
+    op = "_log_softmax" if log else "_softmax"
+    if not takes(op, self.dtype) or half_to_float or not _exists(self, dim):
         return None
     return softmax(self, dim, self.dtype, log=log)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from samebits.arithmetic.reductions import PLAIN, QUOTIENT, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
-from samebits.determinism._replacement import Replacement, or_torchs, replacements
+from samebits.determinism._replacement import or_torchs, replacements
 
 REASON = (
     "the lanes of torch's sum are those of the machine's vectors: ours are 16 in blocks of 256, by definition"
@@ -112,12 +112,9 @@ REPLACEMENTS = tuple(
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
     for replacement in replacements(names, or_torchs(compute), REASON)
-) + tuple(
-    Replacement(
-        f"aten::{name}",
-        _tensordot,
-        "torch takes a sum of products where a factor has gaps: made contiguous",
-        device="AutogradCPU",
-    )
-    for name in ("tensordot", "tensordot.out")
+) + replacements(
+    ("tensordot", "tensordot.out"),
+    _tensordot,
+    "torch takes a sum of products where a factor has gaps: made contiguous",
+    "AutogradCPU",
 )

@@ -147,8 +147,7 @@ def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tens
 
 
 def _pdist(self: Tensor, p: float = 2.0) -> Tensor | None:
-    takes("_pdist_forward", self.dtype)
-    if self.dtype not in MEMORY or self.dim() != 2 or len(self) < 2:
+    if not takes("_pdist_forward", self.dtype) or self.dim() != 2 or len(self) < 2:
         return None
     first, second = torch.triu_indices(len(self), len(self), 1)
     return torch.linalg.vector_norm(self[first] - self[second], p, 1)
@@ -189,7 +188,7 @@ def _replacements() -> Iterator[Replacement]:
     ):
         yield from replacements([name], or_torchs(compute), _REASON)
     reason = "from 26 rows on torch takes products of matrices: differences, for any number"
-    yield Replacement("aten::cdist", _cdist_of_any_size, reason, device="AutogradCPU")
+    yield from replacements(["cdist"], _cdist_of_any_size, reason, "AutogradCPU")
 
 
 REPLACEMENTS = tuple(_replacements())

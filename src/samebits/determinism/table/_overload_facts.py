@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from samebits.determinism._reviewed_schemas import FILES, running_version
+from samebits.determinism._environment import running_version
+from samebits.determinism._reviewed_schemas import FILES
 
 FILE, FILE_OTHERS = FILES
 

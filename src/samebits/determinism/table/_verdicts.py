@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from samebits.determinism import _all_replacements as catalogue
+from samebits.determinism._environment import running_version
 from samebits.determinism._ops import coverage
 from samebits.determinism._ops import replacements as every_machine
 from samebits.determinism._replacement import Replacement
-from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
+from samebits.determinism._reviewed_schemas import not_reviewed, schemas
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._evidence import GpuEvidence, gpu_evidence, seen_cases
 from samebits.determinism.table._overload_facts import OverloadRow, ReviewedOverloads, reviewed

@@ -213,11 +213,8 @@ def _check_logits(logits: torch.Tensor) -> None:
         )
 
 
-"""Yields (rows, first sample, last sample) of parts that fit into memory; each begins with a block."""
-
-
 def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
-    """(rows, first sample, last sample) of parts that fit into memory; each begins with a block."""
+    """Yields (rows, first sample, last sample) of parts that fit into memory; each begins with a block."""
     samples = per_row if per_row * n <= _SLAB else max(4, _SLAB // n // 4 * 4)
     step = max(1, _SLAB // max(1, samples * n))
     for row in range(0, rows, step):
@@ -225,11 +222,8 @@ def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
             yield slice(row, row + step), first, min(first + samples, per_row)
 
 
-"""Returns the keys whose streams begin `blocks` later."""
-
-
 def _advance_keys(keys: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The keys whose streams begin `blocks` later."""
+    """Returns the keys whose streams begin `blocks` later."""
     moved = keys.clone()
     moved.view(torch.int64)[:, 1] += blocks
     return moved
