@@ -29,7 +29,7 @@ _ITEMS = 256
 """A container's first items are searched: transforms are among them, samples need not be."""
 _FEW = 32
 """The items of longer containers are searched last: they are samples, and there are many."""
-_LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.CodeType)
+_LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.CodeType, torch.optim.Optimizer)
 
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _BUILTIN = types.BuiltinFunctionType | types.MethodWrapperType
@@ -100,8 +100,6 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         held = [*attributes_of(value).items(), *value._modules.items()]
         yield from ((f"{path}.{name}", item) for name, item in held if name not in own)
         yield type(value).__qualname__, type(value)
-        return
-    if isinstance(value, torch.optim.Optimizer):
         return
     if isinstance(value, torch.utils.data.DataLoader):
         yield from ((f"{path}.{name}", getattr(value, name, None)) for name in ("dataset", "collate_fn"))

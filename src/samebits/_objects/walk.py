@@ -25,7 +25,6 @@ from samebits._objects.hashes import CONSTANTS, PLAIN, Leaves, leaf, nested, pla
 from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of, own_names, reader_of
 from samebits._objects.rng_states import GENERATORS, of_generator
 
-_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
 _ITERATORS = (
     types.GeneratorType,
     _BaseDataLoaderIter,
@@ -39,8 +38,6 @@ _ITERATORS = (
 @functools.lru_cache(maxsize=4096)
 def action_of(kind: type) -> str | None:
     """The method of `Walk` for values of a type; None: they are not looked at."""
-    if issubclass(kind, _SKIPPED):
-        return None
     for bases, action in _ACTIONS:
         if issubclass(kind, bases):
             return action
@@ -63,7 +60,8 @@ def thorough_action_of(kind: type) -> str | None:
     return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
 
 
-_ACTIONS: tuple[tuple[Any, str], ...] = (
+_ACTIONS: tuple[tuple[Any, str | None], ...] = (
+    ((types.ModuleType, types.BuiltinFunctionType, type), None),
     (torch.Tensor, "tensor"),
     ((np.ndarray, np.generic), "array"),
     (GENERATORS, "generator"),

@@ -107,7 +107,10 @@ class UserFunctions:
     def _add_members(self, module: types.ModuleType) -> None:
         for item in list(vars(module).values()):
             if _module_of(item) == module.__name__:
-                self._add_item(item)
+                if isinstance(item, type):
+                    self.add_class(item)
+                for code in codes_of(item):
+                    self.add(code)
 
     def add_class(self, kind: type) -> None:
         """Adds the methods of a class and of its bases that are the user's."""
@@ -120,12 +123,6 @@ class UserFunctions:
             for code in own:
                 self.add(code)
         self._kinds.add(kind)
-
-    def _add_item(self, item: Any) -> None:
-        if isinstance(item, type):
-            self.add_class(item)
-        for code in codes_of(item):
-            self.add(code)
 
     def add(self, code: types.CodeType) -> None:
         """Adds a function and the functions inside it."""

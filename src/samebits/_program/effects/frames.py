@@ -177,7 +177,7 @@ class Frame:
             self.host.stored(self.cells[op.argval], self.line)
 
     def _load_global(self, op: dis.Instruction) -> None:
-        self.stack.append(self.host.named_global(op.argval, self.line))
+        self.stack.append(self.host.named_global(op.argval))
         if op.opname == "LOAD_GLOBAL" and (op.arg or 0) & 1:
             self.stack.insert(len(self.stack) if _null_behind else -1, NOTHING)
 
@@ -303,7 +303,7 @@ class Frame:
         self.returned |= self._pop()
 
     def _enter(self, op: dis.Instruction) -> None:
-        entered = self.host.entered(self._pop(), self.line)
+        entered = self.host.entered(self._pop())
         self.stack += [_EXIT, entered] if op.opname == "BEFORE_WITH" else [entered | _EXIT, NOTHING]
 
     def _import(self, op: dis.Instruction) -> None:

@@ -241,7 +241,7 @@ class Lookups(ABC):
             return NOTHING  # a number of an array
         if atom.name == GLOBALS:
             texts = (str(text.value) for text in index if isinstance(text, Text))
-            return frozenset().union(*(self.named_global(text, line) for text in texts))
+            return frozenset().union(*(self.named_global(text) for text in texts))
         return self.inside(frozenset({atom}), 0)
 
     def inside(self, of: Value, line: int) -> Value:
@@ -291,7 +291,7 @@ class Lookups(ABC):
         self.holds(left, self.inside(right, 0))
         return left
 
-    def entered(self, of: Value, line: int) -> Value:
+    def entered(self, of: Value) -> Value:
         """Returns the possible results of `with of`."""
         result: Value = of
         for atom in of:
@@ -312,7 +312,7 @@ class Lookups(ABC):
     def _call_with(self, atom: Atom, method: FunctionType, *arguments: Value) -> Value:
         return self.function_call(method, CallSite([frozenset({atom}), *arguments], {}, (0, 0), 0))
 
-    def named_global(self, name: str, line: int) -> Value:
+    def named_global(self, name: str) -> Value:
         """Returns the possible values of a global variable."""
         namespace, _ = self.running[-1].namespace
         if name in namespace:
