@@ -306,10 +306,6 @@ def _is_key(key: Any) -> bool:
     return type(key) in KEYS or constants.is_constant(key)
 
 
-def _int(_: Encoder, value: int) -> Any:
-    return value if -SMALL <= value < SMALL else {"int": hex(value)}
-
-
 def _float(_: Encoder, value: float) -> Any:
     bits = struct.pack(">d", value)
     return value if value - value == 0 else {"float": bits.hex()}
@@ -321,10 +317,6 @@ def _str(_: Encoder, value: str) -> Any:
     except UnicodeEncodeError:  # lone surrogates, as in the names of files with odd bytes
         return {"str": value.encode("utf-8", "surrogatepass").hex()}
     return value
-
-
-def _scalar(_: Encoder, value: np.generic) -> dict[str, Any]:
-    return {"scalar": [value.dtype.str, value.tobytes().hex()]}
 
 
 def _tensor_of(array: np.ndarray) -> torch.Tensor:
@@ -358,10 +350,6 @@ def _to_instance(body: list[Any], known: _Known, base: type) -> Any:
         known.classes[name] = classes.find(name, fields, base), fields
     kind, names = known.classes[name]
     return classes.make(kind, dict(zip(names, [_decode(node, known) for node in nodes], strict=True)))
-
-
-def _to_scalar(body: list[str], _: Any) -> Any:
-    return np.frombuffer(bytes.fromhex(body[1]), _to_numpy_dtype(body[0]))[0]
 
 
 def _to_numpy_dtype(text: str) -> np.dtype:
@@ -407,14 +395,10 @@ def _to_ordered(body: list[Any], known: _Known) -> OrderedDict[Any, Any]:
     return value
 
 
-def _to_default(body: list[Any], known: _Known) -> defaultdict[Any, Any]:
-    return defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], known))
-
-
 _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
     NoneType: lambda _, value: value,
     bool: lambda _, value: value,
-    int: _int,
+    int: lambda _, value: value if -SMALL <= value < SMALL else {"int": hex(value)},
     float: _float,
     complex: lambda _, value: {"complex": [_float(_, value.real), _float(_, value.imag)]},
     str: _str,
@@ -434,7 +418,10 @@ _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
     torch.device: lambda _, value: {"device": str(value)},
     np.ndarray: Encoder.array,
     **dict.fromkeys(TENSORS, Encoder.tensor),
-    **dict.fromkeys(set(np.sctypeDict.values()) - {np.object_, np.void}, _scalar),
+    **dict.fromkeys(
+        set(np.sctypeDict.values()) - {np.object_, np.void},
+        lambda _, value: {"scalar": [value.dtype.str, value.tobytes().hex()]},
+    ),
     np.str_: lambda _, value: {"np.str": _str(_, value[:])},
     np.bytes_: lambda _, value: {"np.bytes": value.hex()},
 }
@@ -453,7 +440,7 @@ _DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "dict": lambda body, known: _checked(dict(_to_pairs(body, known))),
     "counter": lambda body, known: Counter(dict(_to_pairs(body, known))),
     "ordered": _to_ordered,
-    "default": _to_default,
+    "default": lambda body, known: defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], known)),
     "size": lambda body, _: torch.Size(body),
     "dtype": _to_dtype,
     "device": lambda body, _: torch.device(body),
@@ -464,7 +451,7 @@ _DECODERS: dict[str, Callable[[Any, _Known], Any]] = {
     "named tuple": lambda body, known: _to_instance(body, known, tuple),
     "dataclass": lambda body, known: _to_instance(body, known, object),
     "array": _to_array,
-    "scalar": _to_scalar,
+    "scalar": lambda body, _: np.frombuffer(bytes.fromhex(body[1]), _to_numpy_dtype(body[0]))[0],
     "np.str": lambda body, known: np.str_(_decode(body, known)),
     "np.bytes": lambda body, _: np.bytes_(bytes.fromhex(body)),
 }

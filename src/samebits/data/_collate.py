@@ -87,7 +87,9 @@ class PadCollate:
         first = rows[0]
         if isinstance(first, Mapping):
             return {name: self([row[name] for row in rows]) for name in first}
-        if isinstance(first, tuple | list) and not _is_number_sequence(first):
+        if isinstance(first, tuple | list) and not (
+            first and all(isinstance(one, int | float) for one in first)
+        ):
             return type(first)(self(list(column)) for column in zip(*rows, strict=True))
         if isinstance(first, np.ndarray | torch.Tensor | list | tuple):
             return self._pad_and_stack([torch.as_tensor(row) for row in rows])
@@ -106,7 +108,3 @@ class PadCollate:
         for number, row in enumerate(rows):
             batch[(number, *(slice(size) for size in row.shape))] = row
         return batch
-
-
-def _is_number_sequence(row: Sequence[Any]) -> bool:
-    return len(row) > 0 and all(isinstance(one, int | float) for one in row)

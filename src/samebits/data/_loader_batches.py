@@ -335,7 +335,7 @@ class LoaderBatches(Blocks):
     def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
         """Returns the elements; the first of a process that may draw are checked (`call_checked`)."""
         dataset = self.dataset
-        if not (self._is_filling() or self.read.is_to_check()):
+        if not (self.read.own.enter() or is_filling() or self.read.is_to_check()):
             return [dataset[index] for index in indices]
         keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
         filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
@@ -348,6 +348,3 @@ class LoaderBatches(Blocks):
             else:
                 elements.append(dataset[index])
         return elements
-
-    def _is_filling(self) -> bool:
-        return self.read.own.enter() or is_filling()

@@ -351,7 +351,7 @@ class _LearnState:
                 values[path] = [0.0] * len(value)
             elif path == "model.ep_info_buffer":
                 values[path] = deque(({**one, "t": 0.0} for one in value), value.maxlen)
-            elif _is_of_replay(path, value, rows[1]):
+            elif path.startswith(_REPLAY) and isinstance(value, np.ndarray) and value.shape[:1] == (rows[1],):
                 values[path] = value[: rows[0]]
         return state
 
@@ -380,10 +380,6 @@ class _LearnState:
 
 _LIBRARY = "stable_baselines3.", __name__
 _REPLAY = "model.replay_buffer."
-
-
-def _is_of_replay(path: str, value: Any, size: int) -> bool:
-    return path.startswith(_REPLAY) and isinstance(value, np.ndarray) and value.shape[:1] == (size,)
 
 
 def _is_state(owner: Any, name: str, item: Any) -> bool:

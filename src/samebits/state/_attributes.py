@@ -249,9 +249,8 @@ class Attributes:
         here = self._parts()
         if not self._paths:
             parts = ("values", "generators", "same", "shapes")
-            self._remove(
-                {*_all(here), *here.held} - {"", *(path for part in parts for path in saved.get(part, ()))}
-            )
+            there = {*here.values, *here.generators, *here.same, *here.held}
+            self._remove(there - {"", *(path for part in parts for path in saved.get(part, ()))})
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, copy.deepcopy(state))
         for path, first in saved.get("moved", {}).items():
@@ -454,10 +453,6 @@ def _container(now: Any, kind: str, shape: Any) -> Any:
             held.pop()
         held.extend([None] * (shape - len(held)))
     return held
-
-
-def _all(parts: Parts) -> list[str]:
-    return [*parts.values, *parts.generators, *parts.same]
 
 
 def _value_at(at: Place, default: Any = None) -> Any:

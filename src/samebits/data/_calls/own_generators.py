@@ -137,12 +137,13 @@ class OwnGenerators:
             with without_garbage_collection():
                 found += [one for one in generators_in(group, seen) if id(one.generator) not in known]
         states = [(one, state) for one in found if (state := owned_state(one.generator)) is not None]
-        places = _places_of({id(one.generator) for one, _ in states}, seen.values())
+        stand = list(_all_places(seen.values()))
+        places = {id(value): place for place, value in reversed(stand)}
         self._own = [_Own(one.generator, places.get(id(one.generator)), state) for one, state in states]
         self._names = [one.path for one, _ in states]
         self._parts = _numbers(self._names)
         self._lengths = np.array([state.words for _, state in states], np.int64)
-        empty = (place for place, value in _all_places(seen.values()) if _is_missing(place, value))
+        empty = (place for place, value in stand if value is None and not str(place[1]).startswith("__"))
         self._missing = list(islice(empty, _PLACES))
         self._watched = list(islice(_watched_sizes(seen.values()), _PLACES))
         self._sizes = [*map(len, self._watched)]
@@ -248,11 +249,6 @@ def _followed(own: _Own) -> _Own:
     return own if state is None else _Own(now, own.place, state)
 
 
-def _places_of(wanted: set[int], objects: Iterable[Any]) -> dict[int, Getter]:
-    """Returns the place of each wanted object, by identity."""
-    return {id(value): place for place, value in reversed(list(_all_places(objects))) if id(value) in wanted}
-
-
 def _all_places(objects: Iterable[Any]) -> Iterator[tuple[Getter, Any]]:
     """Yields the places of values in attributes, items, closures, global variables and classes."""
     for one in objects:
@@ -277,11 +273,6 @@ def _table(one: Any) -> Mapping[Any, Any] | None:
     except AttributeError:
         return None
     return own if type(own) is dict else None
-
-
-def _is_missing(place: Getter, value: Any) -> bool:
-    """Returns True for a variable that is None, where a generator may be put later."""
-    return value is None and not str(place[1]).startswith("__")
 
 
 def _watched_sizes(objects: Iterable[Any]) -> Iterator[Any]:

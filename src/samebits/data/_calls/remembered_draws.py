@@ -65,7 +65,9 @@ class Memos:
         self._function, self._own = function, own
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
-        self._repeatable = repeatable and all(map(_is_restored, effects))
+        self._repeatable = repeatable and all(
+            effect.kind in _RESTORED or effect.kind.removeprefix("call of ") in _METHODS for effect in effects
+        )
         large = [one for one in self._keepers if one.array is not None and one.array.nbytes > LARGE]
         kept = {id(one.array) for one in large} & {effect.target for effect in effects}
         if effects and large and (kept or not compares_effects):
@@ -215,7 +217,3 @@ def _copy(element: Any) -> Any:
         return copy.deepcopy(element)
     except Exception:  # an open file, an iterator
         return _NO_COPY
-
-
-def _is_restored(effect: Finding) -> bool:
-    return effect.kind in _RESTORED or effect.kind.removeprefix("call of ") in _METHODS

@@ -107,7 +107,7 @@ class LiftedArguments:
             self.left = {name: one.grad for name, one in given.items() if one.grad is not None}
         for name, own in swapped.items():
             before = {key: given[f"{name}.{key}"] for key in own}
-            _check_same_names({**_added_tensors(self._modules[name], own), **own}, before, name)
+            _check_same_names({**_tensors_of(self._modules[name]), **own}, before, name)
         return found
 
     def zero_leftovers(self) -> dict[str, torch.Tensor]:
@@ -223,10 +223,6 @@ def _function_name(step: Callable[..., Any]) -> str:
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _added_tensors(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: one for key, one in _tensors_of(module).items() if key not in before}
 
 
 def _check_copies(args: tuple[Any, ...]) -> None:
