@@ -163,7 +163,7 @@ def _container(name: str, target: Any) -> Keeper:
             else lambda at: target[at] if at < len(target) else _NOTHING
         )
         slots = [(get, key) for key in keys if isinstance(target[key], IMMUTABLE)]
-    return Keeper(f"`{name}`", functools.partial(_save_items, target), [target.__len__], slots)
+    return Keeper(f"`{name}`", functools.partial(save_items, target), [target.__len__], slots)
 
 
 def _variables(
@@ -176,7 +176,7 @@ def _variables(
     few = tuple(table) if names is None else names
     slots = [(table.get, one) for one in few if isinstance(table.get(one), IMMUTABLE)]
     counts = [table.__len__] if names is None else []
-    return Keeper(name, functools.partial(_save_variables, table, put, names), counts, slots, table)
+    return Keeper(name, functools.partial(save_variables, table, put, names), counts, slots, table)
 
 
 def _closure_cell(name: str, cell: CellType) -> Keeper:
@@ -187,7 +187,7 @@ def _closure_cell(name: str, cell: CellType) -> Keeper:
     return Keeper(f"`{name}`", save, [], [(contents, cell)] if isinstance(contents(cell), IMMUTABLE) else [])
 
 
-def _save_items(target: Any) -> Restore:
+def save_items(target: Any) -> Restore:
     """Returns a function that restores the items of a container, but not containers inside it."""
     copied: Any = dict if isinstance(target, MutableMapping) else list
     kept = copied(target)
@@ -201,7 +201,7 @@ def _save_items(target: Any) -> Restore:
     return put
 
 
-def _save_variables(table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None) -> Restore:
+def save_variables(table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None) -> Restore:
     """Returns a function that restores variables; a new one of a class or a module stays."""
     kept = {name: table[name] for name in (tuple(table) if names is None else names) if name in table}
 

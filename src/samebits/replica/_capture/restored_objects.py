@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from samebits._inspect import code_names
+from samebits._objects.keepers import save_items, save_variables
 from samebits._objects.rng_states import RESTORABLE, restore_state, state_of
 from samebits.random._process import generator_states
 from samebits.replica._capture.closures import is_followed
@@ -80,14 +81,13 @@ def _restorer(value: Any) -> Callable[[], None] | None:
     """Returns a function that restores an object; None for an object without content."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
-    if isinstance(value, (dict, set)):
-        return _refill(value, value.update, dict(value) if isinstance(value, dict) else set(value))
-    if isinstance(value, (list, deque)):
-        return _refill(value, value.extend, list(value))
+    if isinstance(value, (dict, set, list, deque)):
+        return save_items(value)
     if isinstance(value, CellType):
         return _cell(value)
     if isinstance(value, FunctionType):
-        return _globals(value)
+        table = value.__globals__
+        return save_variables(table, table.__setitem__, tuple(code_names.names(value.__code__)))
     if isinstance(value, random.Random) or not hasattr(value, "__dict__"):
         return None
     return _attributes(value)
@@ -107,24 +107,6 @@ def _tensor(tensor: torch.Tensor) -> Callable[[], None] | None:
     return put
 
 
-def _refill(container: Any, fill: Callable[[Any], None], held: Any) -> Callable[[], None]:
-    def put() -> None:
-        if not _same(container, held):
-            container.clear()
-            fill(held)
-
-    return put
-
-
-def _same(container: Any, held: Any) -> bool:
-    """Returns True if a container holds these very objects: unchanged containers are not touched."""
-    if isinstance(held, dict):
-        return container.keys() == held.keys() and all(container[key] is value for key, value in held.items())
-    if isinstance(held, set):
-        return container == held
-    return len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True))
-
-
 def _cell(cell: CellType) -> Callable[[], None] | None:
     try:
         held = cell.cell_contents
@@ -133,22 +115,9 @@ def _cell(cell: CellType) -> Callable[[], None] | None:
     return lambda: setattr(cell, "cell_contents", held)
 
 
-def _globals(function: FunctionType) -> Callable[[], None]:
-    """Returns a function that restores the globals of its module that a function may set."""
-    table = function.__globals__
-    held = {name: table[name] for name in code_names.names(function.__code__) if name in table}
-
-    def put() -> None:
-        for name, value in held.items():
-            if table.get(name) is not value:
-                table[name] = value
-
-    return put
-
-
 def _attributes(owner: Any) -> Callable[[], None]:
     table, kind = vars(owner), type(owner)
-    refill = _refill(table, table.update, dict(table))
+    refill = save_items(table)
 
     def put() -> None:
         if type(owner) is not kind:  # fully_shard makes a module one of another class
