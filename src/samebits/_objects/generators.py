@@ -20,7 +20,7 @@ import torch
 from samebits._inspect import code_names
 from samebits._inspect.user_code import owner_of_module
 from samebits._objects.hashes import PLAIN
-from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of, own_names
+from samebits._objects.parts import attributes_of, own_names, variables_of
 from samebits._objects.rng_states import RESTORABLE, is_of_process
 
 MOST_OBJECTS = 20_000
@@ -138,8 +138,7 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
     if owner in {"framework", "standard", "samebits"}:
         return
     yield from ((f"{path}.{name}", item) for name, item in vars(function).items())
-    yield from ((name, contents(cell)) for name, cell in closure_of(function))
-    yield from defaults_of(function)
+    yield from variables_of(function, with_globals=False)
     for name in _global_names(function.__code__):
         item = function.__globals__.get(name)
         if owner == "user" or isinstance(item, RESTORABLE):  # of a package's module only a generator itself

@@ -14,16 +14,19 @@ import io
 import itertools
 import mmap
 import queue
+import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
+from samebits._inspect import code_names
 from samebits._inspect.user_code import is_library
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
@@ -86,6 +89,41 @@ def defaults_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
     return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
+
+
+def variables_of(function: types.FunctionType, *, with_globals: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yields what a function finds by name: variables of enclosing functions, defaults, global variables."""
+    yield from ((name, contents(cell)) for name, cell in closure_of(function))
+    yield from defaults_of(function)
+    known = function.__globals__ if with_globals else {}
+    yield from ((name, known[name]) for name in code_names.names(function.__code__) if name in known)
+
+
+def nearest_first(
+    start: Iterable[tuple[str, Any]],
+    parts: Callable[[str, Any], Iterable[tuple[str, Any]]],
+    *,
+    most: int = sys.maxsize,
+    leaves: tuple[type, ...] = IMMUTABLE,
+    seen: dict[int, Any] | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yields what can be reached from named objects, each object once, with its first name.
+
+    Args:
+        start: the names and the objects.
+        parts: yields what is one step away from an object, given its name and itself.
+        most: the number of objects after which the search ends.
+        leaves: classes of objects that are passed over.
+        seen: gets the objects, too: an id is unique only while its object lives.
+    """
+    seen = {} if seen is None else seen
+    waiting = deque(start)
+    while waiting and len(seen) < most:
+        name, one = waiting.popleft()
+        if id(one) not in seen and not isinstance(one, leaves):
+            seen[id(one)] = one
+            yield name, one
+            waiting.extend(parts(name, one))
 
 
 _WHOLE_BYTES = 4096

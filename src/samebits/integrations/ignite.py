@@ -8,7 +8,6 @@ import os
 import re
 import types
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 
 from samebits._context import process
-from samebits._inspect.code_names import names
 from samebits._inspect.user_code import is_library, is_user_type
-from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of
+from samebits._objects.parts import attributes_of, nearest_first, variables_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
@@ -292,7 +290,7 @@ def _objects(trainer: Any, given: dict[str, Any]) -> dict[str, Any]:
     objects: dict[str, Any] = {}
     known = {id(getattr(thing, "target", thing)) for thing in given.values()}
     names = set(given)
-    for path, thing in _reached(trainer):
+    for path, thing in nearest_first([("trainer", trainer)], _inside, leaves=()):
         if id(thing) not in known and (saved := _saved(thing)) is not None:
             known.add(id(thing))
             name = re.sub(r"\W+", "_", path).strip("_") or type(thing).__name__.lower()
@@ -359,20 +357,13 @@ def _survive_missing_files(saver: Any) -> None:
     saver.remove = remove_if_there
 
 
-def _reached(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the objects that an engine's functions use, each with a name that leads to it."""
-    waiting, seen = deque([("trainer", trainer)]), set()
-    while waiting:
-        path, thing = waiting.popleft()
-        if isinstance(thing, weakref.ref):
-            thing = thing()
-        if id(thing) not in seen:
-            seen.add(id(thing))
-            yield path, thing
-            waiting.extend(_inside(path, thing))
-
-
 def _inside(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object holds, or a function uses, each with a name that leads to it."""
+    for name, one in _held(path, thing):
+        yield name, one() if isinstance(one, weakref.ref) else one
+
+
+def _held(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, engine.Engine):
         yield "update", thing._process_function
         for entries in thing._event_handlers.values():
@@ -385,7 +376,7 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, functools.partial):
         yield path, (thing.func, thing.args, thing.keywords)
     elif isinstance(thing, types.FunctionType):
-        yield from _used_by(thing)
+        yield from variables_of(thing, with_globals=not is_library(thing.__code__.co_filename))
     elif isinstance(thing, list | tuple):
         yield from ((path, item) for item in thing[:_MOST_ITEMS])
     elif isinstance(thing, dict):
@@ -394,14 +385,3 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield "optimizer", thing.optimizer
     elif _is_ignites(thing) or (is_user_type(type(thing)) and not _has_state_dict(thing)):
         yield from attributes_of(thing).items()
-
-
-def _used_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the variables of enclosing functions and the globals that a function uses, and its defaults."""
-    code = function.__code__
-    yield from ((name, contents(cell)) for name, cell in closure_of(function))
-    yield from defaults_of(function)
-    if not is_library(code.co_filename):
-        for name in names(code):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from samebits._inspect import code_names
-from samebits._objects.parts import IMMUTABLE, closure_of, contents, defaults_of
+from samebits._objects.parts import closure_of, contents, defaults_of, nearest_first
 from samebits._objects.snapshot import Snapshot
 from samebits._program.effects.reading import Reading
 
@@ -34,15 +33,9 @@ def snapshot(reading: Reading) -> dict[str, int]:
 
 def note_reachable(reading: Reading, function: Any) -> None:
     """Notes all that the code may name: for a function that was not read to its end."""
-    waiting: deque[tuple[str, Any]] = deque([(getattr(function, "__qualname__", "self"), function)])
-    seen: dict[int, Any] = {}
-    while waiting and len(seen) < REACHED:
-        name, found = waiting.popleft()
-        if isinstance(found, IMMUTABLE) or id(found) in seen:
-            continue
-        seen[id(found)] = found  # an id is unique only while its object lives
+    start = [(getattr(function, "__qualname__", "self"), function)]
+    for name, found in nearest_first(start, functools.partial(_named_by, reading), most=REACHED):
         reading.keep(name, found)
-        waiting.extend(_named_by(reading, name, found))
 
 
 def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, Any]]:
@@ -53,7 +46,7 @@ def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, An
     elif reading.is_library(found):
         return
     elif isinstance(found, FunctionType):
-        for one in {name for code in code_names.whole(found.__code__) for name in code.co_names}:
+        for one in {*code_names.names(found.__code__)}:
             if one in found.__globals__:
                 reading.globals[one] = found.__globals__
                 yield one, found.__globals__[one]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from samebits._inspect import code_names
 from samebits._inspect.user_code import owner_of_module
+from samebits._objects.parts import nearest_first, variables_of
 from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place
 
@@ -38,7 +37,8 @@ class Closure:
         """References that are kept, so that no other object gets the identity of one that is named."""
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         start = [*_variables(step), *arguments.items()]
-        for name, one in _walk(start, self._seen):
+        reached = nearest_first(start, _children, most=_MAX_OBJECTS, leaves=_WITHOUT_TENSORS, seen=self._seen)
+        for name, one in reached:
             self._note(name, one)
             if isinstance(one, torch.Generator):
                 self._generators.setdefault(one._cdata, name)  # type: ignore[attr-defined]
@@ -72,19 +72,11 @@ class Closure:
             self._places.setdefault(constant_place(tensor), name)
 
 
-def _walk(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields every object once, in the order of distance; `seen` holds them."""
-    waiting = deque(start)
-    while waiting and len(seen) < _MAX_OBJECTS:
-        name, one = waiting.popleft()
-        if id(one) in seen or isinstance(one, _WITHOUT_TENSORS):
-            continue
-        seen[id(one)] = one
-        yield name, one
-        waiting.extend((f"{name}.{key}", child) for key, child in _children(one))
+def _children(name: str, item: Any) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}.{key}", child) for key, child in _parts(item))
 
 
-def _children(item: Any) -> Iterator[tuple[str, Any]]:
+def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(item, torch.Tensor):
         if isinstance(item, DTensor):
             yield "local", item.to_local()
@@ -120,19 +112,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(function, MethodType):
         yield "self", function.__self__
-    function = inspect.unwrap(function)
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a variable that is set later
-            continue
-    for name in code_names.names(code):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for name, one in inspect.signature(function).parameters.items():
-        if one.default is not one.empty:
-            yield name, one.default
+    yield from variables_of(inspect.unwrap(function))
 
 
 def is_followed(value: Any) -> bool:
