@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -35,3 +37,14 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
 def is_fraction(value: Any) -> bool:
     """Returns True for a number between 0 and 1, both left out."""
     return is_number(value) and 0 < value < 1
+
+
+def can_be_called(function: Callable[..., Any], *given: Any, **named: Any) -> bool:
+    """Returns True if a function takes these arguments, and for one in C that does not tell."""
+    try:
+        inspect.signature(function).bind(*given, **named)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True

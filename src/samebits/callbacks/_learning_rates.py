@@ -5,7 +5,6 @@ Keras keeps a rate in float32, torch in a Python float: the values are equal up 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from samebits._arguments import can_be_called
 from samebits.callbacks._base import Callback, TrainerView
 from samebits.callbacks._callback_errors import check
 from samebits.callbacks._monitored_metric import Monitored
@@ -134,7 +134,7 @@ class LearningRateScheduler(Callback):
                 f"LearningRateScheduler({schedule!r:.60}): give a function of the epoch."
             )
         self.schedule = schedule
-        self._takes_rate = _takes_two(schedule)
+        self._takes_rate = can_be_called(schedule, 0, 0.1)
 
     def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
         """Computes all rates, then sets them."""
@@ -155,16 +155,6 @@ class LearningRateScheduler(Callback):
                 f"number."
             )
         return float(new)
-
-
-def _takes_two(schedule: Callable[..., float]) -> bool:
-    try:
-        inspect.signature(schedule).bind(0, 0.1)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from samebits._arguments import can_be_called
 from samebits._context import observed
 from samebits._inspect.user_call import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
@@ -207,7 +208,7 @@ class Trainer:
             logs = {name: values[-1] for name, values in self._logbook.history.history.items()}
             for callback in callbacks:
                 hook: Any = callback.on_train_end
-                hook(self, dict(logs)) if trainer_arguments.takes(hook, self, logs) else hook(self)
+                hook(self, dict(logs)) if can_be_called(hook, self, logs) else hook(self)
         best.names.update(self._logbook.history.history)
         if best.never_logged:
             best.warn("Trainer.fit")

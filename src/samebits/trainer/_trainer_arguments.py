@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from samebits._arguments import is_fraction, is_int, is_number, require, require_int
+from samebits._arguments import can_be_called, is_fraction, is_int, is_number, require, require_int
 from samebits.callbacks import Callback
 from samebits.callbacks._base import HOOKS
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -69,22 +69,13 @@ def _check_hook(callback: Callback, hook: str) -> None:
     """Raises for a hook with other arguments, as Keras's `on_epoch_end(epoch, logs)`: it would fail later."""
     _, *given = inspect.signature(getattr(Callback, hook)).parameters
     method = getattr(callback, hook)
-    if not takes(method, *given) and not (hook == "on_train_end" and takes(method, "trainer")):
+    if not can_be_called(method, *given) and not (
+        hook == "on_train_end" and can_be_called(method, "trainer")
+    ):
         raise InvalidArgumentError(
             f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {inspect.signature(method)}, "
             f"and is called with ({', '.join(given)}): let it take these (in a class after self)."
         )
-
-
-def takes(method: Callable[..., Any], *given: Any) -> bool:
-    """Returns True if a hook takes these arguments."""
-    try:
-        inspect.signature(method).bind(*given)
-    except TypeError:
-        return False
-    except ValueError:  # written in C
-        return True
-    return True
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:

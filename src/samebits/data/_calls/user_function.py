@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._arguments import can_be_called
 from samebits._context import Words
 from samebits._native import kernel
 from samebits._objects.budget import Budget
@@ -221,22 +222,13 @@ class Function:
             raise self._error(place, error, element) from error
 
     def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
-        whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()
+        takes_one = can_be_called(self.call, None, **({self.draws: None} if self.draws else {}))
+        whole = isinstance(error, TypeError) and isinstance(element, tuple) and not takes_one
         cure = f". The element is one tuple of {len(element)}: take it as one parameter" if whole else ""
         return PipelineError(
             f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: "
             f"{error}{cure}"
         )
-
-    def _takes_one(self) -> bool:
-        """Returns True if it can be called with an element alone."""
-        try:
-            inspect.signature(self.call).bind(None, **({self.draws: None} if self.draws else {}))
-        except TypeError:
-            return False
-        except ValueError:  # a builtin without a signature
-            return True
-        return True
 
 
 def _parameter(function: Callable[..., Any]) -> str | None:

@@ -16,6 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samebits._inspect.patching import replaced
+
 # the package has the op under this name
 _MODULE: Any = sys.modules["torch._higher_order_ops.invoke_subgraph"]
 
@@ -28,7 +30,7 @@ def preserve_compile_regions() -> Iterator[None]:
     writes to its operands, reads tensors that it closes over, or returns anything but new tensors, is run as
     a plain function, as eager code runs it.
     """
-    original, names = _MODULE.invoke_subgraph_placeholder, dict[Any, str]()
+    names: dict[Any, str] = {}
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         region = _region(function, args, kwargs)
@@ -38,11 +40,8 @@ def preserve_compile_regions() -> Iterator[None]:
         outputs = invoke_subgraph(region.run, name, *region.operands)  # type: ignore[arg-type] (any callable)
         return pytree.tree_unflatten(list(outputs), region.outputs)
 
-    _MODULE.invoke_subgraph_placeholder = call
-    try:
+    with replaced(_MODULE, "invoke_subgraph_placeholder", call):
         yield
-    finally:
-        _MODULE.invoke_subgraph_placeholder = original
 
 
 @dataclass
