@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits import _native as native
-from samebits._native import instruction
 from samebits._native.kernel_threads import OnTeam, on_team, uint64_at
 from samebits.random._cpu.philox import block
 from samebits.random._memory import address
@@ -22,18 +20,6 @@ _TILE_WORDS = 256
 _PIECE = 1 << 16
 """Elements of a chunk: at most, if rows are longer; about, if they are shorter."""
 _BLOCK_BYTES = 16
-
-
-@instruction
-def _tile() -> Any:
-    """Allocates a tile's words on the stack."""
-
-    def build(builder: Any, *arguments: Any) -> Any:
-        place = native.llvm.local(builder, native.ir.ArrayType(native.ir.IntType(32), _TILE_WORDS))
-        place.align = 64
-        return builder.bitcast(place, native.ir.IntType(32).as_pointer())
-
-    return native.types.pointer_to(native.types.uint32)(), build
 
 
 def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
@@ -46,7 +32,7 @@ def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
 
     def piece(chunk: int, args: Any) -> None:
         keys, rows, per_row = uint64_at(args[1]), args[2], args[3]
-        words = _tile()
+        words = np.empty(_TILE_WORDS, np.uint32)
         pieces, together = (per_row + _PIECE - 1) // _PIECE, max(1, _PIECE // per_row)
         first = (chunk % pieces) * _PIECE
         last = min(per_row, first + _PIECE)

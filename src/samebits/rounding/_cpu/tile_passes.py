@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from samebits import _native as native
-from samebits._native import inlined, instruction
-from samebits._native.kernel_threads import OnTeam, int64_at, on_team, uint64_at
+from samebits._native import inlined
+from samebits._native.kernel_threads import OnTeam, int64_at, on_team, uint16_at, uint64_at
 from samebits._native.vectors import prefetch
 from samebits.random._cpu.philox import block
 
@@ -30,32 +30,10 @@ _BLOCK_BYTES = 16
 LINE_BYTES = 64
 
 
-@instruction
-def _tile() -> Any:
-    """Returns the words of a tile on the stack, for the most streams (32 bits an element) of a kernel."""
-
-    def build(builder: Any, *arguments: Any) -> Any:
-        place = native.llvm.local(builder, native.ir.ArrayType(native.ir.IntType(32), _STREAMS * _TILE))
-        place.align = 64
-        return builder.bitcast(place, native.ir.IntType(32).as_pointer())
-
-    return native.types.pointer_to(native.types.uint32)(), build
-
-
-@instruction
-def _as_halves(words: Any) -> Any:
-    """Returns words on the stack as pairs of 16 bits, lower half first (on a little-endian CPU)."""
-
-    def build(builder: Any, *arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
-
-    return native.types.pointer_to(native.types.uint16)(words), build
-
-
 @inlined
 def random_half(words: Any, stream: Any, j: Any) -> Any:
     """Returns the 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
-    return _as_halves(words)[2 * _TILE * stream + j]
+    return uint16_at(native.address_of(words))[2 * _TILE * stream + j]
 
 
 @inlined
@@ -76,7 +54,7 @@ def tile_kernel(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int
 
     def piece(chunk: int, args: Any) -> None:
         table, numbers, rows, size = args[1], args[2], args[3], args[4]
-        words = _tile()
+        words = np.empty(_STREAMS * _TILE, np.uint32)
         first = chunk * size
         for number in range(rows):
             row = int64_at(table + 8 * numbers * number)
