@@ -17,7 +17,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from traceback import FrameSummary
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -140,6 +140,13 @@ def is_user_type(kind: type) -> bool:
     return owner == "user" or (owner == "samebits" and hasattr(kind, "__holds_user_objects__"))
 
 
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields a frame and those around it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def calling_frame() -> FrameType:
     """Returns the innermost frame outside of samebits, torch, NumPy and the standard library.
 
@@ -203,11 +210,9 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 def _waiting_for_backward() -> FrameType | None:
     for stack in sys._current_frames().values():
-        frame: FrameType | None = stack
-        while frame:
+        for frame in outwards(stack):
             if frame.f_code.co_name == _BACKWARD:
                 return _outside(frame)
-            frame = frame.f_back
     return None
 
 

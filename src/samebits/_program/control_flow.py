@@ -8,9 +8,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
+from samebits._inspect.user_code import outwards
 from samebits._objects.budget import spend
 from samebits._program.bytecode import end_of_for, handlers, instructions, stored_names, successors
 
@@ -234,10 +235,8 @@ def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
     end = end_of_for(code, offset)
     if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (id(frame), frame.f_code) != (identity, code):
-        frame = frame.f_back
-    return frame is None or not offset < frame.f_lasti < end
+    frames = (one for one in outwards(sys._getframe(1)) if (id(one), one.f_code) == (identity, code))
+    return not any(offset < one.f_lasti < end for one in frames)
 
 
 def _possible(items: Sequence[dis.Instruction], position: int, after: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from samebits._inspect.user_code import is_library
+from samebits._inspect.user_code import is_library, outwards
 from samebits._objects.hashes import PLAIN, Leaves
 from samebits._objects.walk import LeafWalk
 from samebits._program.carried_locals import is_in_loop, liveness_at, names_read
@@ -42,15 +42,14 @@ class LoopFrames:
 
         A loop in a user's generator also has the frame of its consumer, which carries locals, too.
         """
-        frames, frame = [], self._frame
-        while frame is not None:
+        frames = []
+        for frame in outwards(self._frame):
             if not is_library(frame.f_code.co_filename):
                 frames.append(frame)
                 loops = is_in_loop(frame.f_code, frame.f_lasti)
                 generates = frame.f_code.co_flags & inspect.CO_GENERATOR
                 if (loops and not generates) or frame.f_code.co_name == "<module>":
                     break
-            frame = frame.f_back
         return frames or ([] if self._frame is None else [self._frame])
 
     @cached_property
@@ -66,12 +65,8 @@ class LoopFrames:
     @cached_property
     def calling(self) -> list[Place]:
         """The places in the user's frames outside of those: they go on when the loop has ended."""
-        places, outer = [], self.frame.f_back
-        while outer is not None:
-            if not is_library(outer.f_code.co_filename):
-                places.append((outer.f_code, outer.f_lasti))
-            outer = outer.f_back
-        return [one for one in places if one not in self.fetching]
+        users = [one for one in outwards(self.frame.f_back) if not is_library(one.f_code.co_filename)]
+        return [place for one in users if (place := (one.f_code, one.f_lasti)) not in self.fetching]
 
     @cached_property
     def _names(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -130,12 +125,11 @@ class LoopFrames:
     @cached_property
     def script_globals(self) -> Variables:
         """The script's globals that its functions use."""
-        script, frame = vars(sys.modules["__main__"]), self._frame
-        while frame is not None:
+        script = vars(sys.modules["__main__"])
+        for frame in outwards(self._frame):
             if frame.f_globals is script and frame.f_code.co_name == "<module>":
                 names = names_read(frame.f_code)
                 return {name: script[name] for name in names if name in script and not name.startswith("__")}
-            frame = frame.f_back
         return {}
 
     def name_of(self, loader: Any, otherwise: str = "loader") -> str:

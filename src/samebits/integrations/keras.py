@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from samebits import _digest as digest
-from samebits._inspect.user_code import is_library, is_user_type
+from samebits._inspect.user_code import is_library, is_user_type, outwards
 from samebits._objects.parts import own_names
 from samebits._program import names_of_library
 from samebits.data._keyed_loader import keyed_loader
@@ -149,11 +149,9 @@ def _numbered(iterator: Any) -> Any:
 
 def _locals_of_fit() -> dict[str, Any]:
     """Returns the variables of the `fit` that called the callbacks: no hook hands them over."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         if frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals:
             return dict(frame.f_locals)
-        frame = frame.f_back  # type: ignore[assignment]
     raise _refused("no fit of Keras on torch is under way", "Set KERAS_BACKEND=torch, and call model.fit.")
 
 

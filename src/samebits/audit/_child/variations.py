@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from samebits._context import Observer, Position
 from samebits._inspect.patching import replaced
-from samebits._inspect.user_code import INSTALLED, owner_of_frame, owner_of_module
+from samebits._inspect.user_code import INSTALLED, outwards, owner_of_frame, owner_of_module
 from samebits.audit._record.torch_hooks import LoaderWorkers, TorchListener
 
 
@@ -272,8 +272,7 @@ def _maker_of(loader: Any, frame: FrameType | None) -> str:
 
     Constructors of classes derived from torch's do not count, wherever they are defined.
     """
-    while frame is not None and _constructs(loader, frame):
-        frame = frame.f_back
+    frame = next((one for one in outwards(frame) if not _constructs(loader, one)), None)
     name = "__main__" if frame is None else str(frame.f_globals.get("__name__"))
     installed = frame is not None and name != "__main__" and owner_of_frame(frame) in INSTALLED
     return name.partition(".")[0] if installed else ""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.fx.traceback
 
 from samebits._inspect.patching import Patches
-from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
+from samebits._inspect.user_code import calling_line, line_in, outwards, owner_of_frame
 from samebits.determinism._compile.inductor import dynamo_error
 from samebits.determinism._guards.torch_draws import DrawRule, unseeded_draw
 from samebits.errors import UnseededError
@@ -64,12 +64,7 @@ def _line() -> str:
 
 
 def _is_pattern() -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _PATTERNS:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_globals.get("__name__") == _PATTERNS for one in outwards(sys._getframe(1)))
 
 
 def _check_scripts(script: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ are a warning.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_call import call_of_frame
-from samebits._inspect.user_code import INSTALLED, owner_of_frame
+from samebits._inspect.user_code import INSTALLED, outwards, owner_of_frame
 from samebits._unseeded import from_entropy
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededWarning
@@ -173,9 +174,6 @@ def _is_between(module: str) -> bool:
 
 def is_import_of_a_library(frame: FrameType) -> bool:
     """Returns True during the import of a library, whose draws its user cannot change (SciPy's examples)."""
-    outer: FrameType | None = frame
-    while outer is not None and owner_of_frame(outer) in INSTALLED:
-        if outer.f_code.co_name == "<module>":
-            return _module(outer) != "__main__"
-        outer = outer.f_back
-    return False
+    installed = itertools.takewhile(lambda one: owner_of_frame(one) in INSTALLED, outwards(frame))
+    module = next((one for one in installed if one.f_code.co_name == "<module>"), None)
+    return module is not None and _module(module) != "__main__"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from samebits._inspect.user_code import is_library, is_user_type
+from samebits._inspect.user_code import is_library, is_user_type, outwards
 from samebits._objects.parts import attributes_of
 
 
@@ -177,11 +177,10 @@ class LoopSource:
 def sources_around(frame: FrameType | None) -> list[LoopSource]:
     """Returns the user's functions from the one that fetches a batch outwards."""
     found = []
-    while frame is not None:
-        is_ours = str(frame.f_globals.get("__name__")).startswith("samebits.")
-        if not is_ours and not is_library(frame.f_code.co_filename):
-            found.append(LoopSource(frame))
-        frame = frame.f_back
+    for one in outwards(frame):
+        is_ours = str(one.f_globals.get("__name__")).startswith("samebits.")
+        if not is_ours and not is_library(one.f_code.co_filename):
+            found.append(LoopSource(one))
     return found
 
 
