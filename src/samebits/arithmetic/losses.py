@@ -21,7 +21,7 @@ from samebits._native.kernel_threads import OnTeam, float64_at, int64_at, on_tea
 from samebits.arithmetic.functions.exponential import exp_bounded_double
 from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, sum_of_run
-from samebits.arithmetic.reductions.tensors import MEMORY, reduce
+from samebits.arithmetic.reductions.tensors import MEMORY, lanes_type, reduce
 from samebits.arithmetic.softmax.rows import log_of_sum
 
 # The negative log-likelihood of items (N, C, ...) for targets (N, ...).
@@ -41,7 +41,7 @@ def _kernel(memory: str) -> OnTeam:
     there is one chunk, else 0; 12-13 addresses of the loss and of the total weight. Terms, weights and
     results are in the lanes' type.
     """
-    lanes_type = "float64" if memory == "float64" else "float32"
+    lanes_type = vectors.COMPUTED[memory]
     real, size, width = getattr(np, lanes_type), vectors.SIZE[memory], vectors.SIZE[lanes_type]
     load, load_one, store_one = (
         vectors.LOAD_ONE[memory],
@@ -90,7 +90,7 @@ def likelihood(
         ignored: the target whose items count nothing.
     """
     count, classes, items = target.numel(), x.shape[1], target.shape[0]
-    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    kind = lanes_type(x)
     terms, wrong = torch.empty(2 * count, dtype=kind), ctypes.c_int64(0)
     loss, total = torch.empty((), dtype=kind), torch.empty((), dtype=kind)
     w = None if weight is None else weight.to(kind).contiguous()

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from samebits.random import _keys as keys
-from samebits.random._draws import choices, exponential_gumbel, integers, uniform_normal
+from samebits.random._draws import choices, integers, uniform_normal
 from samebits.random._draws.dropout_function import differentiable, run
+from samebits.random._draws.exponential_gumbel import transform
 from samebits.random._keys import Rule, one_by_one
 from samebits.random._memory import fresh
 
@@ -141,13 +142,6 @@ def _filling(name: str, fill: Callable[..., torch.Tensor]) -> Callable[..., torc
     return run
 
 
-def _transform_op(name: str) -> Callable[..., torch.Tensor]:
-    def run(key: torch.Tensor, size: Sequence[int], *parameters: Any) -> torch.Tensor:
-        return exponential_gumbel.transform(name, key, size, parameters[:-1], parameters[-1])
-
-    return run
-
-
 def _randint(key: torch.Tensor, size: Sequence[int], low: int, last: int, dtype: torch.dtype) -> torch.Tensor:
     """Draws between two inclusive bounds; those of uint64 come as int64."""
     low = low % 2**64 if dtype is torch.uint64 else low
@@ -166,11 +160,11 @@ _draw(
     _filling("normal", uniform_normal.fill_normal),
 )
 _draw(f"bernoulli({_OF_SIZE}, float p, ScalarType dtype)", _bernoulli)
-_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transform_op("exponential"))
-_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transform_op("gumbel"))
+_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _filling("exponential", transform))
+_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _filling("gumbel", transform))
 _draw(
     f"truncated_normal({_OF_SIZE}, float mean, float std, float low, float high, ScalarType dtype)",
-    _transform_op("truncated_normal"),
+    _filling("truncated_normal", transform),
 )
 _draw(f"randint({_OF_SIZE}, SymInt low, SymInt last, ScalarType dtype)", _randint)
 _define(

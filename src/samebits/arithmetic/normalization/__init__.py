@@ -4,6 +4,5 @@ from samebits.arithmetic.normalization.groups import group_gradients as group_gr
 from samebits.arithmetic.normalization.groups import normalized_groups as normalized_groups
 from samebits.arithmetic.normalization.layers import as_read as as_read
 from samebits.arithmetic.normalization.layers import input_gradient as input_gradient
-from samebits.arithmetic.normalization.layers import lanes_type as lanes_type
 from samebits.arithmetic.normalization.layers import normalized_rows as normalized_rows
 from samebits.arithmetic.normalization.layers import weight_gradients as weight_gradients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,13 +15,13 @@ from samebits.arithmetic.normalization.batches import (
     gradient_channels,
     training_channels,
 )
-from samebits.arithmetic.normalization.layers import as_read, lanes_type, parameter
+from samebits.arithmetic.normalization.layers import as_read, parameter
 from samebits.arithmetic.normalization.whole_batches import (
     whole_batch_norm,
     whole_batch_norm_gradients,
 )
 from samebits.arithmetic.reductions.kernels import QUOTIENT
-from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
+from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, lanes_type, reduce
 
 _GRAIN = 1 << 14
 """Elements of a chunk, about."""
@@ -73,10 +74,14 @@ def in_training(
         *(row.data_ptr() for row in made),
         *(count, x.numel() // count, bits_of(momentum), bits_of(eps)),
     )
+    _write_back(running, copies)
+    return ChannelNumbers(*made)
+
+
+def _write_back(running: Sequence[Tensor | None], copies: Sequence[Tensor | None]) -> None:
     for r, copy in zip(running, copies, strict=True):
         if r is not None and copy is not None and copy is not r:
             r.copy_(copy)
-    return ChannelNumbers(*made)
 
 
 def in_evaluation(
@@ -119,9 +124,7 @@ def whole_in_training(
         *(mean.data_ptr(), istd.data_ptr()),
         *(items, channels, x.numel() // (items * channels), bits_of(momentum), bits_of(eps)),
     )
-    for r, copy in zip(running, copies, strict=True):
-        if r is not None and copy is not None and copy is not r:
-            r.copy_(copy)
+    _write_back(running, copies)
     return out, mean, istd
 
 

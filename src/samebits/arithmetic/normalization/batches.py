@@ -9,7 +9,6 @@ import numpy as np
 from samebits import _native as native
 from samebits._native import Part, inlined, vectors
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team, variants
-from samebits.arithmetic.normalization.layers import lanes_of
 
 _splat, _one_nan, _fma, _root = vectors.splat, vectors.one_nan, vectors.fma, vectors.root
 _float64_of_bits, _for_each_vector = vectors.float64_of_bits, vectors.for_each_vector
@@ -109,7 +108,7 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
     """args: 1-3 addresses of x, g, results; 4-7 of the numbers of the channels: mean, a, b, c; 8 rows (items
     x channels); 9 channels; 10 elements of a row; 11 rows of a chunk.
     """
-    made, lanes_type = _MADE[gradient], lanes_of(memory)
+    made, lanes_type = _MADE[gradient], vectors.COMPUTED[memory]
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, width = vectors.LOAD_ONE[lanes_type], vectors.SIZE[lanes_type]
 
@@ -135,7 +134,7 @@ def elements_in_runs(memory: str, *, gradient: bool) -> OnTeam:
 @variants(memory=vectors.SIZE, gradient=(False, True))
 def elements_in_columns(memory: str, *, gradient: bool) -> OnTeam:
     """The same arguments, for rows that have one element of each channel: 9 and 10 are the channels."""
-    made, lanes_type = _MADE[gradient], lanes_of(memory)
+    made, lanes_type = _MADE[gradient], vectors.COMPUTED[memory]
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load, width = vectors.LOAD[lanes_type], vectors.SIZE[lanes_type]
 

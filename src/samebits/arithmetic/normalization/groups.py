@@ -11,10 +11,10 @@ from torch import Tensor
 
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team, variants
-from samebits.arithmetic.normalization.layers import lanes_of, lanes_type, moments, parameter, standardized
+from samebits.arithmetic.normalization.layers import moments, parameter, standardized
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
-from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
+from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, lanes_type, reduce
 
 _splat, _first_of, _one_nan, _added = vectors.splat, vectors.first_of, vectors.one_nan, vectors.added
 _fma, _float64_of_bits, _for_each_vector = vectors.fma, vectors.float64_of_bits, vectors.for_each_vector
@@ -25,7 +25,7 @@ def group_norm(memory: str) -> OnTeam:
     """args: 1-6 addresses of x, w, b, results, means, rstds; 7 groups of an item; 8 channels of a group; 9
     elements of a channel; 10 bits of eps. A chunk is a group of an item.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]
@@ -56,7 +56,7 @@ def group_norm(memory: str) -> OnTeam:
 @cache
 def _sums_of_channel(memory: str) -> Any:
     """Returns the part of kernels for S(g h) and S(g) of a channel."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real = getattr(np, lanes_type)
     read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     push, total = running(lanes_type)
@@ -89,7 +89,7 @@ def group_norm_gradient(memory: str, *, wanted: bool) -> OnTeam:
     """args: 1-5 addresses of g, x, w, means, rstds; 6 of dx; 7-8 of p and q (items x channels); 9 groups of
     an item; 10 channels of a group; 11 elements of a channel. A chunk is a group of an item.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width, sums = getattr(np, lanes_type), vectors.SIZE[lanes_type], _sums_of_channel(memory)
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load_one, store_one = vectors.LOAD_ONE[lanes_type], vectors.STORE_ONE[lanes_type]

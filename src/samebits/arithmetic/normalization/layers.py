@@ -15,7 +15,7 @@ from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.reductions.kernels import finished
 from samebits.arithmetic.reductions.running import room_of_sums, running, sum_of_run
-from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, reduce
+from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, lanes_type, reduce
 
 TILE = 512
 """Columns whose lanes are in the first level of cache at a time."""
@@ -31,15 +31,10 @@ def standardized(x: Any, mean: Any, rstd: Any) -> Any:
     return (x - mean) * rstd
 
 
-def lanes_of(memory: str) -> str:
-    """Returns the type that rows are computed in."""
-    return "float64" if memory == "float64" else "float32"
-
-
 @cache
 def moments(memory: str) -> Any:
     """Returns the part of kernels (x, count, eps, room) for a run's mean and 1 / sqrt(variance + eps)."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real = getattr(np, lanes_type)
     total, spread = sum_of_run("sum", memory), sum_of_run("narrow deviation", memory)
 
@@ -57,7 +52,7 @@ def layer_norm(memory: str) -> OnTeam:
     """args: 1-6 addresses of x, w, b, y, means, rstds; 7 rows; 8 their length; 9 rows of a chunk;
     10 bits of eps.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width, of_run = getattr(np, lanes_type), vectors.SIZE[lanes_type], moments(memory)
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load, store_one = vectors.LOAD[lanes_type], vectors.STORE_ONE[lanes_type]
@@ -86,7 +81,7 @@ def layer_norm(memory: str) -> OnTeam:
 @cache
 def _sums_of_row(memory: str) -> Any:
     """Returns the part of kernels for S(g w) and S(g w h) of a row."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     read, load, size = vectors.LOAD[memory], vectors.LOAD[lanes_type], vectors.SIZE[memory]
     push, total = running(lanes_type)
@@ -131,7 +126,7 @@ def _sums_of_row(memory: str) -> Any:
 @variants(memory=vectors.SIZE)
 def layer_norm_input_gradient(memory: str) -> OnTeam:
     """args: 1-6 addresses of g, x, w, means, rstds, results; 7 rows; 8 their length; 9 rows of a chunk."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
     load, load_one, sums = vectors.LOAD[lanes_type], vectors.LOAD_ONE[lanes_type], _sums_of_row(memory)
@@ -170,7 +165,7 @@ def layer_norm_input_gradient(memory: str) -> OnTeam:
 @cache
 def _lane_of_columns(memory: str, rows: int) -> Any:
     """Returns the part of kernels that adds that number of rows to the lanes of g h and of g of columns."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     load, store, width = vectors.LOAD[lanes_type], vectors.STORE[lanes_type], vectors.SIZE[lanes_type]
     load_one = vectors.LOAD_ONE[lanes_type]
@@ -217,7 +212,7 @@ def layer_norm_weight_gradients(memory: str) -> OnTeam:
 
     The rows of one lane follow each other, so that its sums stay in the first level of cache.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     load, store = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]
     add_four, add_one = _lane_of_columns(memory, 4), _lane_of_columns(memory, 1)
@@ -268,11 +263,6 @@ def layer_norm_weight_gradients(memory: str) -> OnTeam:
 
 _GRAIN = 1 << 13
 """Elements of a chunk of rows, about."""
-
-
-def lanes_type(x: Tensor) -> torch.dtype:
-    """Returns the type that a tensor is computed in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def parameter(values: Tensor | None, length: int, kind: torch.dtype, absent: float) -> Tensor:

@@ -12,7 +12,6 @@ import numpy as np
 from samebits._native import inlined, vectors
 from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.normalization.batches import made_gradient, made_normalized
-from samebits.arithmetic.normalization.layers import lanes_of
 from samebits.arithmetic.reductions.running import room_of_block, room_of_sums, sum_of_runs
 
 _splat, _one_nan, _root = vectors.splat, vectors.one_nan, vectors.root
@@ -24,7 +23,7 @@ def whole_batch_norm(memory: str) -> OnTeam:
     """args: 1-4 addresses of x, w, b, results; 5-6 of the running mean and variance, 0 for none; 7-8 of mean
     and istd; 9 items; 10 channels; 11 elements of a run; 12-13 bits of momentum and eps.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     total_of, spread_of = sum_of_runs("wide sum", memory), sum_of_runs("deviation", memory)
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]
@@ -69,7 +68,7 @@ def whole_batch_norm_gradients(memory: str) -> OnTeam:
     """args: 1-5 addresses of g, x, w, mean, istd; 6-8 of dx (0: not wanted), dw, db; 9 items; 10 channels;
     11 elements of a run.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, width = getattr(np, lanes_type), vectors.SIZE[lanes_type]
     total_of, dot_of = sum_of_runs("wide sum", memory), sum_of_runs("deviation dot", memory)
     read, store, size = vectors.LOAD[memory], vectors.STORE[memory], vectors.SIZE[memory]

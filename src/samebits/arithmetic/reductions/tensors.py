@@ -157,6 +157,11 @@ _bits = struct.Struct("q").unpack
 _double = struct.Struct("d").pack
 
 
+def lanes_type(x: Tensor) -> torch.dtype:
+    """Returns the type that a tensor is computed in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def bits_of(number: float) -> int:
     """Returns the bits of a float64 as an integer, as a kernel takes it."""
     return _bits(_double(number))[0]

@@ -12,7 +12,7 @@ from samebits._native.kernel_threads import OnTeam, on_team, variants
 from samebits.arithmetic.functions.logarithm import log_by_series
 from samebits.arithmetic.reductions.definition import BLOCK
 from samebits.arithmetic.softmax.definition import is_made
-from samebits.arithmetic.softmax.rows import EXP, lanes_of, softmax_value
+from samebits.arithmetic.softmax.rows import EXP, softmax_value
 
 _lanes_room, _sums_room, _centers_room = (
     vectors.stack(16 * 128),
@@ -74,7 +74,7 @@ def _some(memory: str) -> Part:
 @variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-2 addresses of x and results; 3 length; 4 columns; 5 tiles of 64 columns; a chunk is a tile."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     in_place = not log and result == lanes_type
     read, size = _some(memory), vectors.SIZE[memory]
     again = _some(result)
@@ -146,7 +146,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
 @variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_gradient_columns(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y, results; 4 length; 5 columns; 6 tiles of 64 columns; a chunk is a tile."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     read, size = _some(memory), vectors.SIZE[memory]
     store, step = vectors.STORE[result], vectors.SIZE[result]
     load_lanes, store_lanes = vectors.LOAD[lanes_type], vectors.STORE[lanes_type]

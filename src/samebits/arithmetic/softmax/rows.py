@@ -75,16 +75,11 @@ _SHORT = 4096
 _row_room = vectors.stack(4 * _SHORT)
 
 
-def lanes_of(memory: str) -> str:
-    """Returns the type that softmax computes in."""
-    return "float64" if memory == "float64" else "float32"
-
-
 @cache
 def _maximum(memory: str) -> Part:
     """Returns the part of kernels for the largest number of a run that is no NaN."""
     read, size = vectors.LOAD[memory], vectors.SIZE[memory]
-    real = getattr(np, lanes_of(memory))
+    real = getattr(np, vectors.COMPUTED[memory])
 
     @inlined
     def maximum(x: Any, count: Any) -> Any:
@@ -105,7 +100,7 @@ def _maximum(memory: str) -> Part:
 def _exponentials(memory: str, *, stored: bool) -> Part:
     """Returns the part of kernels for S(exp(x - m)) of a run; the exponentials are written, if `stored`."""
     read, size = vectors.LOAD[memory], vectors.SIZE[memory]
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     real, exp = getattr(np, lanes_type), EXP[lanes_type]
     store, step = vectors.STORE[lanes_type], vectors.SIZE[lanes_type]
     push, total = running(lanes_type)
@@ -144,7 +139,7 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     the logarithms of the sums of exp(x), or 0; 7 queries of causal attention, or 0: row i of them is softmax
     of i + 1 numbers, then zeros.
     """
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     in_place = not log and result == lanes_type
     maximum, exponentials = _maximum(memory), _exponentials(memory, stored=False)
     kept_exponentials = _exponentials(memory, stored=True)
@@ -192,7 +187,7 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
 @variants(memory=vectors.SIZE, result=vectors.SIZE, log=(False, True), only=is_made)
 def softmax_gradient_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     """args: 1-3 addresses of g, y and of the results; 4 rows; 5 their length; 6 rows of a chunk."""
-    lanes_type = lanes_of(memory)
+    lanes_type = vectors.COMPUTED[memory]
     reduced = sum_of_run("sum" if log else "dot", memory)
     read, size = vectors.LOAD[memory], vectors.SIZE[memory]
     store, step = vectors.STORE[result], vectors.SIZE[result]

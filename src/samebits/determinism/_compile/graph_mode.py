@@ -27,17 +27,6 @@ from samebits.errors import UnimplementedError
 # repeat. Under the switch the graph runs as written, op by op, so that the eager replacements serve.
 
 
-def pin() -> bool:
-    """Turns profiling off in all threads and drops rewritten graphs; returns whether it was on."""
-    _forget_rewritten()
-    return torch._C._jit_set_profiling_mode(False)
-
-
-def unpin(was: bool) -> None:
-    """Turns profiling on again if it was."""
-    torch._C._jit_set_profiling_mode(was)
-
-
 def refuse(patches: Patches) -> None:
     """Makes every call of a compiled function or method raise: its executor fuses ops past the dispatcher."""
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
@@ -97,7 +86,8 @@ def enter(across: Across) -> None:
     unseeded_draws.watch(_patches)
     if across == "machines":
         refuse(_patches)
-    _profiled.append(pin())
+    _forget_rewritten()
+    _profiled.append(torch._C._jit_set_profiling_mode(False))
     _forget_compiled()
 
 
@@ -105,7 +95,7 @@ def leave() -> None:
     """Undoes `enter` exactly; code that was compiled under the switch is compiled again when it is called."""
     _patches.undo()
     if _profiled:
-        unpin(_profiled.pop())
+        torch._C._jit_set_profiling_mode(_profiled.pop())
         _forget_compiled()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from samebits.arithmetic.product import product, scratch_tensor
-from samebits.arithmetic.reductions import MEMORY
+from samebits.arithmetic.reductions import MEMORY, lanes_type
 from samebits.arithmetic.softmax import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.operands import takes
@@ -40,7 +40,7 @@ def _flash(kernel: Kernel) -> Kernel:
         if not _valid(query, key, value, dropout_p, attn_mask, is_causal=is_causal):
             rest = (dropout_p, is_causal)
             return _of_torch(kernel, query, key, value, *rest, attn_mask=attn_mask, scale=scale)
-        out, logsumexp = _empty_like(query), _empty_like(query[..., 0], _wide(query.dtype))
+        out, logsumexp = _empty_like(query), _empty_like(query[..., 0], lanes_type(query))
         q, (k, v) = _scaled(query, scale), (_wider(x, query.shape[1]) for x in (key, value))
         made = out if out.dtype == v.dtype else _empty_like(query, v.dtype)
         with _scores(query, key, v.dtype, 1) as memory:
@@ -100,7 +100,7 @@ def _factor(query: Tensor, scale: float | None) -> float:
 
 def _wider(x: Tensor, heads: int = 0) -> Tensor:
     """Returns the tensor in the type of the computation; a key's or value's heads are repeated to `heads`."""
-    x = x.to(_wide(x.dtype))
+    x = x.to(lanes_type(x))
     return x if heads in (0, x.shape[1]) else x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -157,11 +157,6 @@ def _valid(
         and not (is_causal and mask is not None)
         and (mask is None or mask.dtype in (query.dtype, torch.float32))
     )
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the type that is computed in."""
-    return dtype if dtype == torch.float64 else torch.float32
 
 
 def _matrices(x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.normalization import as_read, lanes_type
+from samebits.arithmetic.normalization import as_read
 from samebits.arithmetic.normalization import batch_tensors as batch
-from samebits.arithmetic.reductions import MEMORY, QUOTIENT, reduce
+from samebits.arithmetic.reductions import MEMORY, QUOTIENT, lanes_type, reduce
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from samebits._native.kernel_threads import OnTeam
 from samebits.arithmetic.elementwise_functions import FUNCTIONS
+from samebits.arithmetic.reductions import lanes_type
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import Call, forms
 from samebits.determinism._replacement import always, or_torchs, replacements
@@ -35,8 +36,7 @@ def _drawing(draw: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
             if not self.is_floating_point() or not self.numel():
                 return kernel(self, *args, generator=generator, **kwargs)
             kernel(self.new_empty(0), *args, generator=generator, **kwargs)  # raises for wrong parameters
-            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-            room = torch.empty(self.shape, dtype=wide)
+            room = torch.empty(self.shape, dtype=lanes_type(self))
             return self.copy_(draw(room, *args, generator=generator, **kwargs))
 
         return drawing

@@ -231,7 +231,7 @@ def _of_real_numbers(name: str, kernel: Kernel) -> Kernel:
     return of_real_numbers
 
 
-def _functional(name: str, plan: Plan, kernel: Kernel) -> Kernel:
+def _functional(name: str, plan: Plan, kernel: Kernel, *, in_place: bool = False) -> Kernel:
     torchs = _of_real_numbers(name, tensors_for_numbers(f"aten::{name}", kernel))
 
     def elementwise(*args: Any, **kwargs: Any) -> Tensor:
@@ -239,26 +239,11 @@ def _functional(name: str, plan: Plan, kernel: Kernel) -> Kernel:
         if call is None:
             return torchs(*args, **kwargs)
         try:
-            return evaluate(call)
+            return evaluate_into(call, args[0], in_place=True) if in_place else evaluate(call)
         except TorchRaisesError:
             return torchs(*args, **kwargs)
 
     return elementwise
-
-
-def _in_place(name: str, plan: Plan, kernel: Kernel) -> Kernel:
-    torchs = _of_real_numbers(name, tensors_for_numbers(f"aten::{name}", kernel))
-
-    def elementwise_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        call = plan(self, *args, **kwargs)
-        if call is None:
-            return torchs(self, *args, **kwargs)
-        try:
-            return evaluate_into(call, self, in_place=True)
-        except TorchRaisesError:
-            return torchs(self, *args, **kwargs)
-
-    return elementwise_
 
 
 def _out(name: str, plan: Plan, kernel: Kernel) -> Kernel:
@@ -285,7 +270,8 @@ def forms(
     plan: Plan, reason: str, functional: str, in_place: str = "", out: str = ""
 ) -> Iterator[Replacement]:
     """Yields a replacement for each form of an op that torch has a kernel for; names without `aten::`."""
-    for name, form in ((functional, _functional), (in_place, _in_place), (out, _out)):
+    in_place_form = partial(_functional, in_place=True)
+    for name, form in ((functional, _functional), (in_place, in_place_form), (out, _out)):
         if name and f"aten::{name}" in _known():
             yield Replacement(f"aten::{name}", partial(form, name, plan), reason)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.normalization import group_gradients, lanes_type, normalized_groups
+from samebits.arithmetic.normalization import group_gradients, normalized_groups
 from samebits.arithmetic.normalization.batch_tensors import format_of
-from samebits.arithmetic.reductions import MEMORY
+from samebits.arithmetic.reductions import MEMORY, lanes_type
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements
 

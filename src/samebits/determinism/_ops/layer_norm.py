@@ -11,10 +11,10 @@ from torch import Tensor
 from samebits.arithmetic.normalization import (
     as_read,
     input_gradient,
-    lanes_type,
     normalized_rows,
     weight_gradients,
 )
+from samebits.arithmetic.reductions import lanes_type
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements
 

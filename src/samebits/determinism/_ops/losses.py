@@ -14,7 +14,7 @@ from torch import Tensor
 
 from samebits.arithmetic.elementwise_functions import FUNCTIONS
 from samebits.arithmetic.losses import NONE, alphas, gradients, likelihood
-from samebits.arithmetic.reductions import MEMORY, logcumsumexp
+from samebits.arithmetic.reductions import MEMORY, lanes_type, logcumsumexp
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._ops.elementwise import Call, Plan, evaluate, forms
 from samebits.determinism._ops.operands import takes
@@ -102,7 +102,7 @@ def _logcumsumexp(self: Tensor, dim: int, *, out: Tensor | None = None) -> Tenso
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     takes("_weight_norm_interface", v.dtype)
-    wide = v if v.dtype == torch.float64 else v.float()
+    wide = v.to(lanes_type(v))
     norms = torch.linalg.vector_norm(wide, 2, _others(v, dim), True)
     return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), norms
 
@@ -115,7 +115,7 @@ def _weight_norm_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
     takes("_weight_norm_interface_backward", grad_w.dtype)
-    kind = torch.float64 if saved_v.dtype == torch.float64 else torch.float32
+    kind = lanes_type(saved_v)
     grad, v, g, norms = (each.to(kind) for each in (grad_w, saved_v, saved_g, saved_norms))
     along = (grad * v).sum(_others(v, dim), keepdim=True) / norms
     made = (g / norms) * (grad - v * (along / norms))

@@ -16,9 +16,8 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import transformed_kernels
 from samebits.random._device_kernels import kernels
-from samebits.random._keys import is_traced
-from samebits.random._memory import fresh
-from samebits.random._random_arguments import floating_dtype, row_keys, sizes
+from samebits.random._draws.uniform_normal import draw
+from samebits.random._random_arguments import row_keys
 
 _FAR = 36
 """Deviations above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -46,7 +45,7 @@ def exponential(
         True
     """
     _check_positive("exponential", "rate", rate)
-    return _draw("exponential", key, shape, dtype, device, (rate,))
+    return draw("exponential", transform, key, shape, dtype, device, rate)
 
 
 def gumbel(
@@ -72,7 +71,7 @@ def gumbel(
     """
     _check_finite("gumbel", "loc", loc)
     _check_positive("gumbel", "scale", scale)
-    return _draw("gumbel", key, shape, dtype, device, (loc, scale))
+    return draw("gumbel", transform, key, shape, dtype, device, loc, scale)
 
 
 def truncated_normal(
@@ -107,37 +106,17 @@ def truncated_normal(
     _check_positive(caller, "std", std)
     if not low < high:
         raise InvalidArgumentError(f"{caller}: low must be below high, got low={low}, high={high}")
-    return _draw(caller, key, shape, dtype, device, (mean, std, low, high))
+    return draw(caller, transform, key, shape, dtype, device, mean, std, low, high)
 
 
-def _draw(
-    caller: str,
-    key: torch.Tensor,
-    shape: tuple[int | Sequence[int], ...],
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    parameters: tuple[float, ...],
-) -> torch.Tensor:
-    size, dtype = sizes(caller, key, shape), floating_dtype(caller, dtype)
-    if is_traced(key):
-        drawn = getattr(torch.ops.samebits, caller)(key, size, *parameters, dtype)
-    else:
-        drawn = transform(caller, key, size, parameters, dtype)
-    return drawn if device is None else drawn.to(device)
-
-
-def transform(
-    caller: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """Returns the numbers of that function, once its arguments are checked; `parameters` in its order."""
+def transform(caller: str, key: torch.Tensor, out: torch.Tensor, *parameters: float) -> torch.Tensor:
+    """Fills `out` with the numbers of that function, once its arguments are checked."""
     name, given = caller, parameters
     if caller == "truncated_normal":
         mean, std, low, high = map(float, parameters)
-        name, given = _truncation(mean, std, low, high, dtype)
-    keys = row_keys(caller, key, size)
-    backend = kernels(caller, key)
-    out = fresh(size, dtype, key.device)
-    backend.transformed(name, keys, given, out)
+        name, given = _truncation(mean, std, low, high, out.dtype)
+    keys = row_keys(caller, key, out.shape)
+    kernels(caller, key).transformed(name, keys, given, out)
     return out
 
 

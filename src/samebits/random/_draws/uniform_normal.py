@@ -8,7 +8,7 @@ parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -83,12 +83,7 @@ def uniform(
         >>> torch.equal(rows[1], samebits.random.uniform(keys[1], 3))
         True
     """
-    size, dtype = sizes("uniform", key, shape), floating_dtype("uniform", dtype)
-    if is_traced(key):
-        drawn = torch.ops.samebits.uniform(key, size, low, high, dtype)
-    else:
-        drawn = fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
-    return drawn if device is None else drawn.to(device)
+    return draw("uniform", fill_uniform, key, shape, dtype, device, low, high)
 
 
 def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
@@ -139,12 +134,7 @@ def normal(
         >>> torch.equal(samebits.random.normal(key, 2, 3, std=0.1), noise)
         True
     """
-    size, dtype = sizes("normal", key, shape), floating_dtype("normal", dtype)
-    if is_traced(key):
-        drawn = torch.ops.samebits.normal(key, size, mean, std, dtype)
-    else:
-        drawn = fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
-    return drawn if device is None else drawn.to(device)
+    return draw("normal", fill_normal, key, shape, dtype, device, mean, std)
 
 
 def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
@@ -171,6 +161,24 @@ def fill_normal(caller: str, key: torch.Tensor, out: torch.Tensor, mean: float, 
         raise InvalidArgumentError(f"{caller}: std must not be negative, got {std}")
     keys = row_keys(caller, key, out.shape)
     return write(out, kernels(caller, key).normal, keys, float(mean), float(std))
+
+
+def draw(
+    caller: str,
+    fill: Callable[..., torch.Tensor],
+    key: torch.Tensor,
+    shape: tuple[Shape, ...],
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    *parameters: float,
+) -> torch.Tensor:
+    """Returns the numbers of `fill`, or of the traced op, for the arguments of the function `caller`."""
+    size, dtype = sizes(caller, key, shape), floating_dtype(caller, dtype)
+    if is_traced(key):
+        numbers = getattr(torch.ops.samebits, caller)(key, size, *parameters, dtype)
+    else:
+        numbers = fill(caller, key, fresh(size, dtype, key.device), *parameters)
+    return numbers if device is None else numbers.to(device)
 
 
 def bernoulli(
