@@ -138,7 +138,7 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
     if owner in {"framework", "standard", "samebits"}:
         return
     yield from ((f"{path}.{name}", item) for name, item in vars(function).items())
-    yield from variables_of(function, with_globals=False)
+    yield from variables_of(function)
     for name in _global_names(function.__code__):
         item = function.__globals__.get(name)
         if owner == "user" or isinstance(item, RESTORABLE):  # of a package's module only a generator itself

@@ -1,6 +1,7 @@
-"""The parts of an object: attributes, slots, a function's defaults, and contents that no `__dict__` shows.
+"""The parts of an object: attributes, slots, a function's variables, and contents that no `__dict__` shows.
 
 Partials, buffers, queues, caches, files and C values of Python's library have a reader each (`reader_of`).
+`nearest_first` goes from part to part.
 """
 
 from __future__ import annotations
@@ -91,12 +92,16 @@ def defaults_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
 
 
-def variables_of(function: types.FunctionType, *, with_globals: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yields what a function finds by name: variables of enclosing functions, defaults, global variables."""
+def variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields what a function holds: variables of enclosing functions, and defaults."""
     yield from ((name, contents(cell)) for name, cell in closure_of(function))
     yield from defaults_of(function)
-    known = function.__globals__ if with_globals else {}
-    yield from ((name, known[name]) for name in code_names.names(function.__code__) if name in known)
+
+
+def globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the global variables that a function, or one inside it, names."""
+    known = function.__globals__
+    return ((name, known[name]) for name in code_names.names(function.__code__) if name in known)
 
 
 def nearest_first(

@@ -16,7 +16,7 @@ import torch
 
 from samebits._context import process
 from samebits._inspect.user_code import is_library, is_user_type
-from samebits._objects.parts import attributes_of, nearest_first, variables_of
+from samebits._objects.parts import attributes_of, globals_of, nearest_first, variables_of
 from samebits._objects.rng_states import RESTORABLE
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import UnimplementedError
@@ -376,7 +376,9 @@ def _held(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, functools.partial):
         yield path, (thing.func, thing.args, thing.keywords)
     elif isinstance(thing, types.FunctionType):
-        yield from variables_of(thing, with_globals=not is_library(thing.__code__.co_filename))
+        yield from variables_of(thing)
+        if not is_library(thing.__code__.co_filename):
+            yield from globals_of(thing)
     elif isinstance(thing, list | tuple):
         yield from ((path, item) for item in thing[:_MOST_ITEMS])
     elif isinstance(thing, dict):

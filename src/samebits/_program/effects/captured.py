@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from samebits._inspect import code_names
-from samebits._objects.parts import closure_of, contents, defaults_of, nearest_first
+from samebits._objects.parts import closure_of, contents, defaults_of, globals_of, nearest_first
 from samebits._objects.snapshot import Snapshot
 from samebits._program.effects.reading import Reading
 
@@ -46,10 +45,9 @@ def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, An
     elif reading.is_library(found):
         return
     elif isinstance(found, FunctionType):
-        for one in {*code_names.names(found.__code__)}:
-            if one in found.__globals__:
-                reading.globals[one] = found.__globals__
-                yield one, found.__globals__[one]
+        for one, held in globals_of(found):
+            reading.globals[one] = found.__globals__
+            yield one, held
         for one, cell in closure_of(found):
             reading.cells[one] = cell
             yield one, contents(cell)

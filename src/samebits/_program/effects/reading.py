@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from samebits._inspect.library_code import module_of, root
 from samebits._objects.budget import Budget
-from samebits._objects.parts import contents, defaults_of
+from samebits._objects.parts import closure_of, contents, defaults_of
 from samebits._objects.rng_states import is_of_process
 from samebits._program.effects import known_functions as known
 from samebits._program.effects.abstract_values import (
@@ -161,7 +161,7 @@ class Reading(Lookups):
     @override
     def function_call(self, function: FunctionType, call: CallSite) -> Value:
         around: dict[str, CellValue] = {}
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in closure_of(function):
             content = contents(cell)
             self.keep(name, content)
             self.cells[name] = cell

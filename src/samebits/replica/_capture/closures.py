@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from samebits._inspect.user_code import owner_of_module
-from samebits._objects.parts import nearest_first, variables_of
+from samebits._objects.parts import closure_of, contents, defaults_of, globals_of, nearest_first
 from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place
 
@@ -112,7 +112,10 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(function, MethodType):
         yield "self", function.__self__
-    yield from variables_of(inspect.unwrap(function))
+    function = inspect.unwrap(function)
+    yield from ((name, contents(cell)) for name, cell in closure_of(function))
+    yield from globals_of(function)
+    yield from defaults_of(function)
 
 
 def is_followed(value: Any) -> bool:
