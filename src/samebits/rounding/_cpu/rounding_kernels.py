@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from samebits._native.kernel_threads import (
     uint16_at,
     uint64_at,
 )
+from samebits._native.vector_writer import VectorWriter
 from samebits._native.vectors import prefetch, stack
 from samebits.random._cpu.philox import MULTIPLIERS, WEYL
 from samebits.random._memory import address
@@ -50,34 +52,25 @@ def _constant(bits: int, values: Iterable[int]) -> Any:
     return native.ir.Constant(_vector(bits, len(lanes)), lanes)
 
 
-def _in_all_lanes(number: Any) -> Any:
-    """Returns a number in all lanes of 64 bits."""
-    return _constant(64, [int(number)] * _BLOCKS)
-
-
-def _spread(builder: Any, scalar: Any) -> Any:
-    """Returns a scalar of 64 bits in all lanes."""
-    none = native.ir.Constant(_vector(64, _BLOCKS), native.ir.Undefined)
-    first = builder.insert_element(none, scalar, native.ir.IntType(32)(0))
-    return builder.shuffle_vector(first, none, _constant(32, [0] * _BLOCKS))
-
-
 def _random_halves(builder: Any, seed: Any, offset: Any) -> Any:
     """Returns 16-bit numbers of blocks (seed, offset), (seed, offset + 1), ..., as 32-bit (`philox4x32`)."""
-    low, shift = _in_all_lanes(0xFFFFFFFF), _in_all_lanes(32)
-    counters = builder.add(_spread(builder, offset), _constant(64, range(_BLOCKS)))
+    blocks = VectorWriter(builder, _BLOCKS)
+    in_all_lanes = partial(blocks.filled, blocks.i64)
+    low, shift = in_all_lanes(0xFFFFFFFF), in_all_lanes(32)
+    counters = builder.add(blocks.splat(offset), _constant(64, range(_BLOCKS)))
     c0, c1 = builder.and_(counters, low), builder.lshr(counters, shift)
-    c2 = c3 = _in_all_lanes(0)
-    k0, k1 = _spread(builder, seed), builder.lshr(_spread(builder, seed), shift)
+    c2 = c3 = in_all_lanes(0)
+    k0 = blocks.splat(seed)
+    k1 = builder.lshr(k0, shift)
     for _ in range(10):
-        product_0 = builder.mul(_in_all_lanes(MULTIPLIERS[0]), c0)
-        product_1 = builder.mul(_in_all_lanes(MULTIPLIERS[1]), c2)
+        product_0 = builder.mul(in_all_lanes(int(MULTIPLIERS[0])), c0)
+        product_1 = builder.mul(in_all_lanes(int(MULTIPLIERS[1])), c2)
         c0, c2 = (
             builder.and_(builder.xor(builder.xor(builder.lshr(product, shift), c), k), low)
             for product, c, k in ((product_1, c1, k0), (product_0, c3, k1))
         )
         c1, c3 = builder.and_(product_1, low), builder.and_(product_0, low)
-        k0, k1 = builder.add(k0, _in_all_lanes(WEYL[0])), builder.add(k1, _in_all_lanes(WEYL[1]))
+        k0, k1 = builder.add(k0, in_all_lanes(int(WEYL[0]))), builder.add(k1, in_all_lanes(int(WEYL[1])))
     words = _interleave_words(builder, c0, c1, c2, c3)
     return builder.zext(builder.bitcast(words, _vector(16, _TOGETHER)), _vector(32, _TOGETHER))
 
