@@ -168,9 +168,9 @@ def _by_loader_generators(difference: Difference, a: Record, b: Record) -> Diffe
     return replace(difference, component="generators", paths=tuple(sorted(paths)), others=others)
 
 
-def steps_compared(a: Record, b: Record) -> int:
-    """Returns the number of steps that both records have."""
-    return len(a.steps.keys() & b.steps.keys())
+def steps_compared(baseline: Record, *segments: Record) -> int:
+    """Returns the number of a whole run's steps that a run's processes have, too."""
+    return len({key for segment in segments for key in segment.steps} & baseline.steps.keys())
 
 
 def unstable(a: Record, b: Record) -> frozenset[str]:

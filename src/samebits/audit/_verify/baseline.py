@@ -71,7 +71,7 @@ class BaselineComparison:
         if not outcomes:
             return CheckRow(check)
         runs = [outcome.records for outcome in outcomes]
-        compared = min(_steps_compared(a, _segments(runs, rank)) for rank, a in enumerate(self.baseline))
+        compared = min(steps_compared(a, *_segments(runs, rank)) for rank, a in enumerate(self.baseline))
         difference = self.difference(runs)
         failed = outcomes[-1].failure()  # the first to fail is the last to have run
         output = outcomes[-1].output(SHOWN_LINES) if failed else ""
@@ -125,11 +125,6 @@ def _when(difference: Difference) -> float:
 
 def _segments(runs: Sequence[Records], rank: int) -> list[Record]:
     return [record for records in runs if (record := records[rank]) is not None]
-
-
-def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
-    seen = {key for segment in segments for key in segment.steps}
-    return len(seen & baseline.steps.keys())
 
 
 def _remark(baseline: Sequence[Record], outcomes: Sequence[ProcessOutcome]) -> str:
