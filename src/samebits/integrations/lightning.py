@@ -330,7 +330,6 @@ def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _values(metric: Any) -> dict[str, Any]:
-    """Returns the values of a metric."""
     states = {name: _copy(getattr(metric, name)) for name in metric._defaults}
     return {"states": states, **{name: getattr(metric, name) for name in _CACHES}}
 
@@ -343,7 +342,6 @@ def _copy(value: Any) -> Any:
 
 
 def _set_values(metric: Any, state: dict[str, Any]) -> None:
-    """Sets the values of a metric."""
     for name, value in {**state["states"], **{name: state[name] for name in _CACHES}}.items():
         setattr(metric, name, value)
     metric.to(metric.device)

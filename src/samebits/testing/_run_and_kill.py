@@ -171,7 +171,6 @@ def plan_kill(
 
 
 def _split(place: Place) -> tuple[str, int | None]:
-    """Returns place and step."""
     if isinstance(place, int):
         place = ("body", place)
     where, step = (place, None) if isinstance(place, str) else place

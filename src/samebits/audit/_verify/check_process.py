@@ -329,9 +329,8 @@ def busy_processes() -> Iterator[None]:
 
     Work that comes and goes delays one thread more than another; steady work delays all of them alike.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     command = [sys.executable, "-I", "-S", "-c", _LOOP, str(os.getpid())]
-    processes = [subprocess.Popen(command) for _ in range(cores)]
+    processes = [subprocess.Popen(command) for _ in os.sched_getaffinity(0)]
     try:
         yield
     finally:

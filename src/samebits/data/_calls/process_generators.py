@@ -44,7 +44,6 @@ class _Watch:
         self._before = rng_states.of_process()
 
     def check(self) -> None:
-        """Compares."""
         self.drew = self.drew or rng_states.of_process() != self._before
 
 

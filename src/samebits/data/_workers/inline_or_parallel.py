@@ -25,8 +25,8 @@ from samebits.data._workers.serial import (
     EffectNoticedError,
     Effects,
     Serial,
-    WatchedDraws,
     warn_about,
+    watched,
 )
 from samebits.data._workers.worker_pool import Threads, Workers
 from samebits.data._workers.worker_process import OneThread, StageWork, WorkerJob
@@ -51,7 +51,7 @@ def draws_of(stage: Stage) -> Draws:
 def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
     """Returns the reader of a bound pipeline for these options."""
     ordered = options.is_ordered()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     count = options.workers(cores)
     if not count or not may_start() or (count == "auto" and cores == 1):
         return Inline(draws)
@@ -184,7 +184,7 @@ class Parallel(_BlockReader):
         if kept and not kept[0].copied.may_differ(functions):
             return kept[0]
         workers = Workers(
-            StageWork(self._known, WatchedDraws(draws, self._stage).run), count=self._count,
+            StageWork(self._known, watched(draws, self._stage)), count=self._count,
             ahead=self._ahead, timeout=options.timeout, start_method=options.start_method or "auto",
             copied=ReachedValues(functions, whole=kept is not None), kept=kept is not None
         )  # fmt: skip

@@ -155,23 +155,18 @@ def _persists(source: Source, handed: FirstElements) -> bool:
         before.restore()
 
 
-class WatchedDraws:
-    """`process_generators.Draws` in a worker that watches its first task."""
+def watched(draws: Draws, stage: Stage) -> Callable[[Callable[[], T]], T]:
+    """Returns `draws.run` for a worker, which raises EffectNoticedError if a task changes a capture."""
+    watch = CaptureWatch(stage)
+    known = watch.noticed() is not None
 
-    def __init__(self, draws: Any, stage: Stage) -> None:
-        self._draws, self._watch = draws, CaptureWatch(stage)
-        self._known = self._watch.noticed() is not None
-
-    def run(self, task: Callable[[], T]) -> T:
-        """Returns the result of `task`.
-
-        Raises:
-            EffectNoticedError: the first task has changed a captured value.
-        """
-        result = self._watch.run(lambda: self._draws.run(task))
-        if not self._known and (found := self._watch.noticed()) is not None:
+    def run(task: Callable[[], T]) -> T:
+        result = watch.run(lambda: draws.run(task))
+        if not known and (found := watch.noticed()) is not None:
             raise EffectNoticedError(*found)
         return result
+
+    return run
 
 
 class OneByOne(SameOrdinals, SameLength):

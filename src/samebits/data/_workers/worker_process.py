@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import struct
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +114,7 @@ def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # The kernel watches the thread that forked, not the process.
-    if sys.platform == "linux" and not by_thread:
+    if not by_thread:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
