@@ -139,33 +139,23 @@ GRADIENTS = 4
 """Of the gates of a cell: the last ones are those of the input's products, the first ones those of h's."""
 
 
-def _lstm() -> Recurrence:
-    cells = {}
+def _cells(
+    name: str, forward: Callable[..., Any], backward: Callable[[Any], Any], inputs: int, outputs: int
+) -> dict[torch.dtype, tuple[ElementwiseKernel, ElementwiseKernel]]:
+    back, cells = f"{name}_backward", {}
+    made = partial(ElementwiseKernel, inputs=inputs, registers=4)
     for element, (narrow, wide) in _ROUNDED.items():
-        forward = ElementwiseKernel(
-            partial(lstm_cell, narrow), element, "lstm_cell", inputs=9, outputs=7, wide=False, registers=4
+        cells[getattr(torch, element)] = (
+            made(partial(forward, narrow), element, name, outputs=outputs, wide=False),
+            made(backward(wide), element, back, outputs=5),
         )
-        backward = ElementwiseKernel(
-            partial(lstm_cell_backward, wide), element, "lstm_cell_backward", inputs=9, outputs=5, registers=4
-        )
-        cells[getattr(torch, element)] = forward, backward
-    return Recurrence(4, 5, True, 0, cells)
+    return cells
 
 
-def _gru() -> Recurrence:
-    cells = {}
-    for element, (narrow, _) in _ROUNDED.items():
-        forward = ElementwiseKernel(
-            partial(gru_cell, narrow), element, "gru_cell", inputs=7, outputs=5, wide=False, registers=4
-        )
-        backward = ElementwiseKernel(
-            gru_cell_backward, element, "gru_cell_backward", inputs=7, outputs=5, registers=4
-        )
-        cells[getattr(torch, element)] = forward, backward
-    return Recurrence(3, 4, False, 1, cells)
-
-
-LSTM, GRU = _lstm(), _gru()
+LSTM = Recurrence(
+    4, 5, True, 0, _cells("lstm_cell", lstm_cell, lambda wide: partial(lstm_cell_backward, wide), 9, 7)
+)
+GRU = Recurrence(3, 4, False, 1, _cells("gru_cell", gru_cell, lambda _wide: gru_cell_backward, 7, 5))
 
 
 class LayerMemory(NamedTuple):

@@ -168,11 +168,6 @@ _REASON_UNARY = (
 )
 
 
-def _unary_replacements() -> Iterator[Replacement]:
-    for op, function in UNARY.items():
-        yield from unary_forms(function, _REASON_UNARY, op)
-
-
-_UNARY = tuple(_unary_replacements())
+_UNARY = (it for op, function in UNARY.items() for it in unary_forms(function, _REASON_UNARY, op))
 
 REPLACEMENTS = (*_UNARY, *_ACTIVATIONS)

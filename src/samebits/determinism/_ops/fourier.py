@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from samebits.arithmetic.fourier import complex_transform, real_inverse, real_transform
-from samebits.determinism._replacement import Replacement, or_torchs, replacements
+from samebits.determinism._replacement import or_torchs, replacements
 
 _REAL, _COMPLEX = (torch.float32, torch.float64), (torch.complex64, torch.complex128)
 
@@ -100,9 +100,8 @@ _REASON = (
 )
 
 
-def _replacements() -> Iterator[Replacement]:
-    for op, compute in (("_fft_c2c", _c2c), ("_fft_r2c", _r2c), ("_fft_c2r", _c2r)):
-        yield from replacements((op, f"{op}.out"), or_torchs(compute), _REASON)
-
-
-REPLACEMENTS = tuple(_replacements())
+REPLACEMENTS = tuple(
+    it
+    for op, compute in (("_fft_c2c", _c2c), ("_fft_r2c", _r2c), ("_fft_c2r", _c2r))
+    for it in replacements((op, f"{op}.out"), or_torchs(compute), _REASON)
+)
