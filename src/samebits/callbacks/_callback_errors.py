@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +26,6 @@ def _number_or_none(value: Any) -> bool:
     return value is None or is_number(value)
 
 
-def _from_zero(value: Any) -> bool:
-    return is_number(value, 0)
-
-
-def _path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike) and value != ""
-
-
 def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
     return (
         lambda value: isinstance(value, str) and value in choices,
@@ -40,8 +33,9 @@ def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
     )
 
 
-_PATH = (_path, "a path, a str or a Path")
-_EPOCHS = (_from_zero, "a number of epochs, which must be at least 0")
+_PATH = (lambda value: isinstance(value, str | os.PathLike) and value != "", "a path, a str or a Path")
+_FROM_ZERO = partial(is_number, least=0)
+_EPOCHS = (_FROM_ZERO, "a number of epochs, which must be at least 0")
 _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "baseline": (_number_or_none, "a number, or None"),
     "cooldown": _EPOCHS,
@@ -56,7 +50,7 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "log_dir": _PATH,
     "min_delta": (is_number, "a number, in the metric's unit"),
-    "min_lr": (_from_zero, "a number, which must be at least 0"),
+    "min_lr": (_FROM_ZERO, "a number, which must be at least 0"),
     "mode": _one_of("auto", "min", "max"),
     "monitor": (
         lambda value: isinstance(value, str),

@@ -16,9 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -130,20 +130,14 @@ class SlowMachine(Observer, TorchListener):
         self._last = time.monotonic()
 
 
-class _Entries:
+class _Entries(Iterator[os.DirEntry[Any]], AbstractContextManager[Any]):
     """The entries of a folder in a given order, as `os.scandir` gives them (iterator, context manager)."""
 
     def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> _Entries:
-        return self
-
     def __next__(self) -> os.DirEntry[Any]:
         return next(self._entries)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -97,8 +97,10 @@ class LiftedArguments:
                 stack.enter_context(_reparametrize_module(module, own, tie_weights=True))
             for name, optimizer in self._optimizers.items():
                 stack.enter_context(self._with_tensors(name, optimizer, given))
-            traced = iter(tensors[len(tensors) - sum(map(_is_tensor, self._leaves)) :])
-            leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in self._leaves]
+            traced = iter(
+                tensors[len(tensors) - sum(isinstance(leaf, torch.Tensor) for leaf in self._leaves) :]
+            )
+            leaves = [next(traced) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
             plain = pytree.tree_unflatten(leaves, self._spec)
             objects = {**self._modules, **self._optimizers, **plain}
             for name, grad in self.left.items():
@@ -122,7 +124,7 @@ class LiftedArguments:
         """Returns the tensors of arguments that are no tree of tensors: of a batch with its own class."""
         copies: dict[int, Any] = {}
         for leaf in self._leaves:
-            if not _is_tensor(leaf):
+            if not isinstance(leaf, torch.Tensor):
                 copy.deepcopy(leaf, copies)
         known = {id(slot.tensor) for slot in self.slots}
         return [one for one in self._tensors if id(one) in copies and id(one) not in known]
@@ -310,7 +312,7 @@ def zeros_in_attributes(name: str, traced: nn.Module, other: nn.Module) -> dict[
                 continue
             zeros = [_zeros(leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
             vars(same)[key] = pytree.tree_unflatten(zeros, spec)
-            found.update((f"{path}.{key}", one) for one in zeros if _is_tensor(one))
+            found.update((f"{path}.{key}", one) for one in zeros if isinstance(one, torch.Tensor))
     return found
 
 
@@ -319,7 +321,3 @@ _OWN = {"_parameters", "_buffers", "_modules"}
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros([int(size) for size in like.shape], dtype=like.dtype, device=like.device)
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
