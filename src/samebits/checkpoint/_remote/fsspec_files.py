@@ -18,9 +18,9 @@ import io
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, cast
 
 from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import COMMITS
@@ -145,7 +145,7 @@ class FsspecFiles:
             raise RemoteStorageError(f"{self.url}: could not {what}: {error!r:.300}. {CURE}") from error
 
 
-class _RemoteReader:
+class _RemoteReader(AbstractContextManager[Any]):
     """An open remote file. A broken connection is reported as such, not as a damaged file."""
 
     def __init__(self, files: FsspecFiles, name: str, file: Any) -> None:
@@ -161,9 +161,6 @@ class _RemoteReader:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
