@@ -40,7 +40,43 @@ class Stream(torch.utils.data.IterableDataset):
 stream = Stream()
 loader = samebits.data.Pipeline.from_iterable(stream).batch(4)
 """
+PIPELINE = """
+from samebits.data import Pipeline
+class Ages:
+    def __init__(self, rows): self.rows, self.calls, self.seen = rows, 0, [0] * len(rows)
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, i):
+        self.seen[i] += 1
+        return self.rows[i][0] * (1 + self.seen[i] / 9), self.rows[i][1]
+    def __call__(self, row):
+        self.calls += 1
+        return row[0] + self.calls / 99, row[1]
+def counter():
+    n = 0
+    def count(row):
+        nonlocal n
+        n += 1
+        return row[0] + n / 99, row[1]
+    return count
+def age(row):
+    row[2] += 1
+    return row[0] * (1 + row[2] / 9), row[1]
+rows = [[x[i], i % 2, 0] for i in range(16)]
+ages, count = Ages(rows), counter()
+loader = Pipeline.from_source(SOURCE).shuffle()MAP.batch(4)
+"""
+
+
+def pipeline(source, mapped=""):
+    """A pipeline of a source, with a map."""
+    return PIPELINE.replace("SOURCE", source).replace("MAP", mapped and f".map({mapped})")
+
+
 LOST = {
+    "a count of a mapped object": (pipeline("rows", "ages"), "", "ages.calls"),
+    "a list of a source": (pipeline("ages"), "", "ages.seen"),
+    "a variable of a mapped closure": (pipeline("rows", "count"), "", "count.n"),
+    "elements that a map changes": (pipeline("rows", "age"), "", "rows"),
     "set at the end of an epoch": (DATASET, "if step.ends_epoch: data.set_epoch(step.epoch + 1)", "loader.dataset.epoch"),
     "set in an epoch's first step": (DATASET, "if step.batch_index == 0: data.set_epoch(step.epoch)", "loader.dataset.epoch"),
     "an attribute": (DATASET, "if step.ends_epoch: data.epoch = step.epoch + 1", "loader.dataset.epoch"),
@@ -69,13 +105,29 @@ def quick_and_slow(cases, quick):
 
 
 @pytest.mark.parametrize(
-    "name", quick_and_slow(LOST, ["set at the end of an epoch", "a stream that goes on"])
+    "name",
+    quick_and_slow(
+        LOST, ["a count of a mapped object", "set at the end of an epoch", "a stream that goes on"]
+    ),
 )
 def test_what_a_loader_does_not_set_anew_is_named(name, tmp_path):
     """A dataset's epoch that the loop sets after its batch was fetched, and where a stream stands, are in no commit."""
     before, inside, path = LOST[name]
     _, text = carried_state.whole(before, inside, tmp_path, SCRIPT)
     assert "IncompleteStateError" in text and f"  - {path}" in text, text
+
+
+@pytest.mark.first_case_quick
+@pytest.mark.parametrize(
+    "source, mapped, kept",
+    [("rows", "ages", '"calls"'), ("ages", "", '"seen"'), ("rows", "age", "")],
+)
+def test_what_a_pipeline_changes_is_saved_by_its_object(source, mapped, kept, tmp_path):
+    """With its object in the run there is no error, and the weights after a kill are equal."""
+    name = mapped if mapped == "ages" else source
+    added = f"samebits.state.attributes({name}, {kept})" if kept else name
+    script = SCRIPT.replace("    for step,", f'    run.add("kept", {added})\n    for step,', 1)
+    assert carried_state.verdict(pipeline(source, mapped), "", tmp_path, script) == "equal"
 
 
 @pytest.mark.first_case_quick

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from samebits._inspect.words import words
@@ -27,8 +27,8 @@ class Reached(Protocol):
     installed_kinds: set[type]
     callables: set[str]
     """Names that hold the user's callable objects (a model)."""
-    fetching: set[type]
-    """Classes that the loader uses to fetch a batch."""
+    fetching: set[type | types.CodeType]
+    """Classes, and functions by their code, that the loader uses to fetch a batch."""
     samplers: set[type]
     steps: set[str]
     """Names that hold a step of `run.steps`."""
@@ -114,8 +114,8 @@ class Program(UserFunctions):
         return self._searches[question]
 
 
-def fetch_methods(kinds: set[type]) -> list[types.CodeType]:
-    """Returns the methods that fetch a batch, of the classes that the loader uses for it."""
-    return [
-        code for kind in kinds for base in kind.__mro__ for code in methods(base) if code.co_name in _FETCHES
-    ]
+def fetch_methods(fetching: Iterable[type | types.CodeType]) -> list[types.CodeType]:
+    """Returns the functions that fetch a batch: of the classes that the loader uses for it their methods."""
+    found = [one for one in fetching if isinstance(one, types.CodeType)]
+    bases = (base for one in fetching if isinstance(one, type) for base in one.__mro__)
+    return found + [code for base in bases for code in methods(base) if code.co_name in _FETCHES]

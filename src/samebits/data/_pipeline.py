@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from samebits._arguments import require, require_int
+from samebits._inspect.user_code import is_user_type
 from samebits._unseeded import no_seed
 from samebits.data._calls.user_function import Function
 from samebits.data._collate import PadCollate, default_collate
@@ -432,10 +435,23 @@ class Pipeline(Resumable):
         return self._append_stage(order.Slice(self._stage, kind, inside))
 
 
-def iterables_of(pipeline: Pipeline) -> list[Any]:
-    """Returns the objects that `from_iterable` has got: each epoch, and a resume, reads them anew."""
-    sources = (stage for stage in pipeline._stage.chain() if isinstance(stage, IterableSource))
-    return [source.iterable for source in sources]
+def held_by(pipeline: Pipeline) -> list[tuple[str, Any]]:
+    """Returns the user's objects that a pipeline reads and calls, each with a name; of a method its object.
+
+    A commit has none of them: it has the position.
+    """
+    found: list[tuple[str, Any]] = []
+    for stage in pipeline._stage.chain():
+        if isinstance(stage, IterableSource):
+            found.append(("iterable", stage.iterable))
+        for function in stage.functions:
+            called = getattr(function.call, "__self__", function.call)
+            found.append(("dataset" if isinstance(stage, Source) else "function", called))
+    return [(name, one) for name, one in found if isinstance(one, _HELD) or is_user_type(type(one))]
+
+
+_HELD = (FunctionType, functools.partial, list, dict)
+"""What a walk goes into besides objects of the user's; tensors and arrays do not change by themselves."""
 
 
 class PipelineDataset(IterableDataset[Any]):

@@ -95,8 +95,9 @@ def compile_script(script: str) -> types.CodeType:
 
 
 def die_with_parent() -> None:
-    """Asks for SIGKILL for this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Asks for SIGKILL for this process when the thread that started it ends (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:

@@ -51,7 +51,7 @@ def may_start() -> bool:
 def launcher(method: str, work: StageWork, slots: Sequence[ResultMemory]) -> ForkLauncher | ServerLauncher:
     """Returns the launcher for a start method: "fork", "server" or "auto"."""
     if method == "auto":
-        method = "server" if torch.cuda.is_initialized() else "fork"
+        method = "fork" if hasattr(os, "fork") and not torch.cuda.is_initialized() else "server"
     return ForkLauncher(work, slots) if method == "fork" else ServerLauncher(work, slots)
 
 

@@ -356,9 +356,10 @@ def _of_package(subject: str, *, known: bool, program: SeenProgram) -> MessageLi
 
 def _of_loader(root: str, subject: str, group: list[Change], program: SeenProgram) -> MessageLine:
     """Returns the entry for a value in a loader: lines for what the loop sets and each batch reads."""
-    part, found = subject.split(".")[1], program.variable(root)
+    part, found = subject.partition(".")[2].partition(".")[0], program.variable(root)
     text = f"{subject}: of a loader a commit holds the position, and not this"
-    if found and (part in {"sampler", "batch_sampler"} or not is_fetched(group[0])):
+    of_pipeline = found is not None and not hasattr(found.value, "dataset")  # it calls such a function here
+    if found and (of_pipeline or part in {"sampler", "batch_sampler"} or not is_fetched(group[0])):
         program.saved.add(id(found.value))
         return _saved_object(text, root, found, _paths(root, group), program)
     return MessageLine(

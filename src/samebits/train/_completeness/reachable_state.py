@@ -26,7 +26,7 @@ from samebits._objects.structure import hooks_of
 from samebits._objects.walk import DEPTH, ITEMS, Walk
 from samebits._program import LoopFrames, Program, StoredPlace, names_of_library, release_locals
 from samebits.data import Pipeline
-from samebits.data._pipeline import iterables_of
+from samebits.data._pipeline import held_by
 from samebits.data._resumable import Resumable
 from samebits.state._attributes import Attributes
 from samebits.state._known_classes import keeps_only_generators
@@ -115,8 +115,8 @@ class StateSnapshot(Walk):
         """Names that hold something that may be called: a module, an object with `__call__`."""
         self.steps: set[str] = set()
         """Names that hold a step of `run.steps`."""
-        self.fetching: set[type] = set()
-        """The user's classes, and the samplers, that the loader fetches with."""
+        self.fetching: set[type | types.CodeType] = set()
+        """The user's classes, the samplers, and the functions of a pipeline, that the loader fetches with."""
         self.samplers: set[type] = set()
         """The classes of samplers, whose `set_epoch` the loader calls."""
         self.roots: dict[str, kinds_of_state.Role] = {}
@@ -197,6 +197,8 @@ class StateSnapshot(Walk):
         self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
         self._note(name, value)
+        if kind == "loader" and isinstance(value, types.FunctionType):
+            self.fetching.add(value.__code__)
         self.value(name, value, 0)
         self._places.pop()
         self.in_package = False
@@ -592,11 +594,7 @@ def take(
     if loader is not None:
         roots.append(("loader", frames.name_of(loader), loader))
     if isinstance(loader, Pipeline):
-        roots += [
-            ("loader", frames.name_of(one, "iterable"), one)
-            for one in iterables_of(loader)
-            if is_user_type(type(one))
-        ]
+        roots += [("loader", frames.name_of(one, name), one) for name, one in held_by(loader)]
     modules = {id(sys.modules.get(one.f_globals.get("__name__", ""))) for one in frames.user}
     saved_globals = {name for module, name in walk.saved_attributes if module in modules}
     if frames.user[-1].f_locals is frames.user[-1].f_globals:
