@@ -451,7 +451,7 @@ def held_by(pipeline: Pipeline) -> list[tuple[str, Any]]:
 
 
 _HELD = (FunctionType, functools.partial, list, dict)
-"""What a walk goes into besides objects of the user's; tensors and arrays do not change by themselves."""
+"""Types that a walk goes into besides the user's own; tensors and arrays do not change by themselves."""
 
 
 class PipelineDataset(IterableDataset[Any]):
