@@ -22,12 +22,13 @@ TABLE = f"""
 from samebits.audit._first_difference import Difference
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.verify_report import CheckRow as Row, VerifyReport as Report
+from samebits.audit._verify.check_process import Request
 from samebits.audit._verify.verify_table import show
 rows = (
     Row(Check("kill", "killed in a validation, then in a save, resumed twice", "SIGKILL in step 75's validation, saved before step 75; then SIGKILL while saving before step 78"), 152),
     Row(Check("kill", "killed mid-epoch, resumed", "SIGKILL in step 110's optimizer, saved before step 109"), 152, Difference(110, "optimizer", ("layers.0.attention.query.weight",))),
 )
-show(Report("train.py", (), 3, "xxh3-128:{DIGEST}", {{}}, rows))
+show(Report(Request("train.py", seed=3), "xxh3-128:{DIGEST}", {{}}, rows))
 """
 
 
