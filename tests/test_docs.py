@@ -139,7 +139,7 @@ def test_the_page_of_arithmetic_names_what_is_there(root, bad):
 
 @pytest.mark.slow
 def test_the_first_page_runs(root, tmp_path):
-    """Each block of docs/start.md, in order: files are written and edited, commands print what the page shows."""
+    """Each block of docs/start/prove.md, in order: files are written and edited, commands print what the page shows."""
     shown = 0
     for block in doc_pages.blocks(root / "docs" / "start.md"):
         file = tmp_path / block.file
@@ -179,7 +179,7 @@ def test_a_wrong_page_is_seen(tmp_path):
 
 @pytest.mark.slow
 def test_the_ddp_page_runs(root, tmp_path):
-    """The script of docs/distributed.md: two gloo processes, killed and started again, end with the same weights."""
+    """The script of docs/how-to/distributed.md: two gloo processes, killed and started again, end with the same weights."""
     block = next(doc_pages.blocks(root / "docs" / "distributed.md"))
     (tmp_path / "train.py").write_text(block.text)
     compare = next(
@@ -196,7 +196,7 @@ def test_the_ddp_page_runs(root, tmp_path):
 
 
 def test_the_page_on_evidence_requires_a_full_proof(root):
-    """The checks in the command of docs/evidence.md that requires a proof are names of `verify`, and all kills are there."""
+    """The checks in the command of docs/how-to/auditor.md that requires a proof are names of `verify`, and all kills are there."""
     page = (root / "docs" / "evidence.md").read_text()
     named = re.search(r"^\$ samebits verify --require (\S+) train.py$", page, re.MULTILINE)[1].split(",")
     assert {*check_plan.KILLS, "workers", "threads"} == {*named} <= {*check_plan.GROUPS, *check_plan.KILLS}

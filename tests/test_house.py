@@ -1,4 +1,4 @@
-"""The rules of the house: where things are, and what they are called (CONTRIBUTING.md, docs/names.md)."""
+"""The rules of the house: where things are, and what they are called (CONTRIBUTING.md, docs/reference/glossary.md)."""
 
 import ast
 import functools

@@ -62,7 +62,7 @@ def test_a_name_asked_for_in_another_package_is_found_too():
 
 
 def test_every_public_name_is_found(root):
-    """The names read from the text of the packages are those of docs/api.md, which imports them."""
+    """The names read from the text of the packages are those of docs/reference/api.md, which imports them."""
     spec = importlib.util.spec_from_file_location("api", root / "tools" / "api.py")
     api = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(api)

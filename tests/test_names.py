@@ -1,4 +1,4 @@
-"""docs/names.md: the glossary names what there is."""
+"""docs/reference/glossary.md: the glossary names what there is."""
 
 import re
 from functools import reduce

@@ -1,4 +1,4 @@
-"""`python tools/api.py` writes docs/api.md: each public name, with the first sentence of its docstring."""
+"""`python tools/api.py` writes tests/golden/public_names.txt: what is public, and so does not change without a line in CHANGELOG."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import inspect
 import itertools
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from samebits._context import Observer
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+LIST = Path(__file__).resolve().parent.parent / "tests" / "golden" / "public_names.txt"
 INNER = ("samebits.determinism.table", "samebits.rounding.optim")
 """Public packages within public packages; the others are in `samebits.__all__`."""
-HEAD = """# Public names
-
-What is not on this page is private. `python tools/api.py` writes it from the docstrings; a test compares it.
-`help(samebits.Run)` shows the arguments, the errors and an example.
-"""
-
 
 def packages() -> list[ModuleType]:
     """The public packages: `samebits`, and what it lists that is a module."""
@@ -75,18 +70,16 @@ def _first_sentence(docstring: str) -> str:
     return re.split(r"(?<=[.]) (?=[A-Z`])", text)[0].rstrip(":").replace("|", "\\|")
 
 
-def page() -> str:
-    """The text of docs/api.md."""
-    return HEAD + "".join(_section(package) for package in packages())
+def listed() -> str:
+    """The text of the list: a name a line."""
+    return "".join(f"{name}\n" for package in packages() for name in _of_package(package))
 
 
-def _section(package: ModuleType) -> str:
-    lines = [f"\n## {package.__name__}\n", "| name | |", "|---|---|"]
+def _of_package(package: ModuleType) -> Iterator[str]:
     for name, value in names(package).items():
-        lines.append(f"| `{name}` | {first_sentence(value)} |")
+        yield f"{package.__name__}.{name}"
         if inspect.isclass(value) and not issubclass(value, BaseException):
-            lines += [f"| `{name}.{part}` | {sentence} |" for part, sentence in members(value).items()]
-    return "\n".join(lines) + "\n"
+            yield from (f"{package.__name__}.{name}.{part}" for part in members(value))
 
 
 def _is_private(kind: type) -> bool:
@@ -101,4 +94,4 @@ def _is_own(package: ModuleType, name: str) -> bool:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    LIST.write_text(listed())

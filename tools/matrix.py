@@ -2,7 +2,7 @@
 
 Each version gets a virtual environment in a temporary folder (a CUDA build runs on a CPU, and takes 6 GB), which is
 removed before the next. `oldest` and `pinned` are those of pyproject.toml and constraints.txt, `newest` is the
-registry's. Ends with a table in Markdown, for docs/versions.md. Exit status: 0 all passed, 1 not, 2 it could not run.
+registry's. Ends with a table in Markdown, for docs/reference/versions.md. Exit status: 0 all passed, 1 not, 2 it could not run.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_a_change_in_mid_epoch_reaches_the_next_batch(kind):
 
 
 def test_a_large_array_changed_in_mid_epoch_is_seen_in_the_next():
-    """Negative control, and the limit that docs/limits.md names: NumPy does not tell that an array was written to."""
+    """Negative control, and the limit that docs/explanation/limits.md names: NumPy does not tell that an array was written to."""
 
     def batches(workers):
         data = Images()

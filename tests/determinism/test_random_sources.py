@@ -297,13 +297,13 @@ def test_a_distributed_sampler_left_at_its_seed_is_named(on, shown):
 
 
 def test_what_was_imported_before_by_name_is_not_caught(on):
-    """The limits that docs/randomness.md states: a C function or class bound before the switch goes past."""
+    """The limits that docs/reference/randomness.md states: a C function or class bound before the switch goes past."""
     imported_rand()
     ImportedRandomState()
 
 
 def test_the_page_names_every_source(root):
-    """docs/randomness.md has a row for each source of the table in the code, with its verdict."""
+    """docs/reference/randomness.md has a row for each source of the table in the code, with its verdict."""
     page = (root / "docs" / "randomness.md").read_text()
     for source in SOURCES:
         assert f"| {source.name} | {source.verdict} |" in page, source.name

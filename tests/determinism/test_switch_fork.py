@@ -1,4 +1,4 @@
-"""A child that is forked after a parallel op: the cure of docs/limits.md."""
+"""A child that is forked after a parallel op: the cure of docs/explanation/limits.md."""
 
 import pytest
 

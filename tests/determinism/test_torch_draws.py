@@ -260,7 +260,7 @@ def shown(monkeypatch):
 
 @pytest.mark.skipif(
     torch.__version__ < "2.12",
-    reason="before torch 2.12 nothing sees that a generator is made (docs/versions.md)",
+    reason="before torch 2.12 nothing sees that a generator is made (docs/reference/versions.md)",
 )
 def test_a_generator_that_is_never_seeded_is_named_once(on, shown):
     """Two such generators give the same numbers in every program: a warning names the line that made them, once."""

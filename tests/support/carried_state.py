@@ -1,7 +1,7 @@
 """50 ways to carry state from step to step, each in a script of ten lines, and ordinary scripts that carry none.
 
 `python tests/support/carried_state.py [NAME ...]` trains each script whole, kills it with SIGKILL in step 10, starts it again, and prints
-whether Run named the state, or the resumed run ended with other weights and without a word. docs/limits.md has the outcome.
+whether Run named the state, or the resumed run ended with other weights and without a word. docs/explanation/limits.md has the outcome.
 """
 
 import os
@@ -145,7 +145,7 @@ LATE = {
     "late: a method of torch's class": ("", "nn.ReLU.forward = lambda self, given: torch.tanh(given)"),
 }
 NOT_SEEN = {"a file that is written anew", "a generator of the C library"}
-"""What no look finds; docs/limits.md says so."""
+"""What no look finds; docs/explanation/limits.md says so."""
 WAYS = COUNTED | {name: (before, f"if step.number == 5: {inside}") for name, (before, inside) in LATE.items()}
 
 METERS = (  # those of PyTorch's imagenet example

@@ -1,28 +1,95 @@
-"""Pages of docs/ as programs: their files are written, edited and run, and what they print is compared."""
+"""Pages of docs/ as programs: each fence runs, and what a page shows as output is what is printed.
+
+| fence | what is done with it |
+|---|---|
+| ```python train.py | the file is written |
+| ```diff train.py | the file is edited |
+| ```console | each line that begins with "$ " runs; output below one is compared |
+| ```python | with the others of the page it is one program, which runs at the end |
+| ```text output | what that program prints |
+| ```LANGUAGE not-run: REASON | nothing; such fences are counted |
+| any other language (text, yaml, toml, ...) | nothing: it is no program |
+"""
+
+from __future__ import annotations
 
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\w+)(?: ([^\n]*))?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = "not-run: "
+PROGRAMS = {"python", "console", "diff", "bash"}
+WIDTH = 98
+"""Columns of a page's output."""
 
 
 class Block(NamedTuple):
-    """One fenced block: ```python train.py writes that file, ```diff train.py edits it, ```console runs commands."""
+    """One fenced block."""
 
     language: str
-    file: str
+    info: str
+    """What stands behind the language: a file, "output", or "not-run: ..."."""
     text: str
+
+    @property
+    def runs(self) -> bool:
+        """True for a program that is run, or a file that is written for one."""
+        return self.language in PROGRAMS and not self.info.startswith(NOT_RUN)
 
 
 def blocks(page: Path) -> Iterator[Block]:
     """Yields the fenced blocks of a page, in order."""
     for match in FENCE.finditer(page.read_text()):
-        yield Block(*match.groups())
+        indent, language, info, text = match.groups()
+        yield Block(language, info or "", re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
+
+
+def run_page(page: Path, folder: Path, shell: Callable[[str, Path], str] | None = None) -> list[str]:
+    """Runs a page in a folder; returns what it shows and is not so."""
+    shell = shell or run_shell
+    wrong: list[str] = []
+    program, shown = "", ""
+    for block in blocks(page):
+        if block.language == "text" and block.info == "output":
+            shown += block.text
+        if not block.runs:
+            continue
+        if block.language == "console":
+            wrong += [text for text in map(lambda one: compared(*one, folder, shell), commands(block.text)) if text]
+        elif block.language == "diff":
+            (folder / block.info).write_text(edited((folder / block.info).read_text(), block.text))
+        elif block.info:
+            (folder / block.info).write_text(block.text)
+        else:
+            program += f"{block.text}\n"
+    if program:
+        (folder / "page.py").write_text(program)
+        printed = shell("python page.py 2> errors.txt; echo exit status $?", folder)
+        if not printed.endswith("exit status 0\n"):
+            wrong.append(f"the program of the page: {(folder / 'errors.txt').read_text()[-2000:]}")
+        elif shown and not re.search(_pattern(shown), comparable(printed, folder)):
+            wrong.append(f"the program of the page prints:\n{printed}")
+    return wrong
+
+
+def compared(
+    command: str, shown: str, folder: Path, shell: Callable[[str, Path], str]
+) -> str:
+    """Runs a command; returns what it prints where the page shows something else, or where it fails unseen."""
+    line = with_seed(command, shown)
+    printed = shell(line if shown else f"{line}\nexit $?", folder)
+    if not shown:
+        return ""
+    return "" if re.fullmatch(_pattern(shown), comparable(printed, folder)) else f"$ {command}\n{printed}"
+
+
+def _pattern(shown: str) -> str:
+    return re.escape(comparable(shown)).replace(r"\.\.\.", ".*")
 
 
 def edited(source: str, diff: str) -> str:
@@ -41,23 +108,28 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
-def shell(command: str, folder: Path) -> str:
+def run_shell(command: str, folder: Path) -> str:
     """Runs a command line in `folder` and returns what it prints on both streams; times out after ten minutes."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": path, "COLUMNS": "110"},
+        ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": path, "COLUMNS": str(WIDTH)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
     ).stdout  # fmt: skip
+
+
+def shown_as(output: str, folder: Path) -> str:
+    """Returns output as a page has it: without progress, and with a home instead of the folder."""
+    lines = output.replace(str(folder), "/home/you").splitlines(keepends=True)
+    return "".join(line for line in lines if not _PROGRESS.match(line))
+
+
+_PROGRESS = re.compile(r"[^\x00-\x7f]|\d+ of \d+ runs|compiled \d+ kernels")
 
 
 def comparable(output: str, folder: Path | None = None) -> str:
     """Returns output without what differs between two runs: paths, times, digests, progress, the table, wrapping."""
     text = output if folder is None else output.replace(str(folder), "/home/you")
-    lines = [
-        line
-        for line in text.splitlines()
-        if not re.match(r"[+|]|[^\x00-\x7f]|\d+ of \d+ runs|compiled \d+ kernels", line)
-    ]
+    lines = [line for line in text.splitlines() if not re.match(r"[+|]", line) and not _PROGRESS.match(line)]
     text = re.sub(r"xxh3-128:[0-9a-f]{32}", "DIGEST", " ".join(" ".join(lines).split()))
     text = re.sub(r"\d+(\.\d+)? (s|ms)\b", "TIME", re.sub(r"\(--seed \d+\)", "SEED", text))
     return re.sub(r"\d\.\d{6,}", "NUMBER", text)
@@ -67,18 +139,3 @@ def with_seed(command: str, output: str) -> str:
     """Returns the command with the `--seed` that its output on the page shows, so that the same kills are drawn."""
     seed = re.search(r"\(--seed (\d+)\)", output)
     return command.replace("samebits verify", f"samebits verify --seed {seed[1]}") if seed else command
-
-
-def run_and_compare(text: str, folder: Path) -> int:
-    """Runs the commands of a console block, and compares what they print with the page; returns how many there were.
-
-    "..." on the page stands for anything.
-    """
-    number = 0
-    for number, (command, shown) in enumerate(commands(text), 1):
-        printed = comparable(shell(with_seed(command, shown), folder), folder)
-        pattern = re.escape(comparable(shown)).replace(r"\.\.\.", ".*")
-        assert re.fullmatch(pattern, printed), (
-            f"$ {command}\n{printed}\nand on the page:\n{comparable(shown)}"
-        )
-    return number

@@ -1,4 +1,4 @@
-"""docs/testing.md is true: its code runs, and what it prints is what the page says."""
+"""docs/how-to/testing.md is true: its code runs, and what it prints is what the page says."""
 
 import re
 

@@ -19,7 +19,7 @@ def test_state_that_a_resume_would_lose_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(carried_state.NOT_SEEN))
 def test_state_that_is_documented_as_not_seen_is_not_seen(name, tmp_path):
-    """Negative control, and the truth of docs/limits.md: nothing is raised for these, which no look can read."""
+    """Negative control, and the truth of docs/explanation/limits.md: nothing is raised for these, which no look can read."""
     _, text = carried_state.whole(*carried_state.WAYS[name], tmp_path)
     assert carried_state.end(text) is not None, text
 

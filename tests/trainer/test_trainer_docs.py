@@ -1,4 +1,4 @@
-"""The code in docs/training.md runs."""
+"""The code in docs/how-to/saving.md runs."""
 
 import re
 

@@ -51,7 +51,7 @@ def help_of(
         samebits help
         samebits help verify
 
-    Read more: docs/start.md
+    Read more: docs/start/prove.md
     """
     program = context.parent
     assert program is not None
@@ -97,7 +97,7 @@ def _samebits(
         samebits verify --run train.py          Does my script repeat, bit for bit?
         samebits run --record a train.py        Run it, and record a digest of every step.
 
-    Read more: docs/start.md. `samebits help COMMAND` shows the options of a command, with examples.
+    Read more: docs/start/prove.md. `samebits help COMMAND` shows the options of a command, with examples.
     """
 
 

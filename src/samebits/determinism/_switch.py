@@ -193,7 +193,7 @@ def enable_op_determinism(
             cover runs on one thread, unless torch's kernel is known to have the same bits.
             "machines": on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch that a row
             is in, too. An op that is not covered raises `UnimplementedError`, as do torch.compile
-            and TorchScript (docs/machine-invariance.md).
+            and TorchScript (docs/how-to/every-cpu.md).
         on_unimplemented: the effect of an op without a deterministic implementation: "raise"
             `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record
             have the setting.

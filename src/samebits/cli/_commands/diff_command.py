@@ -35,7 +35,7 @@ def diff(
         samebits diff runs/a runs/b
         samebits diff --json - runs/a runs/b
 
-    Read more: docs/verify.md
+    Read more: docs/reference/verify.md
     """
     check_json_file(json_file)
     read = audit._record.record_file.read_ranks

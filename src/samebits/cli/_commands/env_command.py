@@ -30,7 +30,7 @@ def env(*, json_file: JsonFile = None) -> None:
         samebits env
         samebits env --json environment.json
 
-    Read more: docs/versions.md
+    Read more: docs/reference/versions.md
     """
     check_json_file(json_file)
     found = determinism.environment_fingerprint()

@@ -79,7 +79,7 @@ def ops(
         samebits ops torch.stft
         samebits ops --machine refused
 
-    Read more: docs/ops.md
+    Read more: docs/reference/ops.md
     """
     check_json_file(json_file)
     promise = {"raises": list(RAISING)} if machine == REFUSED else {"machine": [machine]}

@@ -78,7 +78,7 @@ def replica(
         samebits replica --world-size 8 train.py:replica_step
         samebits replica --mesh dp=2,tp=4 --html step.html train.py:replica_step
 
-    Read more: docs/replica.md
+    Read more: docs/how-to/replicas.md
     """
     check_json_file(json_file)
     if (world_size is None) == (mesh is None):

@@ -78,7 +78,7 @@ def run(
         samebits run train.py --epochs 3
         samebits run --record runs/a train.py
 
-    Read more: docs/start.md
+    Read more: docs/start/prove.md
     """
     check_script(script)
     if record is not None:

@@ -134,7 +134,7 @@ def verify(
         samebits verify --checks kill --json report.json train.py --epochs 3
         samebits verify --nproc-per-node 2 train.py
 
-    Read more: docs/verify.md
+    Read more: docs/reference/verify.md
     """
     check_json_file(json_file)
     check_script(script)

@@ -283,7 +283,7 @@ def _print_refusals(console: Console, everything: Sequence[Entry]) -> None:
     for group in coverage.refusal_groups():
         if any(coverage.refusal_reason(name) == group["reason"] for name in refused):
             _say(console, f"  {group['family']}: {group['reason']}")
-    _say(console, "  complex numbers, torch.compile, TorchScript: docs/machine-invariance.md")
+    _say(console, "  complex numbers, torch.compile, TorchScript: docs/how-to/every-cpu.md")
 
 
 def _print_counts(console: Console, everything: Sequence[Entry]) -> None:

@@ -68,7 +68,7 @@ def _print(rows: Sequence[_TableRow], entries: int) -> None:
     console = Console(highlight=False, width=None if terminal else 10_000)
     console.print(f"the op table of torch {reviewed().torch} (this is torch {torch.__version__})")
     (_tables if terminal else _plain)(console, rows)
-    console.print(f"{entries} entries; docs/ops.md says what the words mean")
+    console.print(f"{entries} entries; docs/reference/ops.md says what the words mean")
 
 
 def _row(group: Sequence[Entry]) -> _TableRow:

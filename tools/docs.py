@@ -1,0 +1,68 @@
+"""`python tools/docs.py [PAGE ...]` runs each page of docs/ as a user would; with --update writes what its commands print.
+
+Exit status: 0 all pages show what is printed; 1 one does not (each difference is printed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import doc_pages  # noqa: E402
+
+
+def update(page: Path, folder: Path) -> list[str]:
+    """Runs a page, and replaces shown output that is not what a command prints."""
+    text = page.read_text()
+
+    def shell(command: str, where: Path) -> str:
+        printed = doc_pages.run_shell(command, where)
+        outputs.append(printed)
+        return printed
+
+    outputs: list[str] = []
+    wrong = doc_pages.run_page(page, folder, shell)
+    for one in wrong:
+        if not one.startswith("$ "):
+            continue
+        command, _, printed = one.removeprefix("$ ").partition("\n")
+        shown = next(
+            output
+            for block in doc_pages.blocks(page)
+            if block.language == "console"
+            for line, output in doc_pages.commands(block.text)
+            if line == command and output
+        )
+        text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{doc_pages.shown_as(printed, folder)}", 1)
+    page.write_text(text)
+    return [one for one in wrong if not one.startswith("$ ")]
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*", type=Path)
+    parser.add_argument("--update", action="store_true")
+    arguments = parser.parse_args()
+    pages = arguments.pages or sorted((ROOT / "docs").rglob("*.md"))
+    failed = 0
+    for page in pages:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            where = Path(folder).resolve()
+            wrong = update(page, where) if arguments.update else doc_pages.run_page(page, where)
+        ran = sum(block.runs for block in doc_pages.blocks(page))
+        print(f"{page}: {ran} fences, {time.monotonic() - began:.1f} s{', WRONG' if wrong else ''}", flush=True)
+        print(*wrong, sep="\n", end="\n" if wrong else "")
+        failed += bool(wrong)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
