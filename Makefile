@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all integrations lint wheel golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
+.PHONY: verify test test-all integrations lint docs docs-update wheel golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -33,6 +33,14 @@ lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff format --check
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## site/: the pages of docs/ as a site; no network is needed (a minute)
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx, sphinx_copybutton, sphinx_design' 2>/dev/null || { echo "the extra is missing: $(BIN)/python -m pip install -c constraints.txt -e '.[docs]'" >&2; exit 2; }
+	$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs site
+	@echo "open site/index.html"
+
+docs-update: $(READY)  ## runs the pages of docs/ and writes what their commands print (minutes; PAGES="docs/start/prove.md")
+	$(BIN)/python tools/docs.py --update $(PAGES)
 
 wheel: $(READY)  ## dist/: the wheel, with the machine code of all kernels (minutes)
 	$(BIN)/python tools/wheel.py
@@ -84,5 +92,5 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@tools/install_torch $(BIN)/python $(TORCH_BUILD)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,libraries,lint,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,examples,libraries,lint,test]'
 	@touch $(READY)

@@ -15,7 +15,8 @@ extensions = [
 ]  # fmt: skip
 nitpicky = True
 nitpick_ignore_regex = [  # other projects' pages are on no machine without a network; private types have none
-    ("py:.*", r"(torch|numpy|collections|os|pathlib|types|typing|typer|rich|keras)\..*"), ("py:class", r"samebits\..*\._.*"),
+    ("py:.*", r"(torch|numpy|collections|os|pathlib|types|typing|typer|rich|keras)\..*"),
+    ("py:class", r"samebits\.(.*\.)?_.*"),
 ]
 exclude_patterns = ["_ext"]
 

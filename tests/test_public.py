@@ -88,7 +88,7 @@ def test_a_wrong_example_is_seen():
 def test_the_pages_name_nothing_that_is_not_there(root):
     """Each `samebits.a.b` in README.md and docs/ is a module or a name that can be imported."""
     for page in [root / "README.md", *(root / "docs").rglob("*.md")]:
-        for name in set(re.findall(r"(?<![\w./-])samebits(?:\.[A-Za-z_]\w*)+", page.read_text())):
+        for name in set(re.findall(r"(?<![\w./-])samebits(?:\.[A-Za-z_]\w*)+(?![\w/])", page.read_text())):
             found = samebits
             for part in name.split(".")[1:]:
                 if found.__name__ == "samebits.integrations" and importlib.util.find_spec(part) is None:

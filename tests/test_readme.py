@@ -100,17 +100,18 @@ def test_verify_says_of_the_block_what_the_readme_says(readme, tmp_path):
 
 def costs(root):
     """The costs of the README's table, by what one asks for, computed from the pages that measured them."""
-    benchmarks, anywhere = root / "docs" / "benchmarks.md", root / "docs" / "machine-invariance.md"
+    evidence, anywhere = root / "docs" / "evidence", root / "docs" / "how-to" / "every-cpu.md"
+    benchmarks, data = evidence / "benchmarks.md", evidence / "benchmarks-data.md"
     steps = "Whole training steps"
     machine = column(benchmarks, steps, "any CPU") + column(
         anywhere, "What it costs", r"transformer.*|convnet.*|MLP.*|LSTM.*"
     )
     budget = [
         float(number)
-        for table in tables(benchmarks, "Commits") for row in table if row[0] == "samebits"
+        for table in tables(data, "Commits") for row in table if row[0] == "samebits"
         for number in row[3].split("/")
     ]  # fmt: skip
-    loader = column(benchmarks, "Input pipelines", "samebits' speed in times of torch's")
+    loader = column(data, "Input pipelines", "samebits' speed in times of torch's")
     ours = f"{min(machine):.2f} (faster) to {max(machine):.2f} of torch's time"
     return {
         "enable_op_determinism()": f"{between(column(benchmarks, steps, 'switch'))} of torch's time",
@@ -132,3 +133,12 @@ def test_figures_are_those_of_the_pages_that_measured_them(readme, root):
         "enable_op_determinism()",
         "samebits.Run",
     }
+
+
+def test_the_page_on_levels_has_the_figures_of_the_readme(readme, root):
+    """Each range of numbers in the README's table of promises stands in docs/start/which-level.md; negative control: another."""
+    page = (root / "docs" / "start" / "which-level.md").read_text()
+    ranges = {re.search(r"[\d.]+(?: \(\w+\))? to [\d.]+", cost(readme, asked))[0] for asked in costs(root)}
+    plain = {re.sub(r" \(\w+\)", "", one) for one in ranges}
+    assert len(plain) == 4 and all(one in page for one in plain)
+    assert "0.50 to 0.60" not in page

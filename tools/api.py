@@ -19,6 +19,7 @@ LIST = Path(__file__).resolve().parent.parent / "tests" / "golden" / "public_nam
 INNER = ("samebits.determinism.table", "samebits.rounding.optim")
 """Public packages within public packages; the others are in `samebits.__all__`."""
 
+
 def packages() -> list[ModuleType]:
     """The public packages: `samebits`, and what it lists that is a module."""
     root = importlib.import_module("samebits")

@@ -58,7 +58,9 @@ def main() -> int:
             where = Path(folder).resolve()
             wrong = update(page, where) if arguments.update else doc_pages.run_page(page, where)
         ran = sum(block.runs for block in doc_pages.blocks(page))
-        print(f"{page}: {ran} fences, {time.monotonic() - began:.1f} s{', WRONG' if wrong else ''}", flush=True)
+        print(
+            f"{page}: {ran} fences, {time.monotonic() - began:.1f} s{', WRONG' if wrong else ''}", flush=True
+        )
         print(*wrong, sep="\n", end="\n" if wrong else "")
         failed += bool(wrong)
     return 1 if failed else 0

@@ -23,7 +23,8 @@ LITERAL = re.compile(r"(?<!`)`([^`\n]+(?:\n *[^`\n]+)?)`(?!`)")
 def api() -> Any:
     """`tools/api.py`, which knows what is public."""
     spec = importlib.util.spec_from_file_location("api", ROOT / "tools" / "api.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -78,7 +79,10 @@ def to_rst(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: lis
     """Makes reStructuredText of a docstring's Markdown: fences, and names between backticks."""
     blocks = FENCE.sub(_code_block, "\n".join(lines)).split("\n\n")
     code = [before.lstrip().startswith(".. code-block") for before in ["", *blocks]]
-    text = [one if is_code or one.lstrip().startswith(">>>") else _prose(one) for one, is_code in zip(blocks, code, strict=False)]
+    text = [
+        one if is_code or one.lstrip().startswith(">>>") else _prose(one)
+        for one, is_code in zip(blocks, code, strict=False)
+    ]
     lines[:] = "\n\n".join(text).splitlines()
     if what in {"attribute", "property"}:
         app.env.temp_data[name] = list(lines)

@@ -51,7 +51,7 @@ def test_a_page_has_all_that_one_looks_for(page, command):
     assert re.search(r"^Exit status: .*\b0\b", text, re.M | re.S)
     examples = text.partition("\nExamples:\n")[2].partition("\n\n")[0].splitlines()
     assert len(examples) >= 2 and all(example.startswith("    samebits ") for example in examples)
-    assert re.search(r"^Read more: docs/[a-z-]+\.md", text, re.M)
+    assert re.search(r"^Read more: docs/[a-z-]+/[a-z-]+\.md", text, re.M)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

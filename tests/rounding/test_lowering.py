@@ -601,8 +601,8 @@ def test_a_run_that_is_resumed_rounds_as_one_that_was_not(tmp_path, training):
 
 
 def test_the_example_of_the_documentation_runs(root):
-    """The example of docs/how-to/sixteen-bit.md that lowers a step runs as it stands."""
-    text = (root / "docs" / "rounding.md").read_text()
+    """The example of docs/explanation/rounding.md that lowers a step runs as it stands."""
+    text = (root / "docs" / "explanation" / "rounding.md").read_text()
     example = next(part for part in text.split("```python\n") if "rounding.lower(" in part).split("```")[0]
     space = {}
     exec(example, space)

@@ -52,7 +52,8 @@ def export(
         InvalidArgumentError: there is no such commit, object or folder, a folder for DCP is there already, or
             safetensors cannot hold a value.
         UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
-        Those of `load_commit`; OSError.
+        OSError: the file cannot be written.
+        CorruptCommitError, RunDirectoryError, RemoteStorageError: as `load_commit`.
 
     Example:
         >>> samebits.set_random_seed(1)

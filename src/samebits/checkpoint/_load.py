@@ -125,7 +125,7 @@ def load_weights(
         InvalidArgumentError: `module` is not a module, or `source` not a path.
         WeightsMismatchError: names or shapes do not fit; the module is unchanged.
         WeightsFileError: the file is damaged, or cannot be read without executing it.
-        Those of `load_commit`.
+        CorruptCommitError, RunDirectoryError, RemoteStorageError: as `load_commit`.
 
     Example:
         >>> samebits.set_random_seed(1)

@@ -18,7 +18,7 @@ from samebits._context import VERSION, process
 from samebits._inspect import user_code
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
-"""Versions of torch that the tests passed with and the op table was reviewed with (docs/reference/versions.md)."""
+"""Versions of torch that passed the tests and have a reviewed op table (docs/reference/versions.md)."""
 
 LIBRARY_VARIABLES = (
     "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC",

@@ -156,7 +156,7 @@ def adapter_for(target: Any, call: str = "samebits.state.adapter_for") -> Attrib
 
     Raises:
         InvalidArgumentError: the class is known, and this object holds something that cannot be saved; the
-        message names it.
+            message names it.
 
     Example:
         >>> from collections import deque

@@ -43,8 +43,7 @@ class Trainer:
     ```
 
     A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is
-    "labels"); inputs that are a tuple or a dict are the model's arguments. docs/how-to/saving.md shows each, and
-    how each is resumed.
+    "labels"); inputs that are a tuple or a dict are the model's arguments. docs/how-to/trainer.md shows each.
 
     Args:
         model: called as `model(inputs)`.

@@ -77,7 +77,7 @@ def commits(
         samebits commits --verify runs/digits
         samebits commits --export newest model.safetensors runs/digits
 
-    Read more: docs/how-to/saving.md
+    Read more: docs/how-to/export.md
     """
     check_json_file(json_file)
     if export_to is not None:

@@ -1,7 +1,7 @@
 """The process's generators while elements are computed: set for each call, or proven to be untouched.
 
-Setting the generators of torch, NumPy and Python costs time at each element (docs/how-to/pipelines.md), so it is not
-done for functions whose code was read and cannot draw (`purity`). Such a proof is checked on every task: if a
+Setting the generators of torch, NumPy and Python costs time (docs/how-to/pipelines.md), so it is not done
+for functions whose code was read and cannot draw (`purity`). Such a proof is checked on every task: if a
 generator moved all the same, that task is computed again with the generators set, and so are all later ones.
 """
 

@@ -1,6 +1,6 @@
 """Sources of random numbers that do not follow the global seed, and the effect of the switch on each.
 
-The table is shown in `docs/reference/randomness.md`. A source that is called without a seed raises `UnseededError` at
+docs/reference/randomness.md shows the table. A source that is called without a seed raises `UnseededError` at
 the calling line. Lines of the standard library, torch and NumPy may call it (`tempfile` draws its names,
 torch seeds afterwards), and libraries may draw while they are being imported; generators that they make then
 are a warning.

@@ -39,6 +39,7 @@ def lower(
     for bit, shards round with separate numbers, both under hybrid sharding too, whatever else a rank draws.
 
     Numerics, against the captured step:
+
     - 16-bit inputs are widened, exactly; matrix products and sums are those of float32;
     - a reduction over ranks is one of float32 values, rounded once; all_gather and the like move 16 bits as
       before, and a reduction is waited for where it starts;
