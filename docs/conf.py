@@ -22,6 +22,8 @@ exclude_patterns = ["_ext"]
 
 html_theme = "furo"
 html_title = "samebits"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
