@@ -33,6 +33,8 @@ WRONG = {
         "samebits: verify: --steps 'zero': must be a whole number, 1 or more, such as 40."
     ),
     "verify --steps 0 train.py": "samebits: verify: --steps '0': must be a whole number, 1 or more, such as 40.",
+    "verify --junit - train.py": "samebits: verify: --junit '-': it is no file. Type --junit result.xml.",
+    "verify --markdown . train.py": "samebits: verify: --markdown '.': it is no file. Type --markdown result.md.",
     "run --seed x train.py": "samebits: run: --seed 'x': must be a whole number, such as 7.",
     "run --record-level all train.py": "samebits: run: --record-level 'all': choose from loss, state.",
     "verify --timeout soon train.py": (

@@ -31,17 +31,30 @@ def check_json_file(json_file: str | None) -> None:
     Raises:
         InvalidArgumentError: the file's folder does not exist, or it is no place for a file.
     """
-    if json_file is None or is_standard_output(json_file):
+    if not is_standard_output(json_file):
+        check_file("--json", json_file, "--json result.json, or --json -")
+
+
+def check_file(option: str, file: str | None, example: str) -> None:
+    """Checks that a file of results can be written, before anything is done.
+
+    Args:
+        option: its name, for the error.
+        file: its value; None: it was not given.
+        example: the words to type instead.
+
+    Raises:
+        InvalidArgumentError: the file's folder does not exist, or it is no place for a file.
+    """
+    if file is None:
         return
-    folder = Path(json_file).absolute().parent
-    if not json_file or Path(json_file).is_dir():
-        raise InvalidArgumentError(
-            f"--json {json_file!r}: it is no file. Type --json result.json, or --json -."
-        )
+    folder = Path(file).absolute().parent
+    if file in {"", STANDARD_OUTPUT} or Path(file).is_dir():
+        raise InvalidArgumentError(f"{option} {file!r}: it is no file. Type {example}.")
     if not folder.is_dir():
-        raise InvalidArgumentError(f"--json {json_file}: there is no folder {folder}. Make it first.")
-    if not os.access(json_file if Path(json_file).exists() else folder, os.W_OK):
-        raise InvalidArgumentError(f"--json {json_file}: it cannot be written. Choose another file.")
+        raise InvalidArgumentError(f"{option} {file}: there is no folder {folder}. Make it first.")
+    if not os.access(file if Path(file).exists() else folder, os.W_OK):
+        raise InvalidArgumentError(f"{option} {file}: it cannot be written. Choose another file.")
 
 
 def is_standard_output(json_file: str | None) -> bool:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from samebits.audit._verify.check_process import jobs as jobs
     from samebits.audit._verify.child_processes import SignalledError as SignalledError
     from samebits.audit._verify.child_processes import scratch_folder as scratch_folder
+    from samebits.audit._verify.report_files import junit as junit
+    from samebits.audit._verify.report_files import markdown as markdown
     from samebits.audit._verify.verification import verify as verify
     from samebits.audit._verify.verify_table import show as show
 

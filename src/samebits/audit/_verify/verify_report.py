@@ -160,10 +160,11 @@ class VerifyReport:
                 yield name, row.check.does_not_apply or unpromised or row.result()
         for check in self.left_out:
             for name in _names_of(check):
-                yield name, self._no_time
+                yield name, self.no_time
 
     @property
-    def _no_time(self) -> str:
+    def no_time(self) -> str:
+        """The reason why the checks of `left_out` did not run."""
         return f"left out by --within {self.request.within:g}"
 
     @property
@@ -214,7 +215,7 @@ class VerifyReport:
         left_out = [_TITLES[group] for group in ("kill", "workers", "threads") if group not in selected]
         late = [_TITLES[check.group] if check.group != "kill" else check.name for check in self.left_out]
         return {
-            **dict.fromkeys(late, self._no_time if late else ""),
+            **dict.fromkeys(late, self.no_time if late else ""),
             **found,
             **dict.fromkeys(left_out, "left out by --checks"),
         }
@@ -250,7 +251,7 @@ class VerifyReport:
             "seed": self.request.seed,
             "not_run": {
                 **{row.check.name: row.check.does_not_apply for row in self.rows if not row.applies},
-                **{check.name: self._no_time for check in self.left_out},
+                **{check.name: self.no_time for check in self.left_out},
             },
             "environment": self.environment,
             "installed": {

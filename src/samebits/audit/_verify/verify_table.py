@@ -29,13 +29,13 @@ def show(report: VerifyReport) -> None:
     failed = next((row for row in report.rows if row.output), None)
     if failed is not None:
         console.print(Text(f"output of '{failed.check.name}':\n{failed.output}", style="dim"), soft_wrap=True)
-    for line in _lines_below(report):
+    for line in lines_below(report):
         console.print(Text(line, style="dim"), soft_wrap=not terminal)
-    console.print(f"final model digest: {report.final}{_version(report)}", soft_wrap=True)
+    console.print(f"final model digest: {report.final}{bits_version(report)}", soft_wrap=True)
     console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
 
 
-def _version(report: VerifyReport) -> str:
+def bits_version(report: VerifyReport) -> str:
     """Returns the version of the bits, where they are those of `samebits.arithmetic`."""
     across = report.environment.get("op_determinism", {}).get("across", "runs")
     return "" if across == "runs" else f" (samebits.arithmetic.BITS = {BITS})"
@@ -60,7 +60,7 @@ def _result(row: CheckRow) -> Text:
     return Text(row.result(), style=style if row.decides else "dim")
 
 
-def _lines_below(report: VerifyReport) -> Iterator[str]:
+def lines_below(report: VerifyReport) -> Iterator[str]:
     """Yields what does not apply, in one line, and each note once, with the checks that it is about."""
     if idle := report.not_applying():
         yield f"does not apply: {in_parentheses(idle)}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
-from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
+from samebits.cli._json_output import JsonFile, check_file, check_json_file, is_standard_output, write_json
 from samebits.cli._option_values import check_script, number_above, one_of, whole_number
 from samebits.errors import InvalidArgumentError
 
@@ -71,6 +72,18 @@ def verify(
         ),
     ] = None,
     json_file: JsonFile = None,
+    junit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Also write the result as JUnit XML, with a test case for each row."
+        ),
+    ] = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help='Also append the result to FILE as Markdown: "$GITHUB_STEP_SUMMARY".'
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -137,6 +150,8 @@ def verify(
     Read more: docs/reference/verify.md
     """
     check_json_file(json_file)
+    check_file("--junit", junit, "--junit result.xml")
+    check_file("--markdown", markdown, "--markdown result.md")
     check_script(script)
     if across is not None and not as_run:
         raise InvalidArgumentError(
@@ -167,4 +182,9 @@ def verify(
     if not is_standard_output(json_file):
         checking.show(report)
     write_json(json_file, report.to_dict())
+    if junit is not None:
+        Path(junit).write_text(checking.junit(report), encoding="utf-8")
+    if markdown is not None:
+        with open(markdown, "a", encoding="utf-8") as file:
+            file.write(checking.markdown(report))
     raise typer.Exit(report.exit)
