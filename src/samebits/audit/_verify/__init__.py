@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from samebits.audit._verify.child_processes import SignalledError as SignalledError
     from samebits.audit._verify.child_processes import scratch_folder as scratch_folder
     from samebits.audit._verify.verification import verify as verify
+    from samebits.audit._verify.verification import verify_demo as verify_demo
     from samebits.audit._verify.verify_table import show as show
 
 __getattr__, __dir__ = attach(__name__)
