@@ -47,6 +47,14 @@ WRONG = {
     "diff a b c d": "samebits: diff: 2 words too many: c d. Type for example: samebits diff runs/a runs/b",
     "env x": "samebits: env: 1 word too many: x. Type for example: samebits env",
     "verify none.py": "samebits: verify: there is no file none.py. Give the path of a Python script.",
+    "verify": (
+        "samebits: verify: SCRIPT is missing. Type for example: samebits verify --run --steps 40 train.py, "
+        "or samebits verify --demo for an example of samebits."
+    ),
+    "verify --demo train.py": (
+        "samebits: verify: --demo goes without SCRIPT: it verifies an example of samebits. "
+        "Type samebits verify --demo, or samebits verify train.py."
+    ),
     "verify --across machines train.py": (
         "samebits: verify: --across goes with --run. A script that is started as it is turns it on itself: "
         'samebits.enable_op_determinism(across="machines").'

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from samebits.audit._verify.report_files import junit as junit
     from samebits.audit._verify.report_files import markdown as markdown
     from samebits.audit._verify.verification import verify as verify
+    from samebits.audit._verify.verification import verify_demo as verify_demo
     from samebits.audit._verify.verify_table import show as show
 
 __getattr__, __dir__ = attach(__name__)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, chdir
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from samebits.audit._verify.verify_report import CheckRow, Circumstances, Verify
 from samebits.audit._verify.working_folder import WrittenError, working_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 
+DEMO = "demo.py"
+"""The shipped example: a file beside this one, which nothing imports."""
 SHOWN_FILES = 3
 """Files written elsewhere that are named; more are only counted."""
 _OUTSIDE_OF_VERIFY = {
@@ -78,6 +80,13 @@ def verify(request: Request) -> VerifyReport:
             except WrittenError as found:
                 written |= found.files
                 progress.say(f"begins again, with copies of what the script writes: {found}")
+
+
+def verify_demo(request: Request) -> VerifyReport:
+    """Verifies a copy of the shipped example, in a scratch folder; `request.script` is not read."""
+    with scratch_folder() as folder, chdir(folder):
+        shutil.copy(Path(__file__).with_name(DEMO), folder)
+        return verify(replace(request, script=DEMO))
 
 
 def _check(request: Request) -> None:

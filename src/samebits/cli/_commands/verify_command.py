@@ -17,11 +17,20 @@ from samebits.errors import InvalidArgumentError
 
 
 def verify(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="The training script; not with --demo.")
+    ] = None,
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
     ] = None,
     *,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo",
+            help="Verify a small example that samebits brings, to prove that the installation works.",
+        ),
+    ] = False,
     as_run: Annotated[
         bool,
         typer.Option(
@@ -146,20 +155,21 @@ def verify(
         samebits verify --run --steps 40 train.py
         samebits verify --checks kill --json report.json train.py --epochs 3
         samebits verify --nproc-per-node 2 train.py
+        samebits verify --demo
 
     Read more: docs/reference/verify.md
     """
     check_json_file(json_file)
     check_file("--junit", junit, "--junit result.xml")
     check_file("--markdown", markdown, "--markdown result.md")
-    check_script(script)
+    _check_script_or_demo(script, demo=demo)
     if across is not None and not as_run:
         raise InvalidArgumentError(
             "--across goes with --run. A script that is started as it is turns it on itself: "
             f'samebits.enable_op_determinism(across="{across}").'
         )
     request = checking.Request(
-        script=script,
+        script=script or "",
         args=tuple(args or ()),
         as_run=as_run,
         across=across or "runs",
@@ -175,7 +185,7 @@ def verify(
         in_place=in_place,
     )
     try:
-        report = checking.verify(request)
+        report = checking.verify_demo(request) if demo else checking.verify(request)
     except checking.SignalledError as signalled:
         print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
         raise typer.Exit(128 + signalled.number) from None
@@ -188,3 +198,18 @@ def verify(
         with open(markdown, "a", encoding="utf-8") as file:
             file.write(checking.markdown(report))
     raise typer.Exit(report.exit)
+
+
+def _check_script_or_demo(script: str | None, *, demo: bool) -> None:
+    if demo and script is not None:
+        raise InvalidArgumentError(
+            f"--demo goes without SCRIPT: it verifies an example of samebits. Type samebits verify --demo, "
+            f"or samebits verify {script}."
+        )
+    if not demo and script is None:
+        raise InvalidArgumentError(
+            "SCRIPT is missing. Type for example: samebits verify --run --steps 40 train.py, "
+            "or samebits verify --demo for an example of samebits."
+        )
+    if script is not None:
+        check_script(script)
