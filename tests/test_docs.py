@@ -1,5 +1,6 @@
 """The pages of docs/ are true: links resolve, each program runs, output is what is shown, words are plain, pages are short."""
 
+import operator
 import re
 import subprocess
 import sys
@@ -159,6 +160,24 @@ def with_programs():
     root = doc_pages.ROOT
     found = [page for page in all_pages(root) if any(block.runs for block in doc_pages.blocks(page))]
     return [pytest.param(page, id=page.relative_to(root / "docs").as_posix()) for page in found]
+
+
+def words_of_bugs(page):
+    """The words in the table of a page of bugs, and those that its commands print, in order."""
+    rows = re.findall(r"^\| \[.*?\]\(#.*?\) \| (.*?) \| (.*?) \|$", page.read_text(), re.MULTILINE)
+    shown = [block.text for block in doc_pages.blocks(page) if block.language == "console"]
+    return [word for row in rows for word in row], [one.strip().rpartition(": ")[2] for one in shown]
+
+
+def test_the_table_of_bugs_says_what_the_commands_print(root, tmp_path):
+    """Each bug has a word alone and one with samebits, as printed below (negative control: a row that says another)."""
+    for page in sorted((root / "docs" / "evidence").glob("bugs-*.md")):
+        table, printed = words_of_bugs(page)
+        assert table == printed != []
+        assert all(alone != mended for alone, mended in zip(table[::2], table[1::2], strict=True))
+        wrong = tmp_path / page.name
+        wrong.write_text(page.read_text().replace("| different | equal |", "| equal | equal |", 1))
+        assert operator.ne(*words_of_bugs(wrong))
 
 
 @pytest.mark.slow
