@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from zipfile import ZipFile
@@ -46,6 +47,7 @@ def main() -> int:
         sdist, wheel = build()
         _say("twine check")
         _run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
+        check_sources(sdist)
         check_content(wheel)
         check_installed(sdist, compiles=True)
         check_installed(wheel, compiles=False)
@@ -86,6 +88,14 @@ def build() -> tuple[Path, Path]:
     _run(sys.executable, ROOT / "tools" / "wheel.py", "--into", DIST)
     (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
     return sdist, wheel
+
+
+def check_sources(sdist: Path) -> None:
+    """Raises `ReleaseError` if an sdist has files that the commit does not have, such as the caches of tools."""
+    with tarfile.open(sdist) as content:
+        names = {one.name.partition("/")[2] for one in content.getmembers() if one.isfile()}
+    if more := sorted(names - {"PKG-INFO"} - set(_git("ls-files").splitlines())):
+        raise ReleaseError(f"{sdist.name}: files of no commit: {more[:3]}. Exclude them in pyproject.toml.")
 
 
 def check_content(wheel: Path) -> None:

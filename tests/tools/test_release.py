@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -114,6 +115,20 @@ def test_a_wheel_with_more_or_less_than_the_package_is_refused(tool, tmp_path):
         tool.check_content(wheel_of(tmp_path, *NEEDED, "tests/a.py", "lab/b.py"))
     with pytest.raises(tool.ReleaseError, match=r"missing: \['samebits/_native/packs/'\]"):
         tool.check_content(wheel_of(tmp_path, *NEEDED[:2]))
+
+
+def test_an_sdist_has_only_what_is_committed(clone, tool, monkeypatch):
+    """A file of no commit in it is named (negative control: without it the sdist passes)."""
+    monkeypatch.setattr(tool, "ROOT", clone)
+    sdist = clone / "a.tar.gz"
+    with tarfile.open(sdist, "w:gz") as made:
+        made.add(clone / "pyproject.toml", "a-9.9.9/pyproject.toml")
+    tool.check_sources(sdist)
+    (clone / "cache").touch()
+    with tarfile.open(sdist, "w:gz") as made:
+        made.add(clone / "cache", "a-9.9.9/cache")
+    with pytest.raises(tool.ReleaseError, match=r"files of no commit: \['cache'\]"):
+        tool.check_sources(sdist)
 
 
 def test_other_bits_than_those_of_the_page_are_refused(tool, root):
