@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all integrations lint docs docs-update wheel golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
+.PHONY: verify test test-all integrations lint docs docs-update wheel release golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -44,6 +44,9 @@ docs-update: $(READY)  ## runs the pages of docs/ and writes what their commands
 
 wheel: $(READY)  ## dist/: the wheel, with the machine code of all kernels (minutes)
 	$(BIN)/python tools/wheel.py
+
+release: $(READY)  ## dist/: sdist and wheel, checked in empty environments; uploads nothing (half an hour; ARGS=--allow-dev for a .dev version)
+	$(BIN)/python tools/release.py $(ARGS)
 
 golden: $(READY)  ## does this tree compute the bits of BASE=<commit>? 0 yes, 1 no: each fact that moved; WRITE=1 writes this CPU's text to tests/golden/
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/golden $(if $(WRITE),--write) $(BASE)
