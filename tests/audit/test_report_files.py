@@ -102,6 +102,35 @@ def test_a_reader_of_junit_sees_what_the_exit_code_says(report, exit_code, error
     assert (exit_code == 0) == ({"failure", "error"}.isdisjoint(kinds.values()))
 
 
+def grammar(text):
+    """Of each element the names of its attributes and of the elements in it."""
+    root = ET.fromstring(text)
+    found = {root.tag: {*root.attrib}}
+    for one in root.iter():
+        found.setdefault(one.tag, set()).update(one.attrib, (child.tag for child in one))
+    return found
+
+
+def test_its_elements_are_those_of_pytest(tmp_path):
+    """Each element and attribute is one of a file that pytest writes, or of Ant's and Jenkins' schema (control: another is seen)."""
+    (tmp_path / "test_three.py").write_text(
+        "import pytest\ndef test_a(record_testsuite_property):\n    record_testsuite_property('a', 1)\n    print(2)\n"
+        "def test_b():\n    assert False\ndef test_c():\n    pytest.skip('c')\ndef test_d(none):\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "junit_logging=all"]
+    subprocess.run([*command, "--junit-xml", "out.xml"], cwd=tmp_path, capture_output=True)
+    pytests = grammar((tmp_path / "out.xml").read_text())
+    for tag, name in (("failure", "type"), ("error", "type"), ("testsuite", "system-out")):
+        pytests[tag].add(name)  # these are in the schemas of Ant and Jenkins
+    rows = (CheckRow(AGAIN, 8), DIFFERS, CheckRow(IDLE), CheckRow(Check("busy", "busy"), could_not="no"))
+    ours = grammar(junit(reported(*rows)))
+    assert {"failure", "error", "skipped", "property"} <= {*ours}
+    assert all(names <= pytests[tag] for tag, names in ours.items()), (ours, pytests)
+    assert not all(
+        names <= pytests.get(tag, set()) for tag, names in grammar("<testsuites row='1'/>").items()
+    )
+
+
 def test_markdown_is_the_table_of_a_job():
     """Rendered as GitHub does: verdict, a table with each row that applies, notes, the digest; no mark of a text is read."""
     report = reported(*EQUAL)

@@ -126,3 +126,16 @@ def test_the_step_verifies_a_script(step, tmp_path, seed, inputs, code, word):
     suite = ET.parse(reports / "verify.xml").getroot().find("testsuite")
     assert (int(suite.get("failures")) > 0, int(suite.get("errors")) > 0) == (code == 1, code == 2)
     assert (reports / "verify.txt").read_text() == log and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_a_script_that_raises_is_shown_with_its_output(step, tmp_path):
+    """Its traceback is in the log and in the summary, and no report of another time is taken for this one."""
+    (tmp_path / "train.py").write_text("import torch\nraise ValueError('no data')\n")
+    code, log, outputs, summary = step(script="train.py")
+    assert code == 2 and outputs["verdict"].startswith(
+        "NOT VERIFIED: train.py: a process raised: ValueError: no data"
+    )
+    for text in (log, summary):
+        assert "line 2, in <module>" in text and "ValueError: no data" in text
+    assert [file.name for file in Path(outputs["reports"]).iterdir()] == ["verify.txt"]
