@@ -163,10 +163,13 @@ def with_programs():
 
 
 def words_of_bugs(page):
-    """The words in the table of a page of bugs, and those that its commands print, in order."""
-    rows = re.findall(r"^\| \[.*?\]\(#.*?\) \| (.*?) \| (.*?) \|$", page.read_text(), re.MULTILINE)
-    shown = [block.text for block in doc_pages.blocks(page) if block.language == "console"]
-    return [word for row in rows for word in row], [one.strip().rpartition(": ")[2] for one in shown]
+    """The words in the table of a page of bugs, and those that each section's first and last command print."""
+    table, *sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| \[.*?\]\(#.*?\) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
+    shown = [
+        re.findall(r"^```console\n.*?: ([^:]*?)\n```$", one, re.DOTALL | re.MULTILINE) for one in sections
+    ]
+    return [word for row in rows for word in row], [word for one in shown for word in (one[0], one[-1])]
 
 
 def test_the_table_of_bugs_says_what_the_commands_print(root, tmp_path):
