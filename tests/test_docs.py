@@ -199,7 +199,7 @@ def test_a_wrong_page_is_seen(tmp_path):
     assert "prints" in doc_pages.run_page(page, tmp_path)[0]
     page.write_text("```python\n1 / 0\n```\n")
     assert "ZeroDivisionError" in doc_pages.run_page(page, tmp_path)[0]
-    page.write_text("```console\n$ false\n```\n")
+    page.write_text("```console\n$ false\n$ true\n```\n")
     assert "exit status 1" in doc_pages.run_page(page, tmp_path)[0]
     with pytest.raises(AssertionError):
         doc_pages.edited("a\nb\n", "-c\n+d\n")

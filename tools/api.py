@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import itertools
-import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,41 +33,31 @@ def names(package: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in given.items() if not inspect.ismodule(value)}
 
 
-def members(kind: type) -> dict[str, str]:
-    """The public attributes, methods and properties that a class adds to its public bases, with a sentence each.
+def members(kind: type) -> list[str]:
+    """The public attributes, methods and properties that a class adds to its public bases.
 
-    What `samebits` itself calls (the hooks of an observer) is left out.
+    Those that `samebits` itself calls (the hooks of an observer) are left out.
     """
     bases = [base for base in kind.__mro__[1:] if not _is_private(base)]
     found = {
-        name: first_sentence(value)
+        name
         for name, value in inspect.getmembers_static(kind)
         if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property | classmethod))
         and not any(name in vars(base) for base in bases) and not hasattr(Observer, name)
     }  # fmt: skip
-    return dict(sorted({**_attributes(kind), **found}.items()))
+    return sorted(found | _attributes(kind))
 
 
-def _attributes(kind: type) -> dict[str, str]:
+def _attributes(kind: type) -> set[str]:
     """The annotated attributes of a class that a docstring below describes."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     return {
-        first.target.id: _first_sentence(text)
+        first.target.id
         for first, second in itertools.pairwise(body)
         if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name)
         and not first.target.id.startswith("_") and isinstance(second, ast.Expr)
-        and isinstance(second.value, ast.Constant) and isinstance(text := second.value.value, str)
+        and isinstance(second.value, ast.Constant) and isinstance(second.value.value, str)
     }  # fmt: skip
-
-
-def first_sentence(thing: Any) -> str:
-    """The first sentence of a docstring, on one line."""
-    return _first_sentence(inspect.getdoc(thing) or "")
-
-
-def _first_sentence(docstring: str) -> str:
-    text = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
-    return re.split(r"(?<=[.]) (?=[A-Z`])", text)[0].rstrip(":").replace("|", "\\|")
 
 
 def listed() -> str:

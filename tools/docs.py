@@ -20,14 +20,7 @@ import doc_pages  # noqa: E402
 def update(page: Path, folder: Path) -> list[str]:
     """Runs a page, and replaces shown output that is not what a command prints."""
     text = page.read_text()
-
-    def shell(command: str, where: Path) -> str:
-        printed = doc_pages.run_shell(command, where)
-        outputs.append(printed)
-        return printed
-
-    outputs: list[str] = []
-    wrong = doc_pages.run_page(page, folder, shell)
+    wrong = doc_pages.run_page(page, folder)
     for one in wrong:
         if not one.startswith("$ "):
             continue

@@ -17,7 +17,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +50,8 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(language, info or "", re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
 
 
-def run_page(page: Path, folder: Path, shell: Callable[[str, Path], str] | None = None) -> list[str]:
-    """Runs a page in a folder; returns what it shows and is not so."""
-    shell = shell or run_shell
+def run_page(page: Path, folder: Path) -> list[str]:
+    """Runs a page in a folder; returns each difference between what it shows and what is printed."""
     wrong: list[str] = []
     program, shown = "", ""
     for block in blocks(page):
@@ -61,7 +60,7 @@ def run_page(page: Path, folder: Path, shell: Callable[[str, Path], str] | None 
         if not block.runs:
             continue
         if block.language in {"console", "bash"}:
-            wrong += of_console(block, folder, shell)
+            wrong += of_console(block, folder)
         elif block.language == "diff":
             (folder / block.info).write_text(edited((folder / block.info).read_text(), block.text))
         elif block.info:
@@ -71,7 +70,7 @@ def run_page(page: Path, folder: Path, shell: Callable[[str, Path], str] | None 
     if program:
         (folder / "page.py").write_text(program)
         for _ in range(2 if "samebits.Run(" in program else 1):  # the second time each run is finished
-            printed = shell("python page.py 2> errors.txt; echo exit status $?", folder)
+            printed = run_shell("python page.py 2> errors.txt; echo exit status $?", folder)
             if not printed.endswith("exit status 0\n"):
                 return [*wrong, f"the program of the page: {(folder / 'errors.txt').read_text()[-2000:]}"]
             if shown and not re.search(_pattern(shown), comparable(printed, folder)):
@@ -79,19 +78,20 @@ def run_page(page: Path, folder: Path, shell: Callable[[str, Path], str] | None 
     return wrong
 
 
-def of_console(block: Block, folder: Path, shell: Callable[[str, Path], str]) -> list[str]:
-    """Runs the commands of a block one by one; as one script, which must succeed, if no output is shown."""
+def of_console(block: Block, folder: Path) -> list[str]:
+    """Runs the commands of a block one by one; if no output is shown, as one script: each must succeed."""
     pairs = list(commands(block.text))
     if any(shown for _, shown in pairs):
-        return [text for command, shown in pairs if (text := compared(command, shown, folder, shell))]
-    script = "\n".join(command for command, _ in pairs)
-    printed = shell(f"{script}\necho exit status $?", folder)
+        return [text for command, shown in pairs if (text := compared(command, shown, folder))]
+    # a program that the page kills may have ended by itself on a fast machine
+    script = "\n".join(f"{one} || true" if "kill -9" in one else one for one, _ in pairs)
+    printed = run_shell(f"trap 'echo exit status $?' EXIT; set -e\n{script}", folder)
     return [] if printed.endswith("exit status 0\n") else [f"{script}\n{printed[-2000:]}"]
 
 
-def compared(command: str, shown: str, folder: Path, shell: Callable[[str, Path], str]) -> str:
+def compared(command: str, shown: str, folder: Path) -> str:
     """Runs a command; returns it with what it prints where the page shows something else."""
-    printed = shell(with_seed(command, shown), folder)
+    printed = run_shell(with_seed(command, shown), folder)
     is_shown = not shown or re.fullmatch(_pattern(shown), comparable(printed, folder))
     return "" if is_shown else f"$ {command}\n{printed}"
 
