@@ -4,19 +4,23 @@ import operator
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 import doc_pages
+from samebits import arithmetic
 from samebits.audit._verify import check_plan
 
 ARITHMETIC = "src/samebits/arithmetic/README.md"
 """For whoever works on kernels."""
-INCLUDES = {"contributing.md", "changelog.md"}
+INCLUDES = {"contributing.md"}
 """Pages that include one of the root, which has rules of its own."""
 EVIDENCE = "evidence"
 """The folder of figures: its tables may be wide, and a list of machines uses the words of emulators."""
 WORDS, COLUMNS, SENTENCE = 1200, 110, 25
+FRAGMENT_COLUMNS = 100
+"""A file of changes/ is in narrower lines: towncrier indents them."""
 BANNED = re.compile(
     r"\b(cures?|told|held|mended|lets? be|the ways? out|played|telling|of which|so many|another one|(?:is|are) named)\b",
     re.IGNORECASE,
@@ -88,8 +92,40 @@ def unlisted(folder):
     return {one for one in names - {"index", *contents} if not one.startswith("reference/api/")}
 
 
+def fragments(root):
+    return sorted(file for file in (root / "changes").iterdir() if file.name != "README.md")
+
+
+def wrong_in_fragment(file, root):
+    """What is wrong in a file of changes/: its kind, length, words, links from the root, the version of moved bits."""
+    types = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    kinds = "|".join(one["directory"] for one in types)
+    text = file.read_text()
+    found = banned_words(text) + [link for link in LINK.findall(text) if not resolves(link, root)]
+    if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({kinds})(\.\d+)?\.md", file.name):
+        found.append(f"the name is none of NUMBER.KIND.md, +WORDS.KIND.md with KIND in {kinds}")
+    if not text.strip():
+        found.append("empty")
+    if any(len(line) > FRAGMENT_COLUMNS for line in text.splitlines()) or not text.isascii():
+        found.append(f"a line of more than {FRAGMENT_COLUMNS} characters, or one that is not ASCII")
+    if ".bits." in file.name and not moved_to(text):
+        found.append("it does not say `BITS` is N")
+    return found
+
+
+def resolves(link, root):
+    return link.startswith("https://") or (
+        link.startswith("docs/") and (root / link.partition("#")[0]).exists()
+    )
+
+
+def moved_to(text):
+    """The versions of `samebits.arithmetic.BITS` that a text names."""
+    return [int(number) for number in re.findall(r"`BITS` is (\d+)", text)]
+
+
 def all_pages(root):
-    made = {"reference/command-line.md"}
+    made = {"reference/command-line.md", "reference/changelog.md"}
     pages = [page for page in sorted((root / "docs").rglob("*.md")) if page.parent.name != "api"]
     return [page for page in pages if page.relative_to(root / "docs").as_posix() not in made]
 
@@ -110,12 +146,16 @@ def bad(tmp_path):
 
 def test_each_page_is_in_the_contents(root):
     """A list of contents names every page of docs/."""
-    assert unlisted(root / "docs") <= {"reference/command-line"}
+    assert unlisted(root / "docs") <= {"reference/command-line", "reference/changelog"}
 
 
 def test_each_link_leads_somewhere(pages, root):
     """Each link in docs/ and in the pages of the root has a file, and each anchor a heading."""
-    every = [*root.glob("*.md"), *(page for page in pages if page.name not in INCLUDES)]
+    every = [
+        *root.glob("*.md"),
+        root / "changes" / "README.md",
+        *(page for page in pages if page.name not in INCLUDES),
+    ]
     broken = {page.name: found for page in every if (found := broken_links(page))}
     assert broken == {}
 
@@ -145,6 +185,30 @@ def test_the_rules_see_a_page_that_breaks_them(bad):
     assert banned_words(text) == ["cure", "told"]
     assert words(text) > WORDS and middle_sentence(text) > SENTENCE
     assert unlisted(bad.parent) == {"a"}
+
+
+def test_each_fragment_of_the_change_log_is_well_formed(root):
+    """Each file of changes/ has a known kind, says something in plain words and short lines, and the bits' version."""
+    found = {file.name: wrong for file in fragments(root) if (wrong := wrong_in_fragment(file, root))}
+    assert found == {}
+    moved = [
+        version for file in fragments(root) if ".bits." in file.name for version in moved_to(file.read_text())
+    ]
+    assert not moved or max(moved) == arithmetic.BITS
+
+
+@pytest.mark.parametrize(("name", "text", "wrong"), [
+    ("+a.feature.md", "A.", "KIND"), ("a.added.md", "A.", "KIND"), ("+a.added.txt", "A.", "KIND"),
+    ("1.fixed.md", " \n", "empty"), ("+a.changed.md", "a" * 101, "a line of more than 100"),
+    ("+a.added.md", "The cure.", "cure"), ("+a.added.md", "[a](docs/no.md)", "docs/no.md"), ("+a.added.md", "[a](README.md)", "README.md"),
+    ("2.bits.md", "Sums moved.", "`BITS` is N"), ("2.bits.md", "Sums moved: `BITS` is 4.", ""),
+    ("+a-b.added.2.md", "See [a](docs/index.md#more).", ""),
+])  # fmt: skip
+def test_a_wrong_fragment_is_seen(root, tmp_path, name, text, wrong):
+    """Negative control: an unknown kind, nothing, a long line, a word, a link to nothing, no version; a right one passes."""
+    (tmp_path / name).write_text(text)
+    found = wrong_in_fragment(tmp_path / name, root)
+    assert len(found) == bool(wrong) and wrong in "".join(found)
 
 
 def test_the_page_of_arithmetic_names_what_is_there(root, bad):
@@ -221,6 +285,7 @@ def test_the_site_is_built_without_a_warning(root, tmp_path):
     command = [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run([*command, root / "docs", site], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    assert 'id="unreleased"' in (site / "reference" / "changelog.html").read_text()
     assert "IncompleteStateError" in (site / "reference" / "errors.html").read_text()
     assert 'id="samebits.Run.steps"' in (site / "reference" / "api" / "samebits.html").read_text()
     wrong = tmp_path / "wrong"

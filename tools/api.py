@@ -1,4 +1,4 @@
-"""`python tools/api.py` writes tests/golden/public_names.txt: what is public, and so does not change without a line in CHANGELOG."""
+"""`python tools/api.py` writes tests/golden/public_names.txt: what is public, and so does not change without a file in changes/."""
 
 from __future__ import annotations
 

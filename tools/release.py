@@ -71,12 +71,22 @@ def refusal(*, allow_dev: bool) -> str:
         return f"there is a tag v{version} already. Raise `version` in pyproject.toml and `VERSION`."
     if ".dev" in version and not allow_dev:
         return f"{version} is a version for development. Set the one to publish, or try: make release ARGS=--allow-dev"
+    if (left := fragments()) and ".dev" not in version:
+        return (
+            f"in no section of CHANGELOG.md yet: {', '.join(left[:3])}{', ...' * (len(left) > 3)} in changes/. "
+            f"Type .venv/bin/towncrier build --version {version}, read what it wrote, and commit."
+        )
     if missing:
         return (
             f"{', '.join(missing)}: not installed. "
             f"Type {sys.executable} -m pip install -c constraints.txt -e '.[release]'"
         )
     return ""
+
+
+def fragments() -> list[str]:
+    """Returns the names of the files that describe changes for the next section of CHANGELOG.md."""
+    return sorted(one.name for one in (ROOT / "changes").glob("*.md") if one.name != "README.md")
 
 
 def build() -> tuple[Path, Path]:

@@ -1,20 +1,24 @@
-"""Pages that are written from the code when the site is built: the public names, and the command line."""
+"""Pages that are written when the site is built: the public names, the command line, and what has changed."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 import typer.cli
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 from samebits.cli._app import app as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
+RELEASES = "<!-- towncrier release notes start -->"
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SPECIAL = re.compile(r"[*|]|(?<=\w)_(?!\w)")
 LITERAL = re.compile(r"(?<!`)`([^`\n]+(?:\n *[^`\n]+)?)`(?!`)")
@@ -64,11 +68,23 @@ def page_of_commands() -> str:
     return typer.cli.get_docs_for_click(obj=command, ctx=typer.Context(command), name="samebits")
 
 
+def page_of_changes(root: Path = ROOT) -> str:
+    """CHANGELOG.md, with the fragments of `changes/` as its first section, and links as from reference/."""
+    draft = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "Unreleased"]
+    done = subprocess.run(draft, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ExtensionError(f"towncrier: {done.stderr}")
+    section = "## Unreleased\n" + done.stdout.partition("\n")[2].rstrip()  # without the date
+    text = (root / "CHANGELOG.md").read_text().replace(RELEASES, section, 1)
+    return text.replace("](docs/", "](../")
+
+
 def write_pages(app: Sphinx) -> None:
     """Writes the pages that have changed."""
     folder = Path(app.srcdir) / "reference"
     pages = {folder / "api" / f"{one.__name__}.md": page_of(one) for one in API.packages()}
     pages[folder / "command-line.md"] = page_of_commands()
+    pages[folder / "changelog.md"] = page_of_changes()
     for file, text in pages.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.read_text() != text:

@@ -90,6 +90,23 @@ def test_two_versions_in_one_tree_are_refused(clone):
     )  # fmt: skip
 
 
+def test_fragments_that_are_left_are_refused(clone):
+    """A release has each change in CHANGELOG.md; a .dev version may have fragments, and a README is none."""
+    (clone / "changes").mkdir()
+    (clone / "changes" / "README.md").touch()
+    commit(clone)
+    assert "not installed" in release(clone)[1]
+    (clone / "changes" / "+a.fixed.md").touch()
+    commit(clone)
+    assert release(clone) == (
+        2, "release: in no section of CHANGELOG.md yet: +a.fixed.md in changes/. "
+        "Type .venv/bin/towncrier build --version 9.9.9, read what it wrote, and commit.",
+    )  # fmt: skip
+    set_version(clone, "9.9.9.dev0")
+    commit(clone)
+    assert "not installed" in release(clone, "--allow-dev")[1]
+
+
 @pytest.fixture
 def tool(root):
     spec = importlib.util.spec_from_file_location("release", root / "tools" / "release.py")
