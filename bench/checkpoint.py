@@ -4,6 +4,7 @@
     python bench/checkpoint.py [--rounds 5] [--only samebits,plain,lightning,hf,keras] [--folder runs/bench-checkpoint]
     python bench/checkpoint.py --device cuda    # model and state on a GPU; samebits and plain only
     python bench/checkpoint.py --size 1GB       # one large state, beside torch.save and torch.load (checkpoint_large.py)
+    --json FILE writes the table of ratios
 
 The task is an MLP 64-h-h-10 with Dropout and Adam on batches of 32 digits (random here), h = 128 (0.3 MB of weights and
 moments, gradients on top) and h = 1024 (13.5 MB). "plain" is the same loop without samebits, which saves by torch.save,
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint_large
+import figures
 import torch
 from checkpoint_peers import BATCH, PEERS, WARM, Task, clocks, missing, row
 
@@ -34,6 +36,8 @@ from samebits.checkpoint._store import CommitStore
 
 SIZES = {"small": 128, "big": 1024}
 ROWS: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "budget 3%": "3%"}
+SHOWN = {"each step": "each step", "every 10": "every 10 steps", "budget 3%": '`save="3%"`'}
+"""The titles of rows in the table of a page."""
 FRAMEWORKS = ("samebits", "plain", *PEERS)
 
 
@@ -154,8 +158,8 @@ def rows(
 
 def measure(
     label: str, hidden: int, folder: Path, rounds: int, steps: int, frameworks: list[str], device: str
-) -> None:
-    """Prints the rows of one size."""
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Prints the rows of one size; returns the ratio and the largest lag in ms of each."""
     lags: dict[str, list[tuple[float, int]]] = {name: [] for name in ROWS}
     blocks = rows(frameworks, hidden, folder, lags, device)
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in blocks}
@@ -167,6 +171,7 @@ def measure(
             wall, processor, commits = blocks[key](steps)
             times[key].append((wall, processor))
             made[key] += commits
+    found = {}
     for (framework, name), values in times.items():
         wall, processor = (statistics.median(pair[clock] for pair in values) for clock in (0, 1))
         ratios = [
@@ -177,6 +182,7 @@ def measure(
         ]
         kind = "not fsynced" if framework in PEERS else "durable"
         lag, lag_steps = max(lags[name], default=(0.0, 0)) if framework == "samebits" else (0.0, 0)
+        found[framework, name] = ratios[0], lag * 1e3
         lagging = f"  lag at most {lag * 1e3:.0f} ms ({lag_steps} steps)" if lag else ""
         print(
             f"{label:6} {framework:9} {name:10} {wall:8.3f} ms/step {ratios[0]:6.2f}x  "
@@ -184,6 +190,22 @@ def measure(
             f"{made[framework, name]:5} commits ({kind}) in {rounds * steps} steps{lagging}",
             flush=True,
         )
+    return found
+
+
+def as_table(
+    frameworks: list[str], found: list[dict[tuple[str, str], tuple[float, float]]]
+) -> dict[str, Any]:
+    """The table of a page: the ratios of both sizes, and how durable a commit is."""
+    rows = []
+    for framework in frameworks:
+        cells = [[size[framework, name][0] for size in found if (framework, name) in size] for name in SHOWN]
+        lags = [lag for size in found for (one, _), (_, lag) in size.items() if one == framework and lag]
+        durable = "no fsync" if framework in PEERS else "yes"
+        durable += f", within {min(lags):.0f} to {max(lags):.0f} ms" if lags else ""
+        rows.append([framework, *(cell or None for cell in cells), durable])
+    titles = [(title, figures.RATIO) for title in SHOWN.values()]
+    return figures.table([("ratio, 0.3 MB / 13.5 MB", ""), *titles, ("durable", "")], rows)
 
 
 def restore(label: str, hidden: int, folder: Path, number: int, device: str) -> None:
@@ -225,6 +247,7 @@ def installed(frameworks: list[str]) -> list[str]:
 
 def main() -> None:
     """Measures both sizes."""
+    file = figures.file_asked()
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="per block; default 600 small, 120 big")
@@ -250,17 +273,20 @@ def main() -> None:
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; with others at work, only ratios mean something"
     )
     if options.size:
-        checkpoint_large.measure(options.size, options.folder, options.rounds)
+        figures.save(file, large=checkpoint_large.measure(options.size, options.folder, options.rounds))
         shutil.rmtree(options.folder)
         return
-    frameworks = installed(only)
+    frameworks, found = installed(only), []
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):  # a line per run
         for label, hidden in SIZES.items():
             steps = options.steps or (600 if label == "small" else 120)
-            measure(label, hidden, options.folder, options.rounds, steps, frameworks, options.device)
+            found.append(
+                measure(label, hidden, options.folder, options.rounds, steps, frameworks, options.device)
+            )
             if "samebits" in frameworks:
                 for number in (10, 10**6):
                     restore(label, hidden, options.folder / "ours", number, options.device)
+    figures.save(file, commits=as_table(frameworks, found))
     shutil.rmtree(options.folder)
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import figures
 import torch
 
 import samebits
@@ -191,31 +192,44 @@ def child(name: str, layers: int, folder: Path) -> None:
     print(json.dumps(row))
 
 
-def measure(size: str, folder: Path, rounds: int) -> None:
-    """Prints the rows."""
+def measure(size: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Prints the rows; returns the table of a page."""
     layers = layers_in(size)
     print(f"{layers} layers, {layers * LAYER / 1e9:.2f} GB", flush=True)
     prepare(layers, folder)
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in ROWS}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in ROWS}
     order = list(ROWS)
     for number in range(rounds):
         turn = number % len(order)
         for name in order[turn:] + order[:turn]:
             arguments = [sys.executable, __file__, name, str(layers), str(folder)]
             done = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True)
-            figures[name].append(json.loads(done.stdout.splitlines()[-1]))
-    for name, values in figures.items():
+            taken[name].append(json.loads(done.stdout.splitlines()[-1]))
+    rows: list[list[Any]] = []
+    for name, values in taken.items():
         seconds = statistics.median(value["seconds"] for value in values)
         beside = statistics.median(value["beside"] for value in values) / LAYER
         text = f"{name:20} {seconds:6.2f} s, beside the model {beside:5.1f} layers of {LAYER >> 20} MiB"
+        ratio = None
         if name in BASE:
-            pairs = zip(values, figures[BASE[name]], strict=True)
+            pairs = zip(values, taken[BASE[name]], strict=True)
             ratio = statistics.median(mine["seconds"] / theirs["seconds"] for mine, theirs in pairs)
             text += f", {ratio:.2f}x {BASE[name]}"
         if "waited" in values[0]:
             first, waited = (statistics.median(value[key] for value in values) for key in ("first", "waited"))
+            rows += [
+                [f"{name}: the training waits", waited, None, None],
+                ["the same, the first commit", first, None, None],
+            ]
             text += f"; the training waited {waited:.2f} s, at the first commit {first:.2f} s"
+        rows.append([name, seconds, ratio, beside])
         print(text, flush=True)
+    titles = (
+        ("seconds", figures.RATIO),
+        ("in times of torch's", figures.RATIO),
+        ("beside the model, in layers of 64 MiB", "{:.1f}"),
+    )
+    return figures.table([("", ""), *titles], rows)
 
 
 if __name__ == "__main__":

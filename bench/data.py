@@ -1,7 +1,7 @@
 """Input pipelines: items per second and the cost of resuming, against the peers, interleaved, in one run.
 
     make bench-data                         # installs the peers beside the project's own environment, then runs this
-    python bench/data.py [--rounds 5] [--only cheap,aug28,aug96,resume,draws]
+    python bench/data.py [--rounds 5] [--only cheap,aug28,aug96,resume,draws] [--json FILE]
 
 Every measurement is a process of its own; each round runs all variants once, in turn. `rate` counts from the first
 batch to the last (starting workers is not in it), the table shows medians and the ratio to the best peer of its column.
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 
+import figures
 import numpy as np
 
 SEED, SECONDS, BATCH = 7, 4.0, {"cheap": 256, "aug28": 64, "aug96": 64}
@@ -362,9 +363,32 @@ def table(work, rounds, words):
     print(f"\n{work}: {rounds} rounds; ratio to the best peer, {best}")
     for variant, value in sorted(medians.items(), key=lambda item: -item[1]):
         print(f"  {variant:24}{value / 1e3:10.1f}k/s{value / peers[best]:8.2f}")
+    return {variant: (value / 1e3, value / peers[best]) for variant, value in medians.items()}
+
+
+def tables_of(found):
+    """The tables of a page: one dataset in samebits' loader and torch's, and every variant; by work, what `table` returns."""
+    loader = [
+        [work, workers, ours[0], theirs[0], ours[0] / theirs[0]]
+        for work, rates in found.items() for workers in (0, 2)
+        if (ours := rates.get(f"samebits:{workers} DataLoader")) and (theirs := rates.get(f"torch:{workers} the same dataset"))
+    ]  # fmt: skip
+    columns = [("work", ""), ("workers", ""), ("samebits", "{:.1f}"), ("torch", "{:.1f}")]
+    ratio = ("samebits' speed in times of torch's", figures.RATIO)
+    pipelines = [name for name in VARIANTS if not name.endswith((" DataLoader", " the same dataset"))]
+    names = [name for name in pipelines if any(name in rates for rates in found.values())]
+    titles = [pair for work in found for pair in ((work, "{:.1f}"), ("to the best peer", figures.RATIO))]
+    cells = [
+        [name, *(cell for rates in found.values() for cell in rates.get(name, (None, None)))]
+        for name in names
+    ]
+    tables = {"loader": figures.table([*columns, ratio], loader)} if loader else {}
+    head = ("thousands of items per second", "")
+    return tables | ({"pipelines": figures.table([head, *titles], cells)} if names else {})
 
 
 def main():
+    file, found = figures.file_asked(), {}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -381,17 +405,18 @@ def main():
         return
     for work in arguments.only.split(","):
         if work in ("resume", "draws"):
-            found = [measured(work) for _ in range(arguments.rounds)]
+            rounds = [measured(work) for _ in range(arguments.rounds)]
             what = (
                 "resume at batch 10**6"
                 if work == "resume"
                 else "us an element more than torch's loader, by draws"
             )
             print(f"\n{what}: {arguments.rounds} rounds, medians")
-            for name in found[0]:
-                print(f"  {name:24}{statistics.median(one[name] for one in found):10.2f}")
+            for name in rounds[0]:
+                print(f"  {name:24}{statistics.median(one[name] for one in rounds):10.2f}")
         else:
-            table(work, arguments.rounds, arguments.variants.split(","))
+            found[work] = table(work, arguments.rounds, arguments.variants.split(","))
+    figures.save(file, **tables_of(found))
 
 
 if __name__ == "__main__":

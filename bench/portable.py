@@ -1,6 +1,6 @@
 """What the same bits for every number of threads and on every machine cost: whole training steps and single ops, in float32 and bfloat16.
 
-    python bench/portable.py [--rounds 9] [--only steps|ops] [--threads 1,2]
+    python bench/portable.py [--rounds 9] [--only steps|ops] [--threads 1,2] [--json FILE]
 
 In one process torch's default and `across="machines"` take turns, whose kernels `across="threads"` has, too; the
 fastest of the rounds counts. Printed are torch's time, and the time of ours over it. "refused" is an op that raises. The kernels of each family by themselves: portable_product.py, portable_functions.py, portable_reductions.py
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import samebits
 
 sys.path.insert(0, str(Path(__file__).parent))
+import figures
 import ops
 
 MACHINES = "samebits, machines too"
@@ -50,8 +51,25 @@ def layers() -> dict[str, Callable[[], Any]]:
     return found
 
 
+def as_table(group: str, found: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The table of a page: models in float32 / bfloat16 by threads, or a line for each op."""
+    if group == "ops":
+        columns = [("", ""), *((f"{one} thread{'s' * (one > 1)}", figures.RATIO) for one in found)]
+        return figures.table(
+            columns, [[name, *(by[name] for by in found.values())] for name in next(iter(found.values()))]
+        )
+    rows: list[list[Any]] = []
+    for threads, ratios in found.items():
+        models: dict[str, list[Any]] = {}
+        for name, ratio in ratios.items():
+            models.setdefault(name.replace(",", " ").split()[0], []).append(ratio)
+        rows.append([threads, *models.values()])
+    return figures.table([("threads", ""), *((model, figures.RATIO) for model in models)], rows)
+
+
 def main() -> None:
     """Prints the tables."""
+    file = figures.file_asked()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,6 +83,7 @@ def main() -> None:
         "steps": ("Whole training step", ops.steps),
         "ops": ("Single ops", lambda: layers() | ops.ops()),
     }
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for threads in map(int, asked.threads.split(",")):
         for group, (title, cases) in groups.items():
             if asked.only in (None, group):
@@ -73,8 +92,11 @@ def main() -> None:
                 for name, times in best.items():
                     ours = times[MACHINES]
                     torchs = times["default"]
-                    ratio = "refused" if ours is None or torchs is None else f"{ours / torchs:.2f}"
-                    print(f"{name:44}{(torchs or 0) * 1e3:>9.3f} ms{ratio:>14}", flush=True)
+                    ratio = "refused" if ours is None or torchs is None else ours / torchs
+                    found.setdefault(group, {}).setdefault(threads, {})[name] = ratio
+                    shown = ratio if isinstance(ratio, str) else f"{ratio:.2f}"
+                    print(f"{name:44}{(torchs or 0) * 1e3:>9.3f} ms{shown:>14}", flush=True)
+    figures.save(file, **{group: as_table(group, by) for group, by in found.items()})
 
 
 if __name__ == "__main__":

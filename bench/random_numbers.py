@@ -1,6 +1,6 @@
 """samebits.random against torch's generators on the CPU: interleaved, medians of ratios.
 
-    python bench/random_numbers.py [rounds]
+    python bench/random_numbers.py [rounds] [--json FILE]
 
 Three tables. Large: ns per element for 2**24 elements, at one and at two threads (one: time of the process; two: of the
 wall), and how many times faster than torch. Small: us per call for 1,024 elements at one thread, and what is added to
@@ -15,6 +15,7 @@ from statistics import median
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import figures
 import torch
 import torch.nn.functional as F
 
@@ -93,29 +94,38 @@ def compare(ours, theirs, calls, rounds, clock):
 
 
 def large(rounds):
+    columns, found = [("", "")], {}
     for threads, clock in ((1, time.process_time_ns), (2, time.perf_counter_ns)):
         torch.set_num_threads(threads)
+        columns += [(f"{threads} thread{'s' * (threads > 1)}: samebits", figures.THREE_DIGITS)]
+        columns += [("torch", figures.THREE_DIGITS), ("faster", "{:.1f}x")]
         print(f"\nns per element, 2**24 elements, threads: {threads}")
         print(f"{'':24} {'samebits':>9} {'torch':>9} {'faster':>9}")
         for name, ours, theirs in rows(LARGE):
             a, b, ratio = compare(ours, theirs, 1, rounds, clock)
             print(f"{name:24} {a / LARGE:9.2f} {b / LARGE:9.2f} {ratio:8.1f}x", flush=True)
+            found.setdefault(name, [name]).extend((a / LARGE, b / LARGE, ratio))
+    return figures.table(columns, [*found.values()])
 
 
 def small(title, given, rounds):
     torch.set_num_threads(1)
+    added = []
     print(f"\nus per call, {title}, threads: 1")
     print(f"{'':24} {'samebits':>9} {'torch':>9} {'added':>9}")
     for name, ours, theirs in given:
         a, b, _ = compare(ours, theirs, 500, rounds, time.process_time_ns)
         print(f"{name:24} {a / 1000:9.2f} {b / 1000:9.2f} {(a - b) / 1000:+9.2f}", flush=True)
+        added.append([name, (a - b) / 1000])
+    return figures.table([("", ""), ("us a call beyond torch's", "{:+.1f}")], added)
 
 
 def main():
+    file = figures.file_asked()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    large(rounds)
-    small("1,024 elements", rows(SMALL), rounds)
+    tables = {"large": large(rounds), "small": small("1,024 elements", rows(SMALL), rounds)}
     small("generators of the process", process_rows(), rounds)
+    figures.save(file, **tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """samebits.rounding on the CPU against torch and torchao's way: interleaved, medians of ratios.
 
-    python bench/rounding.py [rounds]
+    python bench/rounding.py [rounds] [--json FILE]
     python bench/rounding.py --lowered
     python bench/rounding.py --quality
 
@@ -24,6 +24,7 @@ from statistics import mean, median
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import figures
 import torch
 import torch.nn.functional as F
 
@@ -142,14 +143,19 @@ def compare(ours, theirs, rounds, clock):
 
 
 def speed(rounds):
+    columns, found = [("", "")], {}
     for threads, clock in ((1, time.process_time_ns), (2, time.perf_counter_ns)):
         torch.set_num_threads(threads)
+        columns += [(f"{threads} thread{'s' * (threads > 1)}: samebits", figures.THREE_DIGITS)]
+        columns += [("theirs", figures.THREE_DIGITS), ("faster", f"{figures.THREE_DIGITS}x")]
         print(f"\nns per element, threads: {threads}")
         print(f"{'':32} {'samebits':>9} {'theirs':>9} {'faster':>9}")
         for elements, rows in (rounding_rows(), optimizer_rows()):
             for name, ours, theirs in rows:
                 a, b, ratio = compare(ours, theirs, rounds, clock)
                 print(f"{name:32} {a / elements:9.2f} {b / elements:9.2f} {ratio:8.2f}x", flush=True)
+                found.setdefault(name, [name]).extend((a / elements, b / elements, ratio))
+    return figures.table(columns, [*found.values()])
 
 
 def network(width, dtype):
@@ -202,6 +208,7 @@ def lowered_row(width, batch, rounds):
 
 
 def main():
+    file = figures.file_asked()
     if "--quality" in sys.argv:
         quality()
         return
@@ -211,7 +218,7 @@ def main():
         return
     samebits.set_random_seed(1)
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    speed(rounds)
+    figures.save(file, speed=speed(rounds))
     print()
     lowered(rounds)
 

@@ -1,6 +1,6 @@
 """What starting costs: the command, the import, the first step of the digits run; and what one step of a `Run` costs.
 
-    python bench/startup.py [ROUNDS] [WHEEL]
+    python bench/startup.py [ROUNDS] [WHEEL] [--json FILE]
 
 Each line is a process of its own, started in turn with the one that it is compared with, ROUNDS times; medians. Wall time
 has in it what else the machine does, so the processor time of the process stands beside it. Bytecode is on disk, as
@@ -22,6 +22,8 @@ import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+
+import figures
 
 ROUNDS = 7
 EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "digits.py"
@@ -191,7 +193,31 @@ def first_steps(folder: str) -> list[list[str]]:
     return commands
 
 
+COMPARED = [
+    ("", ""),
+    ("seconds", figures.RATIO),
+    ("compared with", ""),
+    ("times", figures.RATIO),
+    ("seconds more", figures.RATIO),
+]
+BODIES = [("", ""), ("plain torch", "{:.3f} ms"), ("`Run`", "{:.3f} ms")]
+
+
+def compared(line: Line, own: float, name: str, beside: float) -> list[float | str | None]:
+    """A row of COMPARED."""
+    if line.goal is alone:
+        return [line.name, own, None, None, None]
+    return [
+        line.name,
+        own,
+        name,
+        own / beside if line.goal is ratio else None,
+        own - beside if line.goal is beyond else None,
+    ]
+
+
 def main() -> None:
+    file = figures.file_asked()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
         wheels = [f"{folder}/wheel"] if sys.argv[2:] else []
@@ -209,12 +235,19 @@ def main() -> None:
     for line, own in zip(every, medians, strict=True):
         shown = [line.goal(own[kind], medians[line.beside][kind]) for kind in (0, 1)]
         print(f"{line.name:34s}{shown[0]:26s}{shown[1]}")
+    processes = [
+        compared(line, own[1], every[line.beside].name, medians[line.beside][1])
+        for line, own in zip(every, medians, strict=True)
+    ]
+    bodies = []
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
     print("between two bodies, no commit     plain torch       Run")
     for said in done.stdout.splitlines():
         layers, trains, plain, own = said.split()
         what = f"{layers} layers, {'trained' if trains == 'True' else 'empty body'}"
         print(f"{what:34s}{float(plain):8.3f} ms {float(own):8.3f} ms")
+        bodies.append([what, float(plain), float(own)])
+    figures.save(file, processes=figures.table(COMPARED, processes), bodies=figures.table(BODIES, bodies))
 
 
 if __name__ == "__main__":

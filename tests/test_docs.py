@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 
+import doc_figures
 import doc_pages
 from samebits import arithmetic
 from samebits.audit._verify import check_plan
@@ -224,6 +225,44 @@ def with_programs():
     root = doc_pages.ROOT
     found = [page for page in all_pages(root) if any(block.runs for block in doc_pages.blocks(page))]
     return [pytest.param(page, id=page.relative_to(root / "docs").as_posix()) for page in found]
+
+
+def shown_runs(pages):
+    """The (file, table) of each region of figures."""
+    return [
+        (file, name) for page in pages for _, file, name, _ in doc_figures.REGION.findall(page.read_text())
+    ]
+
+
+def test_each_table_of_figures_is_that_of_its_run(root, pages, tmp_path):
+    """Regions are as docs/evidence/figures/ has them; negative control: a figure typed into a page, a file that is none."""
+    assert [page.name for page in pages if doc_figures.filled(page.read_text()) != page.read_text()] == []
+    page = (root / "docs" / "evidence" / "benchmarks.md").read_text()
+    changed = page.replace("| 396 ms | 1.09 |", "| 396 ms | 1.08 |")
+    assert changed != page and doc_figures.filled(changed) == page
+    with pytest.raises(
+        ValueError, match=r"steps-none/\.\.\..*: docs/evidence/figures has commit-large-amd, "
+    ):
+        doc_figures.filled(page.replace("figures: steps-amd/", "figures: steps-none/"))
+    with pytest.raises(ValueError, match="the tables of steps-amd are steps"):
+        doc_figures.filled(page.replace("figures: steps-amd/steps", "figures: steps-amd/ops"))
+
+
+def test_each_run_says_where_when_and_how_it_was_made(root, pages):
+    """Each file has a machine, a date and a command, and each of its tables is shown once; none is typed beside them."""
+    runs = {file.stem: doc_figures.run_of(file.stem) for file in doc_figures.FOLDER.iterdir()}
+    for run in runs.values():
+        assert (
+            run["machine"]
+            and re.fullmatch(r"20\d\d-\d\d-\d\d", run["date"])
+            and re.match("python |make ", run["command"])
+        )
+    assert sorted(shown_runs(pages)) == sorted(
+        (file, name) for file, run in runs.items() for name in run["tables"]
+    )
+    for page in (root / "docs" / "evidence").glob("benchmarks*.md"):
+        assert doc_figures.typed(page.read_text()) == []
+    assert doc_figures.typed("<!-- figures: a/b -->\n| 1 |\n<!-- /figures -->\n| 2 |\n") == ["| 2 |"]
 
 
 def words_of_bugs(page):

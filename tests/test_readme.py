@@ -1,10 +1,12 @@
-"""The README: one screen, whose code runs when pasted and whose figures are those of the pages that measured them."""
+"""The README: one screen, whose code runs when pasted and whose figures are those of the runs that measured them."""
 
 import re
 import subprocess
 import sys
 
 import pytest
+
+import doc_figures
 
 LINES, COLUMNS, WORDS = 80, 110, 700
 
@@ -26,35 +28,6 @@ def too_large(text):
         or len(text.split()) > WORDS
         or not text.isascii()
     )
-
-
-def tables(page, heading):
-    """The tables of one section of a page, each a list of rows of cells."""
-    section = re.split(r"^## ", page.read_text().split(f"## {heading}\n", 1)[1], flags=re.MULTILINE)[0]
-    found = re.findall(r"(?:^\|.*\n?)+", section, re.MULTILINE)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-        for table in found
-    ]
-
-
-def column(page, heading, title):
-    """All numbers in the columns of this title, in the tables of a section; the numbers in brackets are left out."""
-    cells = [
-        row[place]
-        for table in tables(page, heading) for place, cell in enumerate(table[0]) if re.fullmatch(title, cell)
-        for row in table[2:]
-    ]  # fmt: skip
-    return [
-        float(number)
-        for cell in cells
-        for number in re.sub(r"\([^)]*\)", "", cell).split("/")
-        if number.strip()
-    ]
-
-
-def between(numbers):
-    return f"{min(numbers):.2f} to {max(numbers):.2f}"
 
 
 def cost(readme, asked):
@@ -98,47 +71,50 @@ def test_verify_says_of_the_block_what_the_readme_says(readme, tmp_path):
         assert f"\n{word}: " in done.stdout, done.stdout
 
 
-def costs(root):
-    """The costs of the README's table, by what one asks for, computed from the pages that measured them."""
-    evidence, anywhere = root / "docs" / "evidence", root / "docs" / "how-to" / "every-cpu.md"
-    benchmarks, data = evidence / "benchmarks.md", evidence / "benchmarks-data.md"
-    steps = "Whole training steps"
-    machine = column(benchmarks, steps, "any CPU") + column(
-        anywhere, "What it costs", r"transformer.*|convnet.*|MLP.*|LSTM.*"
-    )
-    budget = [
-        float(number)
-        for table in tables(data, "Commits") for row in table if row[0] == "samebits"
-        for number in row[3].split("/")
-    ]  # fmt: skip
-    loader = column(data, "Input pipelines", "samebits' speed in times of torch's")
-    ours = f"{min(machine):.2f} (faster) to {max(machine):.2f} of torch's time"
+def switch_costs():
+    intel, amd = (doc_figures.numbers(file, "steps", "switch") for file in ("steps-intel", "steps-amd"))
+    return intel + amd
+
+
+def costs():
+    """The costs of the README's table, by what one asks for, computed from the files of the runs that measured them."""
+    machines = doc_figures.numbers("steps-intel", "steps", "any CPU")
+    for file in ("portable-intel", "portable-amd"):
+        machines += doc_figures.numbers(file, "steps", "transformer|convnet|MLP|LSTM")
+    budget = doc_figures.numbers("commits-intel", "commits", '`save="3%"`', "samebits")
+    loader = doc_figures.numbers("loader-intel", "loader", "samebits' speed in times of torch's")
+    ours = f"{min(machines):.2f} (faster) to {max(machines):.2f} of torch's time"
     return {
-        "enable_op_determinism()": f"{between(column(benchmarks, steps, 'switch'))} of torch's time",
-        "samebits.Run": f"aims at 3% (measured: {between(budget)} of the time)",
+        "enable_op_determinism()": f"{doc_figures.between(switch_costs())} of torch's time",
+        "samebits.Run": f"aims at 3% (measured: {doc_figures.between(budget)} of the time)",
         "samebits.data.DataLoader": f"{min(loader):.2f} (slower) to {max(loader):.2f} times the speed of torch's loader",
         'enable_op_determinism(across="threads")': ours,
         'enable_op_determinism(across="machines")': ours,
     }
 
 
-def wrong_costs(readme, root):
-    return {asked for asked, said in costs(root).items() if cost(readme, asked) != said}
+def wrong_costs(readme):
+    return {asked for asked, said in costs().items() if cost(readme, asked) != said}
 
 
-def test_figures_are_those_of_the_pages_that_measured_them(readme, root):
-    """Each cost is computed from the tables of a page; negative control: another number is found."""
-    assert wrong_costs(readme, root) == set()
-    assert wrong_costs(re.sub(r"\d\.\d\d to", "0.50 to", readme), root) >= {
+def test_figures_are_those_of_the_runs_that_measured_them(readme):
+    """Each cost is computed from docs/evidence/figures/; negative control: another number in the README is found."""
+    assert wrong_costs(readme) == set()
+    assert wrong_costs(re.sub(r"\d\.\d\d to", "0.50 to", readme)) >= {
         "enable_op_determinism()",
         "samebits.Run",
     }
+    changed = readme.replace("0.88 (slower)", "0.89 (slower)")
+    assert changed != readme and wrong_costs(changed) == {"samebits.data.DataLoader"}
 
 
-def test_the_page_on_levels_has_the_figures_of_the_readme(readme, root):
-    """Each range of numbers in the README's table of promises stands in docs/start/which-level.md; negative control: another."""
+def test_other_pages_have_the_figures_of_the_readme(readme, root):
+    """Each range of numbers in the README's table of promises stands in docs/start/which-level.md, the first in faq.md; negative control: another."""
     page = (root / "docs" / "start" / "which-level.md").read_text()
-    ranges = {re.search(r"[\d.]+(?: \(\w+\))? to [\d.]+", cost(readme, asked))[0] for asked in costs(root)}
+    ranges = {re.search(r"[\d.]+(?: \(\w+\))? to [\d.]+", cost(readme, asked))[0] for asked in costs()}
     plain = {re.sub(r" \(\w+\)", "", one) for one in ranges}
     assert len(plain) == 4 and all(one in page for one in plain)
     assert "0.50 to 0.60" not in page
+    switch = doc_figures.between(switch_costs())
+    questions = (root / "docs" / "start" / "faq.md").read_text()
+    assert switch in plain and f"takes {switch} of torch's time" in questions

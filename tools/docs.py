@@ -1,5 +1,7 @@
 """`python tools/docs.py [PAGE ...]` runs each page of docs/ as a user would; with --update writes what its commands print.
 
+Tables of figures (`<!-- figures: FILE/TABLE -->`) are compared with docs/evidence/figures/, and written by --update.
+
 Exit status: 0 all pages show what is printed; 1 one does not (each difference is printed).
 """
 
@@ -14,12 +16,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+import doc_figures  # noqa: E402
 import doc_pages  # noqa: E402
 
 
-def update(page: Path, folder: Path) -> list[str]:
-    """Runs a page, and replaces shown output that is not what a command prints."""
+def checked(page: Path, folder: Path) -> list[str]:
+    """Runs a page; returns what it shows wrongly."""
     text = page.read_text()
+    stale = [] if doc_figures.filled(text) == text else ["a table is not that of docs/evidence/figures/"]
+    return [*stale, *doc_pages.run_page(page, folder)]
+
+
+def update(page: Path, folder: Path) -> list[str]:
+    """Runs a page, and replaces tables that are not those of their files and output that is not what a command prints."""
+    text = doc_figures.filled(page.read_text())
     wrong = doc_pages.run_page(page, folder)
     for one in wrong:
         if not one.startswith("$ "):
@@ -49,7 +59,7 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             where = Path(folder).resolve()
-            wrong = update(page, where) if arguments.update else doc_pages.run_page(page, where)
+            wrong = update(page, where) if arguments.update else checked(page, where)
         ran = sum(block.runs for block in doc_pages.blocks(page))
         print(
             f"{page}: {ran} fences, {time.monotonic() - began:.1f} s{', WRONG' if wrong else ''}", flush=True
