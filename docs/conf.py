@@ -11,7 +11,7 @@ project, author, copyright = "samebits", "the authors of samebits", "the authors
 release = samebits.__version__
 extensions = [
     "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode",
-    "sphinx_copybutton", "sphinx_design", "reference_pages",
+    "sphinx_copybutton", "sphinx_design", "reference_pages", "for_agents",
 ]  # fmt: skip
 nitpicky = True
 nitpick_ignore_regex = [  # other projects' pages are on no machine without a network; private types have none

@@ -317,15 +317,36 @@ def test_fences_that_do_not_run_are_counted(root):
     assert len(left) <= 45 <= len(programs) - len(left)
 
 
+def missing_for_agents(root, site):
+    """The pages that llms.txt of a site does not name, and its links, and those of SKILL.md, that lead nowhere."""
+    links = LINK.findall((site / "llms.txt").read_text())
+    named = {link.rpartition(".")[0] for link in links}
+    pages = {
+        page.relative_to(root / "docs").with_suffix("").as_posix() for page in (root / "docs").rglob("*.md")
+    }
+    links += LINK.findall((site / "SKILL.md").read_text())
+    return [
+        *sorted(pages - named - {"index"}),
+        *(link for link in dict.fromkeys(links) if not (site / link).is_file()),
+    ]
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(root, tmp_path):
-    """`sphinx -n -W`: links, names, contents (negative control: a link to nothing fails)."""
+    """`sphinx -n -W`: links, names, contents, llms.txt (negative control: a link to nothing, a page that is gone)."""
     site = tmp_path / "site"
     command = [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run([*command, root / "docs", site], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert 'id="unreleased"' in (site / "reference" / "changelog.html").read_text()
     assert "IncompleteStateError" in (site / "reference" / "errors.html").read_text()
+    assert missing_for_agents(root, site) == []
+    for file in ("start/prove.md", "reference/schemas/verify.schema.json"):
+        (site / file).rename(site / "gone")
+        assert missing_for_agents(root, site) == [file]
+        (site / "gone").rename(site / file)
+    (site / "llms.txt").write_text((site / "llms.txt").read_text().replace("how-to/data.md", "how-to/gpu.md"))
+    assert missing_for_agents(root, site) == ["how-to/data"]
     assert 'id="samebits.Run.steps"' in (site / "reference" / "api" / "samebits.html").read_text()
     wrong = tmp_path / "wrong"
     wrong.mkdir()

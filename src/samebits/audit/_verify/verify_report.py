@@ -243,7 +243,7 @@ class VerifyReport:
                 "within": self.request.within,
             },
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "planned_steps": self.planned_steps,
+            "planned_steps": self.planned_steps or None,  # 0: no loop of a Run
             "verdict": self.verdict(),
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],
