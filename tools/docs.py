@@ -1,6 +1,7 @@
 """`python tools/docs.py [PAGE ...]` runs each page of docs/ as a user would; with --update writes what its commands print.
 
 Tables of figures (`<!-- figures: FILE/TABLE -->`) are compared with docs/evidence/figures/, and written by --update.
+So with a notebook: `python tools/docs.py --update examples/notebook.ipynb` executes it and stores the outputs of its cells.
 
 Exit status: 0 all pages show what is printed; 1 one does not (each difference is printed).
 """
@@ -18,10 +19,13 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import doc_figures  # noqa: E402
 import doc_pages  # noqa: E402
+import notebook_pages  # noqa: E402
 
 
 def checked(page: Path, folder: Path) -> list[str]:
     """Runs a page; returns what it shows wrongly."""
+    if page.suffix == ".ipynb":
+        return notebook_pages.run_notebook(page, folder)
     text = page.read_text()
     stale = [] if doc_figures.filled(text) == text else ["a table is not that of docs/evidence/figures/"]
     return [*stale, *doc_pages.run_page(page, folder)]
@@ -29,6 +33,9 @@ def checked(page: Path, folder: Path) -> list[str]:
 
 def update(page: Path, folder: Path) -> list[str]:
     """Runs a page, and replaces tables that are not those of their files and output that is not what a command prints."""
+    if page.suffix == ".ipynb":
+        notebook_pages.update(page, folder)
+        return []
     text = doc_figures.filled(page.read_text())
     wrong = doc_pages.run_page(page, folder)
     for one in wrong:
@@ -53,7 +60,8 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--update", action="store_true")
     arguments = parser.parse_args()
-    pages = arguments.pages or sorted((ROOT / "docs").rglob("*.md"))
+    notebooks = (ROOT / "examples").glob("*.ipynb")
+    pages = arguments.pages or [*sorted((ROOT / "docs").rglob("*.md")), *notebooks]
     failed = 0
     for page in pages:
         began = time.monotonic()

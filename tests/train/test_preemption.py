@@ -352,15 +352,6 @@ def test_outside_of_the_main_thread_a_run_says_what_it_cannot_do(tmp_path):
     assert caught[0] == train(tmp_path / "s") and caught[1] == 1
 
 
-def test_in_a_notebook_a_run_says_what_it_cannot_do(tmp_path, monkeypatch):
-    """Where IPython is, a run warns that there is no exit code."""
-    import builtins
-
-    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    with pytest.warns(UserWarning, match="in a notebook"):
-        train(tmp_path / "r")
-
-
 HANGS = """
 import atexit, os, signal, sys, time
 import samebits

@@ -160,7 +160,14 @@ def calling_frame() -> FrameType:
 def calling_line() -> str:
     """Returns the line of `calling_frame` as `file:line`."""
     frame = calling_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{cell_of(frame.f_code.co_filename) or frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def cell_of(file: str) -> str | None:
+    """Returns what IPython's tracebacks call a notebook's cell, "Cell In[3]"; None for another file."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    found = None if shell is None else shell.compile.format_code_name(file)
+    return None if found is None else " ".join(found)
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,12 +48,9 @@ def _scopes(
     """Yields the user's functions, each with the variables that it sees."""
     for frame in frames:
         yield frame.f_code, {**frame.f_globals, **frame.f_locals}
-    modules = {getattr(module, "__file__", None): vars(module) for module in program.modules}
-    modules.setdefault(getattr(sys.modules["__main__"], "__file__", None), vars(sys.modules["__main__"]))
-    for codes in list(program.functions.values()):
-        for code in codes:
-            if code.co_filename in modules:
-                yield code, modules[code.co_filename]
+    functions = [code for codes in program.functions.values() for code in codes]
+    for code, module in program.of_modules(functions):
+        yield code, vars(module)
 
 
 @functools.lru_cache(maxsize=4096)

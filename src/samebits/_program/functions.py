@@ -9,12 +9,12 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
 from samebits._inspect import code_names
-from samebits._inspect.user_code import is_library, is_user_type, keeps_attributes, owner_of_module
+from samebits._inspect.user_code import cell_of, is_library, is_user_type, keeps_attributes, owner_of_module
 from samebits._program.bytecode import ATTRIBUTES, GLOBALS, instructions, use
 from samebits._program.vocabulary import AMBIGUOUS, CLOCKS, is_draw
 
@@ -93,8 +93,11 @@ class UserFunctions:
         return len(self._codes)
 
     def _add_module(self, module: types.ModuleType | None) -> None:
+        if module is None or module in self.modules:
+            return
         file = getattr(module, "__file__", None)
-        if module is None or file is None or is_library(file) or module in self.modules:
+        # a notebook's __main__ has no file: each cell is one
+        if is_library(file) if file is not None else module.__name__ != "__main__":
             return
         if module.__name__.split(".")[0] == "samebits":
             return
@@ -135,14 +138,19 @@ class UserFunctions:
                     made = [part for part in code_names.inner(one) if part.co_name in _MAKES]
                     self.constructors.setdefault(one.co_name, []).extend(made)
 
+    def of_modules(self, codes: Iterable[CodeType]) -> Iterator[tuple[CodeType, types.ModuleType]]:
+        """Yields functions with their modules; those of a notebook's cells are of `__main__`."""
+        main = sys.modules["__main__"]
+        modules = {getattr(one, "__file__", None): one for one in (main, *self.modules)}
+        for code in codes:
+            file = None if cell_of(code.co_filename) else code.co_filename
+            if file in modules:
+                yield code, modules[file]
+
     def global_names(self, module: types.ModuleType) -> set[str]:
         """Returns the names that the functions of a module read as globals."""
-        file = getattr(module, "__file__", None)
-        used: set[str] = set()
-        for code in self._codes:
-            if code.co_filename == file and code.co_name != "<module>":
-                used |= code_names.globals_read(code)
-        return used
+        found = self.of_modules(code for code in self._codes if code.co_name != "<module>")
+        return set().union(*(code_names.globals_read(code) for code, of in found if of is module))
 
 
 _OF_STATE = {"state_dict", "load_state_dict", "get_extra_state", "set_extra_state"}

@@ -1,9 +1,10 @@
-"""`ProgressBar`: a rich bar on a terminal, one plain line per epoch elsewhere."""
+"""`ProgressBar`: a rich bar on a terminal, a line that changes in a notebook; one plain line per epoch."""
 
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+import time
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -17,8 +18,8 @@ class ProgressBar(Callback):
     """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position.
 
     Args:
-        file: the output; None: stderr.
-        bar: False for the line per epoch alone, on a terminal too.
+        file: the output; None: stderr, in a notebook stdout, which has no red background.
+        bar: False for the line per epoch alone, on a terminal and in a notebook too.
 
     Example:
         >>> import sys
@@ -39,10 +40,16 @@ class ProgressBar(Callback):
         self._bar = bar
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._cell: Any = None
+        """The output of a notebook's cell: a line that changes."""
+        self._line, self._changed = "training", 0.0
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """Starts the bar, on a terminal."""
-        console = Console(file=self._file or sys.stderr)
+        """Starts the bar, on a terminal, or the line in a notebook."""
+        console = Console(file=self._output())
+        if self._bar and self._file is None and console.is_jupyter:  # where rich's bar needs ipywidgets
+            display = sys.modules["IPython"].display.display
+            self._cell = display({"text/plain": self._line}, raw=True, display_id=True)
         if not self._bar or not console.is_terminal:
             return
         self._progress = Progress(
@@ -53,12 +60,16 @@ class ProgressBar(Callback):
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Moves the bar to the step."""
+        epochs = trainer.epochs - trainer.initial_epoch
+        total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
+        self._line = f"step {step + 1}{'' if total is None else f'/{total}'}: {_text(logs)}"
+        if self._cell is not None and time.monotonic() > self._changed + 0.2:
+            self._changed = time.monotonic()
+            self._cell.update({"text/plain": self._line}, raw=True)
         if self._progress is None:
             return
         # Begins at the run's position: steps of earlier processes are no part of the speed
         if self._task is None:
-            epochs = trainer.epochs - trainer.initial_epoch
-            total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
             self._task = self._progress.add_task("training", total=total, completed=step, logs="")
         self._progress.update(self._task, completed=step + 1, logs=_text(logs))
 
@@ -68,13 +79,19 @@ class ProgressBar(Callback):
         if self._progress is not None:
             self._progress.console.print(line, highlight=False)
         else:
-            print(line, file=self._file or sys.stderr, flush=True)
+            print(line, file=self._output(), flush=True)
 
     def on_exit(self, trainer: TrainerView) -> None:
-        """Removes the bar."""
+        """Removes the bar; a notebook keeps the last line."""
+        if self._cell is not None:
+            self._cell.update({"text/plain": self._line}, raw=True)
         if self._progress is not None:
             self._progress.stop()
             self._progress = self._task = None
+        self._cell = None
+
+    def _output(self) -> TextIO:
+        return self._file or (sys.stdout if Console().is_jupyter else sys.stderr)
 
 
 def progress_bars(verbose: str | int) -> list[ProgressBar]:

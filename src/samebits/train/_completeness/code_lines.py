@@ -10,10 +10,11 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
-from samebits._inspect.user_code import is_library, is_user_type, outwards
+from samebits._inspect.user_code import cell_of, is_library, is_user_type, outwards
 from samebits._objects.parts import attributes_of
 
 
@@ -35,7 +36,7 @@ class LoopSource:
         """The text by which the code of the frame has the run; None if it does not."""
         name = frame.f_code.co_filename
         near = os.path.relpath(name)
-        self._file = name if near.startswith("..") else near
+        self._file = cell_of(name) or (name if near.startswith("..") else near)
         self._lines = linecache.getlines(name, frame.f_globals)
         self._scope = _scope("".join(self._lines), frame)
         self._loop = _loop_at(self._scope, frame.f_lineno)
@@ -94,8 +95,17 @@ class LoopSource:
         """Returns the places for a line about a variable's object: before the loop, behind what sets it."""
         sets = [use.line for use in self.uses(name) if use.sets and not use.in_function]
         behind = [self._behind(line) for line in sorted({line for line in sets if line >= self._first})]
-        is_made_before = not sets or min(sets) < self._first
+        is_made_before = not sets or min(sets) < self._first or self._is_set_in_another_cell(name)
         return [*([self.before_of(name)] if is_made_before else []), *filter(None, behind)]
+
+    def _is_set_in_another_cell(self, name: str) -> bool:
+        """Returns True for a variable of a notebook that a statement of a cell, and no loop, sets."""
+        found, is_cell = False, cell_of(self.frame.f_code.co_filename) is not None
+        for text in self.frame.f_globals.get("In", ()) if is_cell else ():
+            with suppress(SyntaxError):  # a line of IPython's own
+                plain = [one for one in ast.parse(text).body if isinstance(one, ast.Assign | ast.AnnAssign)]
+                found |= any(use.sets for one in plain for use in _uses(one, name))
+        return found
 
     def behind_first(self, name: str) -> str | None:
         """Returns the place behind the statement before the loop that sets a variable first."""

@@ -631,7 +631,7 @@ def _globals(program: Program) -> dict[str, Any]:
     found: dict[str, Any] = {}
     script = sys.modules.get("__main__")
     for module in program.modules:
-        if module is not script:
+        if module is not script or getattr(script, "__file__", None) is None:  # of a notebook's many codes
             held = vars(module)
             names = program.global_names(module)
             found |= {

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from samebits._context import process
+from samebits._inspect.user_code import cell_of
 from samebits._objects import budget
 from samebits._program import LoopFrames
 from samebits.errors import IncompleteStateError
@@ -51,8 +52,9 @@ def check_wrappers(loop: Any, number: str, look: Look) -> None:
         path = names[0] if names else type(wrapper).__name__
         if checks.is_allowed(path) or (parts and (is_output or not others)):
             continue
+        file = reader.f_code.co_filename
         error = IncompleteStateError(
-            f"Run: {reader.f_code.co_filename}, line {reader.f_lineno}: {_advice(wrapper, path, number)} "
+            f"Run: {cell_of(file) or file}, line {reader.f_lineno}: {_advice(wrapper, path, number)} "
             f'What does no harm: Run(ignore=["{path}"]). check_complete=False turns the check off.'
         )
         if process.overrides.raise_incomplete:

@@ -74,11 +74,6 @@ class Preemption:
                 "and Ctrl-C do not commit. Earlier commits are unaffected. Enter the run in the main thread.",
             )
             return
-        if hasattr(builtins, "__IPYTHON__"):
-            user_code.warn(
-                "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but "
-                "not the process, and there is no exit code 75.",
-            )
         self._idle = True
         for number in SIGNALS:
             previous = signal.getsignal(number)
@@ -89,12 +84,15 @@ class Preemption:
         process.preemption = self
 
     def uninstall(self) -> None:
-        """Restores the previous handlers; while a signal is ending the process, further ones are ignored."""
+        """Restores the previous handlers; while a signal is ending the process, further ones are ignored.
+
+        A kernel lives on: it gets its handlers back.
+        """
         if self._pipe is None:
             return
         self._idle = self.waiting = False
         self._stop_watch()
-        if self.requested is None:
+        if self.requested is None or _in_ipython():
             self._restore_handlers()
         else:
             self._left = True
@@ -144,8 +142,17 @@ class Preemption:
         self.waiting = False
 
     def leave(self) -> NoReturn:
-        """Prints the step that a restart resumes from, and ends the program with exit code 75."""
+        """Prints the step that a restart resumes from, and ends the program with exit code 75.
+
+        The stop button of a notebook ends the cell. Other signals end the kernel, which survives SystemExit.
+        """
         why = "another rank got a signal" if self.requested is None else self.requested.name
+        if _in_ipython() and self.requested is signal.SIGINT:
+            stop = KeyboardInterrupt("samebits: stopped")
+            _shorten_traceback(stop, lambda: f"{self._durable()}; run the cell again to resume")
+            raise stop
+        if _in_ipython() and self.requested is not None:
+            self._exit_process(f"{why}: {self._durable()}; run the notebook again to resume")
         if self.prints:
             _print(f"{why}: {self._durable()}; start the same command again to resume")
         raise SystemExit(EXIT_PREEMPTED)
@@ -159,7 +166,8 @@ class Preemption:
         first, self.requested = self.requested is None, self.requested or name
         if first:
             self._deadline = time.monotonic() + self._grace
-            again = " (Ctrl-C again stops at once, without a commit)" if name is signal.SIGINT else ""
+            key = "the stop button" if _in_ipython() else "Ctrl-C"
+            again = f" ({key} again stops at once, without a commit)" if name is signal.SIGINT else ""
             _print(f"{name.name}: {self._plan()}{again}")
             self._wake(number)
         previous = self._previous.get(name)
@@ -274,6 +282,10 @@ def _reset_child() -> None:
 os.register_at_fork(after_in_child=_reset_child)
 
 
+def _in_ipython() -> bool:
+    return hasattr(builtins, "__IPYTHON__")
+
+
 def _print(text: str) -> None:
     """Prints to stderr, from a handler or another thread too: Python's streams refuse to be entered twice."""
     try:
@@ -291,6 +303,9 @@ def _flush() -> None:
 
 def _shorten_traceback(stop: BaseException, durable: Callable[[], str]) -> None:
     """Makes an uncaught `stop` one line. `durable` is called then: leaving the run ends its last commit."""
+    stop.__dict__["_render_traceback_"] = lambda: [f"{stop}; {durable()}"]  # IPython asks for it
+    if _in_ipython():
+        return
     before = sys.excepthook
 
     def hook(raised: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
