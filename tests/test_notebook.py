@@ -122,7 +122,8 @@ def test_the_stop_button_commits_and_the_next_execution_goes_on(one):
     """An interrupt ends the cell in one line, the same cell resumes to the weights of the undisturbed run, and the next cell can be stopped."""
     stopped = one.cell(training("stopped", PRINT), "at 10\n", lambda manager: manager.interrupt_kernel())
     ended = re.search(
-        r"samebits: stopped; committed at step (\d+) in .*runs/stopped; run the cell again to resume$", stopped
+        r"samebits: stopped; committed at step (\d+) in .*runs/stopped; run the cell again to resume$",
+        stopped,
     )
     assert "the stop button again stops at once" in stopped
     assert "Warning" not in stopped and "Traceback" not in stopped and "weights" not in stopped
