@@ -19,9 +19,7 @@ INCLUDES = {"contributing.md"}
 """Pages that include one of the root, which has rules of its own."""
 EVIDENCE = "evidence"
 """The folder of figures: its tables may be wide, and a list of machines uses the words of emulators."""
-WORDS, COLUMNS, SENTENCE = 1200, 110, 25
-FRAGMENT_COLUMNS = 100
-"""A file of changes/ is in narrower lines: towncrier indents them."""
+WORDS, COLUMNS, SENTENCE = 1200, 100, 25
 BANNED = re.compile(
     r"\b(cures?|told|held|mended|lets? be|the ways? out|played|telling|of which|so many|another one|(?:is|are) named)\b",
     re.IGNORECASE,
@@ -54,7 +52,7 @@ def broken_links(page):
 
 
 def long_lines(text):
-    """Numbers of the lines with more than 110 characters."""
+    """Numbers of the lines with more than 100 characters."""
     return [number for number, line in enumerate(text.splitlines(), 1) if len(line) > COLUMNS]
 
 
@@ -107,8 +105,8 @@ def wrong_in_fragment(file, root):
         found.append(f"the name is none of NUMBER.KIND.md, +WORDS.KIND.md with KIND in {kinds}")
     if not text.strip():
         found.append("empty")
-    if any(len(line) > FRAGMENT_COLUMNS for line in text.splitlines()) or not text.isascii():
-        found.append(f"a line of more than {FRAGMENT_COLUMNS} characters, or one that is not ASCII")
+    if any(len(line) > COLUMNS for line in text.splitlines()) or not text.isascii():
+        found.append(f"a line of more than {COLUMNS} characters, or one that is not ASCII")
     if ".bits." in file.name and not moved_to(text):
         found.append("it does not say `BITS` is N")
     return found
@@ -140,7 +138,7 @@ def pages(root):
 def bad(tmp_path):
     """A folder of two pages that break every rule."""
     (tmp_path / "index.md").write_text("```{toctree}\nb\n```\n")
-    text = f"# A, b\n[x](#a-b) [y](#c) [z](no.md)\nThe cure is told.\n{'a' * 111}\n" + "w " * (WORDS + 1)
+    text = f"# A, b\n[x](#a-b) [y](#c) [z](no.md)\nThe cure is told.\n{'a' * 101}\n" + "w " * (WORDS + 1)
     (tmp_path / "a.md").write_text(text)
     return tmp_path / "a.md"
 
@@ -162,7 +160,7 @@ def test_each_link_leads_somewhere(pages, root):
 
 
 def test_no_line_is_too_long_to_read(root):
-    """Lines have at most 110 characters, but for tables of figures."""
+    """Lines have at most 100 characters, but for tables of figures."""
     shown = [page for page in all_pages(root) if page.parent.name != EVIDENCE]
     found = {page.name: long_lines(page.read_text()) for page in shown}
     assert {name: lines for name, lines in found.items() if lines} == {}
