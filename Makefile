@@ -34,8 +34,8 @@ lint: $(READY)  ## style, types, layers
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
-docs: $(READY)  ## site/: the pages of docs/ as a site; no network is needed (a minute)
-	@$(BIN)/python -c 'import furo, myst_parser, sphinx, sphinx_copybutton, sphinx_design, towncrier' 2>/dev/null || { echo "the extra is missing: $(BIN)/python -m pip install -c constraints.txt -e '.[docs]'" >&2; exit 2; }
+docs: $(READY)  ## site/: the pages of docs/ as a site; no network is needed (two minutes; one, once its pictures are made)
+	@$(BIN)/python -c 'import furo, matplotlib, myst_parser, sphinx, sphinx_copybutton, sphinx_design, towncrier' 2>/dev/null || { echo "the extra is missing: $(BIN)/python -m pip install -c constraints.txt -e '.[docs]'" >&2; exit 2; }
 	$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs site
 	@echo "open site/index.html"
 

@@ -11,14 +11,14 @@ project, author, copyright = "samebits", "the authors of samebits", "the authors
 release = samebits.__version__
 extensions = [
     "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode",
-    "sphinx_copybutton", "sphinx_design", "reference_pages", "for_agents",
+    "sphinx_copybutton", "sphinx_design", "op_table", "pictures", "reference_pages", "for_agents",
 ]  # fmt: skip
 nitpicky = True
 nitpick_ignore_regex = [  # other projects' pages are on no machine without a network; private types have none
     ("py:.*", r"(torch|numpy|collections|os|pathlib|types|typing|typer|rich|keras)\..*"),
     ("py:class", r"samebits\.(.*\.)?_.*"),
 ]
-exclude_patterns = ["_ext"]
+exclude_patterns = ["_ext", "_pictures"]
 
 html_theme = "furo"
 html_title = "samebits"

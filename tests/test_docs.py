@@ -346,6 +346,14 @@ def test_the_site_is_built_without_a_warning(root, tmp_path):
     (site / "llms.txt").write_text((site / "llms.txt").read_text().replace("how-to/data.md", "how-to/gpu.md"))
     assert missing_for_agents(root, site) == ["how-to/data"]
     assert 'id="samebits.Run.steps"' in (site / "reference" / "api" / "samebits.html").read_text()
+    op_table = (site / "reference" / "op-table.html").read_text()
+    assert "<code>torch.linalg.svd</code>" in op_table and len(op_table) < 1_500_000
+    shown = set(
+        re.findall(
+            r'src="\.\./_images/(\w+-(?:light|dark)\.svg)"', (site / "explanation" / "why.html").read_text()
+        )
+    )
+    assert len(shown) == 12 and shown <= {file.name for file in (site / "_images").iterdir()}
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     (wrong / "conf.py").write_text("extensions = ['myst_parser']\n")

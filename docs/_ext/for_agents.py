@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 SKILL = Path(__file__).resolve().parents[2] / "SKILL.md"
 SCHEMAS = "reference/schemas"
 FIRST_SENTENCE = re.compile(r".+?[.!?](?=\s|$)|.+")
-NO_MARKDOWN = re.compile(r"^```{(eval-rst|include)}", re.MULTILINE)
+NO_MARKDOWN = re.compile(r"^```{(eval-rst|include|op-table)}", re.MULTILINE)
 """Such a page is made of others when the site is built: as Markdown it would be empty."""
 
 

@@ -146,10 +146,17 @@ def to_public(app: Sphinx, environment: Any, node: Any, content: Any) -> Any:
     return domain.resolve_xref(environment, node["refdoc"], app.builder, "class", target, node, content)
 
 
+def with_levels(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Gives the headings of the contents the level that Sphinx leaves out, and a screen reader needs."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("builder-inited", write_pages)
     app.connect("missing-reference", to_public)
     app.connect("autodoc-process-docstring", to_rst, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", as_it_stands, priority=600)
+    app.connect("html-page-context", with_levels, priority=900)  # after the theme
     return {"parallel_read_safe": True}
