@@ -102,7 +102,7 @@ class OpTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Called by Sphinx."""
-        for file in Path(table.__file__).parent.iterdir():
+        for file in (Path(__file__), *Path(table.__file__).parent.iterdir()):
             self.env.note_dependency(str(file))
         names = ("name", *ANSWERS, "why, and what to use instead")
         heads = "".join(f'<th scope="col">{name}</th>' for name in names)

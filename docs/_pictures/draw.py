@@ -57,8 +57,8 @@ def timeline(file: Path, mode: str, run: dict[str, Any]) -> None:
     colours, first, second = MODES[mode], run["processes"][0], run["processes"][1]
     replayed = [one for one in second if one[1] <= first[-1][1]]
     with _axes(file, mode, 3.6) as axes:
-        axes.plot(*_points(first), "o", color=colours["torch"], ms=5, label="steps of the first process")
-        axes.plot(*_points(second), "o", color=colours["samebits"], ms=5, label="steps of the second process")
+        axes.plot(*_points(first), "o", color=colours["torch"], ms=5, label="first process")
+        axes.plot(*_points(second), "o", color=colours["samebits"], ms=5, label="second process")
         axes.plot(
             *_points(replayed),
             "o",
