@@ -135,6 +135,8 @@ class _ProcessState:
     asked_op_determinism: OpDeterminismSettings | None = None
     """The settings that the command line asked for (`samebits run --across machines`)."""
     seed: int | None = None
+    seeded: bool = False
+    """True if the program set the seed; else a `Run` took the one that the operating system chose."""
     position: Position | None = None
     run_key: Words | None = None
     rank_key: tuple[str | int, ...] = ()

@@ -350,7 +350,7 @@ class Recorder(Observer, TorchListener):
             "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
-            "cures": {**self._cures, "seeded": process.seed is not None},
+            "cures": {**self._cures, "seeded": process.seeded},
             "compiled": [len(compiled_here), sum(compiled_here.values())],
         }
         if self._loader_generators:

@@ -37,6 +37,8 @@ from samebits.errors import InvalidArgumentError, VerifyError
 
 DEMO = "demo.py"
 """The shipped example: a file beside this one, which nothing imports."""
+SHOWN_LINES = 20
+"""Lines of the output of a script that fails at once, for callers without a terminal."""
 SHOWN_FILES = 3
 """Files written elsewhere that are named; more are only counted."""
 _OUTSIDE_OF_VERIFY = {
@@ -214,8 +216,9 @@ class _Verification:
                 "no step was seen, of a Run, of an optimizer, or of parameters that change between two "
                 "calls of a module: there is nothing to compare"
             )
-            log = self._saved_log(first)
-            raise VerifyError(f"{self.request.script}: {failure} (its output: {log})")
+            error = VerifyError(f"{self.request.script}: {failure} (its output: {self._saved_log(first)})")
+            error.add_note(first.output(SHOWN_LINES))
+            raise error
         return records
 
     def _saved_log(self, first: ProcessOutcome) -> Path:

@@ -40,7 +40,7 @@ def set_random_seed(seed: int) -> None:
     generator_states.seed_numpy_and_python(seeds)
     if context.process.position is None:  # in a step it is a reseeding, which draws() must report
         draw_counts.note_seeds(seeds)
-    context.process.seed, context.process.generator = checked, None
+    context.process.seed, context.process.seeded, context.process.generator = checked, True, None
 
 
 def _check_seed(seed: int) -> int:
