@@ -1,6 +1,8 @@
 """Packages are entered by their doors: the contracts of pyproject.toml, and that import-linter holds a package to them."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,6 +63,29 @@ def past_doors(folder, contract, *modules):
     lint = [sys.executable, "-c", command, "--no-cache", "--no-logo"]
     done = subprocess.run(lint, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, [line.split()[3] for line in done.stdout.splitlines() if line.startswith("- ")]
+
+
+def guided(package, layers):
+    """True if a package's docstring names a file of it to read first, and the layer below its own."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    found = re.search(r"^Read `(\S+)` first\. Doors: .*\. Imports: `(\w+)` and below\.$", text, re.MULTILINE)
+    own = next(number for number, layer in enumerate(layers) if package.name in layer)
+    return bool(found) and (package / found[1]).exists() and found[2] in layers[own + 1]
+
+
+def test_each_package_says_what_to_read_first(root, tmp_path):
+    """Its docstring has a file that exists and the layer below (negative control: another file, another layer)."""
+    linter = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
+    order = next(one["layers"] for one in linter["contracts"] if one["type"] == "layers")
+    layers = [re.findall(r"samebits\.(\w+)", layer) for layer in order]
+    packages = [init.parent for init in (root / "src" / "samebits").glob("*/__init__.py")]
+    assert [one.name for one in packages if not guided(one, layers)] == []
+    for wrong in (
+        "Read `_no.py` first. Doors: here. Imports: `random` and below.",
+        "Read `__init__.py` first. Doors: here. Imports: `train` and below.",
+    ):
+        write(tmp_path, "determinism.__init__", f'"""One.\n\n{wrong}\n"""\n')
+        assert not guided(tmp_path / "determinism", layers)
 
 
 def test_the_contracts_of_doors_have_one_form(contracts):

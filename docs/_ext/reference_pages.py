@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RELEASES = "<!-- towncrier release notes start -->"
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 SPECIAL = re.compile(r"[*|]|(?<=\w)_(?!\w)")
+FOR_DEVELOPERS = re.compile(r"Read `\S+` first\. Doors: ")
 LITERAL = re.compile(r"(?<!`)`([^`\n]+(?:\n *[^`\n]+)?)`(?!`)")
 
 
@@ -48,7 +49,8 @@ MADE_AS = {
 
 def page_of(package: Any) -> str:
     """The page of a package: each public name, with its attributes and methods."""
-    lines = [f"# {package.__name__}", "", inspect.getdoc(package) or "", "", "```{eval-rst}"]
+    text = "\n".join(one for one in (inspect.getdoc(package) or "").splitlines() if not FOR_DEVELOPERS.match(one))
+    lines = [f"# {package.__name__}", "", text, "", "```{eval-rst}"]
     for name, value in API.names(package).items():
         kind = "autofunction"
         if inspect.isclass(value):

@@ -100,59 +100,69 @@ def test_an_installation_registers_the_plugin(root):
         assert tomllib.load(file)["project"]["entry-points"]["pytest11"] == {"samebits": PLUGIN}
 
 
-@pytest.mark.slow
-def test_a_right_training_passes_and_a_wrong_one_names_its_first_difference(tmp_path):
-    """Verdicts: killed and resumed equal; a forgotten local variable, a missing seed and an absent `Run` are said in words."""
-    text = TRAINING + """
-@pytest.mark.samebits
-@pytest.mark.parametrize("rate", [0.1, 0.2])
-def test_right(run_dir, rate):
-    train(run_dir, rate)
-
-@pytest.mark.samebits
-class TestClass:
-    def test_right(self, run_dir):
-        train(run_dir)
-
-@pytest.mark.samebits
-def test_forgets(run_dir):
-    train(run_dir, forgets=True)
-
-@pytest.mark.samebits(seed=3)
-def test_unseeded(run_dir):
-    train(run_dir, seed=None)
-
-def without_run():
+WITHOUT_RUN = """
+def plain():
     samebits.set_random_seed(1)
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         model(torch.ones(2)).sum().backward()
         optimizer.step()
-
+"""
+IN_A_CLASS = """
 @pytest.mark.samebits
-def test_without_run(run_dir):
-    without_run()
+class TestTraining:
+    @pytest.mark.parametrize("rate", [0.1])
+    def test_it(self, run_dir, rate):
+        train(run_dir, rate)
+"""
 
-@pytest.mark.samebits
-def test_again():
-    without_run()
 
-@pytest.mark.samebits(checks=["run-again", "kill-epoch-end", "kill-twice"], steps=8)
-def test_more(run_dir):
-    train(run_dir)
+def marked(mark, arguments, call):
+    return f"@pytest.mark.samebits{mark}\ndef test_it({arguments}): {call}\n"
 
-@pytest.mark.samebits
-def test_raises(run_dir):
-    assert SIZE == 9
-"""  # fmt: skip
-    failures, values, output = run_pytest(tmp_path, text)
-    good = {name for name, text in failures.items() if not text}
-    assert good == {"test_right[0.1]", "test_right[0.2]", "test_right", "test_again", "test_more"}, output
-    assert values["test_right"][0].startswith("VERIFIED: the same bits in all 12 steps, run again and killed")
-    assert values["test_again"][0].startswith("REPRODUCED")
-    assert "killed and resumed in 2 ways" in values["test_more"][0]
-    assert "local variable `average` differs. Keep what lives from one step" in failures["test_forgets"]
-    assert "call samebits.set_random_seed(seed)" in failures["test_unseeded"].replace("Call", "call")
-    assert "kill-mid-epoch (the script does not use samebits.Run)" in failures["test_without_run"]
-    assert 'test_it.py", line' in failures["test_raises"] and "assert 8 == 9" in failures["test_raises"]
+
+RIGHT = {
+    "in a class": (
+        IN_A_CLASS,
+        "VERIFIED: the same bits in all 12 steps, run again and killed and resumed in 1 way.",
+    ),
+    "no Run": (
+        WITHOUT_RUN + marked("", "", "plain()"),
+        "REPRODUCED: the same bits in all 3 steps, run again.",
+    ),
+    "more": (
+        marked('(checks=["kill-epoch-end", "kill-twice"], steps=8, seed=2)', "run_dir", "train(run_dir)"),
+        "VERIFIED: the same bits in all 8 steps of a short run (--steps 8), ",
+    ),
+}
+WRONG = {
+    "forgets": (
+        ("", "run_dir", "train(run_dir, forgets=True)"),
+        "local variable `average` differs. Keep what lives",
+    ),
+    "no seed": (("", "run_dir", "train(run_dir, seed=None)"), "all samebits.set_random_seed(seed)"),
+    "no Run": (("", "run_dir", "plain()"), "kill-mid-epoch (the script does not use samebits.Run)"),
+    "raises": (("", "run_dir", "1 / 0"), "ZeroDivisionError: division by zero"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RIGHT)
+def test_a_right_training_passes(case, tmp_path):
+    """The verdict is a property of the test, and says what is proven."""
+    text, verdict = RIGHT[case]
+    failures, values, output = run_pytest(tmp_path, TRAINING + text)
+    ((name, failure),) = failures.items()
+    assert not failure, output
+    assert values[name][0].startswith(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_training_fails_with_the_first_difference(case, tmp_path):
+    """What is forgotten, not seeded, not proven or raised is said, and its line where there is one."""
+    test, reason = WRONG[case]
+    failures, _, output = run_pytest(tmp_path, TRAINING + WITHOUT_RUN + marked(*test))
+    assert reason in failures["test_it"], output
+    assert case != "raises" or 'test_it.py", line' in failures["test_it"]

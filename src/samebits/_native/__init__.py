@@ -2,6 +2,8 @@
 
 LLVM is imported when the first kernel is called. A kernel's body or an instruction's code finds what it needs
 in `native.carray`, `native.types`, `native.ir` and `native.llvm`.
+
+Read `formula.py` first. Doors: here and in pyproject.toml. Imports: `_program` and below.
 """
 
 from typing import TYPE_CHECKING

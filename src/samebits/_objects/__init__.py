@@ -1,1 +1,4 @@
-"""Looking at a program's objects: parts, hashes, random generators, memory; bounded, without calling them."""
+"""Looking at a program's objects: parts, hashes, random generators, memory; bounded, without calling them.
+
+Read `walk.py` first. Doors: here and in pyproject.toml. Imports: `_inspect` and below.
+"""

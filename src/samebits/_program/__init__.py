@@ -12,6 +12,8 @@ Six questions, and who answers them:
 | what does a function draw and leave changed? | `effects.read(function)` |
 
 All names of functions that draw, put out, collect or calculate stand in `vocabulary`.
+
+Read `vocabulary.py` first. Doors: here and in pyproject.toml. Imports: `_objects` and below.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""Proofs about programs: records, the first difference of two of them, the checks of `samebits verify`."""
+"""Proofs about programs: records, the first difference of two of them, the checks of `samebits verify`.
+
+Read `_verify/verification.py` first. Doors: here and in pyproject.toml. Imports: `train` and below.
+"""
 
 from typing import TYPE_CHECKING
 

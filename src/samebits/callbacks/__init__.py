@@ -1,4 +1,7 @@
-"""Callbacks: hooks of `Trainer.fit`, whose state is part of every commit."""
+"""Callbacks: hooks of `Trainer.fit`, whose state is part of every commit.
+
+Read `_base.py` first. Doors: here and in pyproject.toml. Imports: `rounding` and below.
+"""
 
 from typing import TYPE_CHECKING
 

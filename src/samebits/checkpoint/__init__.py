@@ -1,4 +1,7 @@
-"""Commits: their list, their export to other formats, and weights for another run."""
+"""Commits: their list, their export to other formats, and weights for another run.
+
+Read `_store.py` first. Doors: here and in pyproject.toml. Imports: `determinism` and below.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""The command `samebits`. It starts here, before it imports torch or typer."""
+"""The command `samebits`. It starts here, before it imports torch or typer.
+
+Read `_app.py` first. Doors: here and in pyproject.toml. Imports: `testing` and below.
+"""
 
 from __future__ import annotations
 

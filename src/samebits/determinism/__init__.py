@@ -1,4 +1,7 @@
-"""Op determinism: one switch; ops are reproducible or raise with the cure."""
+"""Op determinism: one switch; ops are reproducible or raise with the cure.
+
+Read `_switch.py` first. Doors: here and in pyproject.toml. Imports: `random` and below.
+"""
 
 from typing import TYPE_CHECKING
 

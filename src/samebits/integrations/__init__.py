@@ -2,4 +2,6 @@
 
 Each is a module of its own, which imports its library: `samebits.integrations.lightning`,
 `transformers`, `keras`, `ignite` and `stable_baselines3`.
+
+Read `_adapter.py` first. Doors: here and in pyproject.toml. Imports: `audit` and below.
 """

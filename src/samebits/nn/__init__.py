@@ -1,4 +1,7 @@
-"""Layers that own their randomness, models whose layers are replaced by them, and initialisation by name."""
+"""Layers that own their randomness, models whose layers are replaced by them, and initialisation by name.
+
+Read `_dropout.py` first. Doors: here and in pyproject.toml. Imports: `determinism` and below.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""Randomness without a position: keys, functions of keys, the process's generators, the seed."""
+"""Randomness without a position: keys, functions of keys, the process's generators, the seed.
+
+Read `_keys.py` first. Doors: here and in pyproject.toml. Imports: `arithmetic` and below.
+"""
 
 from samebits.random import _torch_ops as _torch_ops  # registers the ops
 from samebits.random._draws.choices import categorical as categorical

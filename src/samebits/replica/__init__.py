@@ -3,6 +3,8 @@
 step = samebits.replica.capture(train_step, model, optimizer, x, y, world_size=8)
 report = samebits.replica.analyze(step)
 report.expect_equal("model.fc.weight")
+
+Read `_analysis/interpreter.py` first. Doors: here and in pyproject.toml. Imports: `determinism` and below.
 """
 
 from typing import TYPE_CHECKING

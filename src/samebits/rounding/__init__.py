@@ -1,4 +1,7 @@
-"""Stochastic rounding by keys: the same bits on every replica, and after a resume."""
+"""Stochastic rounding by keys: the same bits on every replica, and after a resume.
+
+Read `_stochastic_round.py` first. Doors: here and in pyproject.toml. Imports: `data` and below.
+"""
 
 from typing import TYPE_CHECKING
 

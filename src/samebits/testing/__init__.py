@@ -1,4 +1,7 @@
-"""Proofs for your own tests: a class resumes exactly, a program survives kills."""
+"""Proofs for your own tests: a class resumes exactly, a program survives kills.
+
+Read `_resumes_exactly.py` first. Doors: here and in pyproject.toml. Imports: `integrations` and below.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -74,7 +74,7 @@ def _options(
 ) -> dict[str, Any]:
     """Returns the marker's arguments as those of a `Request`; docs/how-to/testing.md explains them.
 
-    Each of `checks` must be proven. Unless named, they are those of a test that takes a run directory, or not.
+    Each of `checks` must be proven. By default they depend on whether the test takes a run directory.
     """
     if unknown or more:
         raise InvalidCallError(f"{MARK}{unknown or more}: type @pytest.mark.{FORM}.")

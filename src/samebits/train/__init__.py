@@ -1,4 +1,7 @@
-"""`Run`: training that can be killed anywhere, around your own loop."""
+"""`Run`: training that can be killed anywhere, around your own loop.
+
+Read `_run.py` first. Doors: here and in pyproject.toml. Imports: `state` and below.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""`Trainer`: the usual loop, on top of `Run`."""
+"""`Trainer`: the usual loop, on top of `Run`.
+
+Read `_trainer.py` first. Doors: here and in pyproject.toml. Imports: `train` and below.
+"""
 
 from typing import TYPE_CHECKING
 
