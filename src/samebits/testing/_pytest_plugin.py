@@ -15,7 +15,7 @@ import pytest
 
 from samebits import audit, testing
 from samebits._arguments import is_int, is_number, require, require_int
-from samebits.errors import InvalidCallError, SamebitsError
+from samebits.errors import InvalidArgumentError, InvalidCallError, SamebitsError
 
 MARK, RUN_DIR = "samebits", "run_dir"
 FORM = 'samebits(checks=("run-again", "kill-mid-epoch"), steps=None, seed=0, timeout=None)'
@@ -101,7 +101,7 @@ def _save(test: Callable[..., Any], arguments: dict[str, Any], folder: Path) -> 
     except Exception as error:
         name = next(_not_pickled(arguments, folder), "")
         what = f"the value of the fixture {name!r}" if name else "what it uses of its module"
-        raise SamebitsError(f"{what} {_NOT_PASSED}: {error}") from None
+        raise InvalidArgumentError(f"{what} {_NOT_PASSED}: {error}") from None
 
 
 def _not_pickled(arguments: dict[str, Any], folder: Path) -> Iterator[str]:
