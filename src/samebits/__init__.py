@@ -36,26 +36,10 @@ if TYPE_CHECKING:
     from samebits.trainer import Trainer as Trainer
 
 __all__ = [
-    "Epoch",
-    "Run",
-    "Step",
-    "Trainer",
-    "callbacks",
-    "checkpoint",
-    "data",
-    "declare_op",
-    "determinism",
-    "enable_op_determinism",
-    "errors",
-    "nn",
-    "op_determinism_enabled",
-    "random",
-    "replica",
-    "rounding",
-    "set_random_seed",
-    "state",
-    "testing",
-]
+    "Epoch", "Run", "Step", "Trainer", "callbacks", "checkpoint", "data", "declare_op", "determinism",
+    "enable_op_determinism", "errors", "nn", "op_determinism_enabled", "random", "replica", "rounding",
+    "set_random_seed", "state", "testing",
+]  # fmt: skip
 __version__ = _context.VERSION
 
 __getattr__, __dir__ = attach(__name__)

@@ -18,14 +18,8 @@ if TYPE_CHECKING:
     from samebits.rounding._transform import verify_methods as verify_methods
 
 __all__ = [
-    "LoweredStep",
-    "Method",
-    "assign_methods",
-    "clear_methods",
-    "lower",
-    "optim",
-    "stochastic_round",
+    "LoweredStep", "Method", "assign_methods", "clear_methods", "lower", "optim", "stochastic_round",
     "verify_methods",
-]
+]  # fmt: skip
 
 __getattr__, __dir__ = attach(__name__)

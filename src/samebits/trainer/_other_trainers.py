@@ -19,14 +19,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOADER_ARGUMENTS = (
-    "x",
-    "y",
-    "batch_size",
-    "shuffle",
-    "sample_weight",
-    "validation_split",
-    "validation_batch_size",
-)
+    "x", "y", "batch_size", "shuffle", "sample_weight", "validation_split", "validation_batch_size",
+)  # fmt: skip
 _OF_VALIDATION = ("validation_data", "validation_freq", "validation_steps")
 _LOADER = (
     "fit takes a loader of (x, y) batches:\n"

@@ -77,15 +77,8 @@ def watch_generators() -> Iterator[None]:
             patches.put(type(torch.Generator), "__call__", _note_generators(type(torch.Generator).__call__))
         replaced: dict[Any, Any] = {}
         """By the function, which several modules have: a pickle of it asks for the one of `torch.random`."""
-        for module in (
-            torch,
-            torch.random,
-            torch.cuda,
-            torch.cuda.random,
-            torch.xpu,
-            torch.xpu.random,
-            torch.mps,
-        ):
+        devices = (torch.cuda, torch.cuda.random, torch.xpu, torch.xpu.random, torch.mps)
+        for module in (torch, torch.random, *devices):
             for name in ("seed", "seed_all"):
                 if hasattr(module, name):
                     seed = getattr(module, name)

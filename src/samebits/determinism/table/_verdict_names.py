@@ -26,16 +26,8 @@ OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel
 """The deciding rule where no class rule decides."""
 
 VERDICTS = (
-    OVER_THREADS,
-    DETERMINISTIC,
-    ALTERNATIVE,
-    SERIAL,
-    UNWRITTEN,
-    REFUSED,
-    VARIES,
-    NOT_REVIEWED,
-    NO_KERNEL,
-)
+    OVER_THREADS, DETERMINISTIC, ALTERNATIVE, SERIAL, UNWRITTEN, REFUSED, VARIES, NOT_REVIEWED, NO_KERNEL,
+)  # fmt: skip
 EVIDENCE = ("battery", "opinfo", "source", "none")
 """Measured by the battery, or with OpInfo's samples; read in torch's docs, tags, kernels; not checked."""
 MACHINE = ("exact", "integers", "ours", "composed", "refused")
