@@ -91,8 +91,7 @@ def _save(test: Callable[..., Any], arguments: dict[str, Any], folder: Path) -> 
 
     @wraps(test)
     def train(run_dir: Path) -> None:
-        given = {RUN_DIR: run_dir} if RUN_DIR in arguments else {}
-        test(**{**arguments, **given})
+        test(**arguments | ({RUN_DIR: run_dir} if RUN_DIR in arguments else {}))
 
     if inspect.iscoroutinefunction(test):
         raise InvalidCallError("a coroutine function; write `def` instead of `async def`.")

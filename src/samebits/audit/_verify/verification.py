@@ -37,10 +37,8 @@ from samebits.errors import InvalidArgumentError, VerifyError
 
 DEMO = "demo.py"
 """The shipped example: a file beside this one, which nothing imports."""
-SHOWN_LINES = 20
-"""Lines of the output of a script that fails at once, for callers without a terminal."""
-SHOWN_FILES = 3
-"""Files written elsewhere that are named; more are only counted."""
+SHOWN_FILES, SHOWN_LINES = 3, 20
+"""Files written elsewhere that are named (more are counted), and lines of a script's output in a note."""
 _OUTSIDE_OF_VERIFY = {
     "IncompleteStateError": "an IncompleteStateError stops it",
     "ResumeMismatchError": "a ResumeMismatchError stops its resume",
