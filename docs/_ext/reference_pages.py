@@ -49,7 +49,9 @@ MADE_AS = {
 
 def page_of(package: Any) -> str:
     """The page of a package: each public name, with its attributes and methods."""
-    text = "\n".join(one for one in (inspect.getdoc(package) or "").splitlines() if not FOR_DEVELOPERS.match(one))
+    text = "\n".join(
+        line for line in (inspect.getdoc(package) or "").splitlines() if not FOR_DEVELOPERS.match(line)
+    )
     lines = [f"# {package.__name__}", "", text, "", "```{eval-rst}"]
     for name, value in API.names(package).items():
         kind = "autofunction"
