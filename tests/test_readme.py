@@ -57,6 +57,13 @@ def test_the_block_of_the_readme_runs_when_pasted(readme, tmp_path):
     assert "finished" in done.stderr and list((tmp_path / "runs" / "first").iterdir())
 
 
+def test_the_digest_of_the_example_is_that_of_the_install_page(readme, root):
+    """README and docs/start/install.md, with which `make release` compares, show one digest."""
+    digest = re.compile("xxh3-128:[0-9a-f]{32}")
+    page = (root / "docs" / "start" / "install.md").read_text()
+    assert digest.findall(readme) == digest.findall(page) != []
+
+
 @pytest.mark.slow
 def test_verify_says_of_the_block_what_the_readme_says(readme, tmp_path):
     """VERIFIED with its kills; negative control: a Run without a directory cannot be resumed."""
