@@ -9,7 +9,7 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: verify test test-all integrations lint docs docs-update wheel release golden verdicts review matrix bench bench-data bench-checkpoint bench-integrations chaos soak gpu clean
 
-verify: $(READY)  ## the main job: prove the digits example bit for bit
+verify: .venv/installed  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
 test: $(READY)  ## every test that is not slow: ten minutes on two cores
@@ -91,9 +91,14 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check, 
 clean:
 	rm -rf .venv .venv-gpu .venv-integrations .venv-integrations-oldest .venv-peers .venv-peers-checkpoint
 
-$(READY): pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@tools/install_torch $(BIN)/python $(TORCH_BUILD)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples]'
+	@touch $@
+
+# What a user does not need: a gigabyte and a half, and most of the time.
+$(READY): .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,examples,libraries,lint,test]'
-	@touch $(READY)
+	@touch $@
