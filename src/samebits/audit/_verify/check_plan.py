@@ -95,14 +95,11 @@ class Check:
     """The name by which `--checks` takes it alone."""
 
 
-def run_again() -> Check:
-    """Returns the first row: the same command a second time."""
-    return Check(
-        "run-again",
-        "run again",
-        "hash seed, TMPDIR, the folder's path, order of directory listings, speed",
-        (ProcessVariation(moved=True),),
-    )
+def run_again(*, as_run: bool = False) -> Check:
+    """Returns the first row: the same command a second time. `samebits run` fixes the hash seed."""
+    varied = "TMPDIR, the folder's path, order of directory listings, speed"
+    varied = varied if as_run else f"hash seed, {varied}"
+    return Check("run-again", "run again", varied, (ProcessVariation(moved=True),))
 
 
 def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> list[Check]:

@@ -128,7 +128,7 @@ class _Verification:
         processes = 1 + sum(len(check.processes) for check in checks)
         self._announce_plan(seconds, len(facts.steps), processes)
         self.outcomes["baseline"] = [first]
-        rows = await self._rows(baselines, run_again(), checks)
+        rows = await self._rows(baselines, run_again(as_run=self.request.as_run), checks)
         return VerifyReport(
             request=self.request,
             final=baseline.final or "(no model was seen)",
