@@ -1,13 +1,18 @@
 """The pytest plugin: a marked test is a training that is run twice, and killed and resumed, in fresh processes."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from xml.etree import ElementTree as ET
 
 import pytest
 
 PLUGIN = "samebits.testing._pytest_plugin"
+PYTEST = (sys.executable, "-m", "pytest")
+"""Finds the plugin by the entry point of the installation: `-p` would register it a second time."""
 TRAINING = """
 import pytest, torch
 import samebits
@@ -37,17 +42,7 @@ def train(run_dir, rate=0.1, forgets=False, seed=1):
 def run_pytest(folder, text, *options):
     """Runs pytest on a file with the text; returns each test's failure (empty if it passed), its verdict, the output."""
     (folder / "test_it.py").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        PLUGIN,
-        "--strict-markers",
-        "--junitxml=out.xml",
-        "-q",
-        "test_it.py",
-    ]
+    command = [*PYTEST, "--strict-markers", "--junitxml=out.xml", "-q", "test_it.py"]
     done = subprocess.run(
         [*command, *options], cwd=folder, capture_output=True, text=True, timeout=800, check=False
     )
@@ -166,3 +161,36 @@ def test_a_wrong_training_fails_with_the_first_difference(case, tmp_path):
     failures, _, output = run_pytest(tmp_path, TRAINING + WITHOUT_RUN + marked(*test))
     assert reason in failures["test_it"], output
     assert case != "raises" or 'test_it.py", line' in failures["test_it"]
+
+
+@pytest.mark.slow
+def test_the_fresh_process_finds_the_modules_beside_a_test(tmp_path):
+    """A training that the test imports from a file in its folder is imported in the process, too."""
+    (tmp_path / "helper_of_it.py").write_text(TRAINING + WITHOUT_RUN)
+    text = "import pytest\nfrom helper_of_it import plain\n" + marked("", "", "plain()")
+    failures, _, output = run_pytest(tmp_path, text)
+    assert failures == {"test_it": ""}, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_pytest_and_not_one_test_alone(number, tmp_path):
+    """While a training runs, Ctrl-C ends the session with pytest's code 2; no other test begins, no process is left."""
+    text = "import pathlib, os, time, pytest\n" + marked(
+        "", "", "pathlib.Path('pid').write_text(str(os.getpid())), time.sleep(600)"
+    )
+    (tmp_path / "test_it.py").write_text(f"{text}\ndef test_next(): open('next', 'w')\n")
+    command = [*PYTEST, "-q", "test_it.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    began = time.monotonic()
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert process.poll() is None and time.monotonic() < began + 300
+        time.sleep(0.1)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output and not (tmp_path / "next").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

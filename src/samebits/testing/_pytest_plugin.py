@@ -55,6 +55,8 @@ def _failure(test: pytest.Function, mark: pytest.Mark, arguments: dict[str, Any]
             saved = _save(test.obj, arguments, scratch)
             request = audit._verify.Request(script, (str(saved),), in_place=True, **options)
             report = audit._verify.verify(request)
+        except audit._verify.SignalledError as signalled:  # not this test alone: pytest ends, as without us
+            raise KeyboardInterrupt(f"{signalled}; no process is left") from None
         except SamebitsError as error:
             reason = str(error).removeprefix(f"{script}: ")
             return "\n".join((f"{test.name}: {reason}", *getattr(error, "__notes__", ())))
