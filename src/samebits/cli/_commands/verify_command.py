@@ -184,6 +184,9 @@ def verify(
         timeout=timeout,
         in_place=in_place,
     )
+    for file in filter(None, (json_file, junit)):  # one of an earlier run is no result of this one
+        if Path(file).is_file() and not is_standard_output(file):
+            Path(file).resolve().unlink()
     try:
         report = checking.verify_demo(request) if demo else checking.verify(request)
     except checking.SignalledError as signalled:
