@@ -1,6 +1,8 @@
 """Lightning's Trainer with `samebits.integrations.lightning.Resumable`: programs that are killed and started again."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,46 @@ def test_fast_dev_run_opens_no_run(tmp_path):
     """One batch to try a program leaves no commit behind."""
     assert fit(tmp_path, Small(), fast_dev_run=True).global_step == 1
     assert not (tmp_path / "run").exists()
+
+
+FILES = """
+import lightning as L, torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+from samebits.integrations.lightning import Resumable
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.net(batch[0]).square().mean()
+    def validation_step(self, batch, index):
+        self.log("val_loss", self.net(batch[0]).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+L.seed_everything(1)
+loader = DataLoader(TensorDataset(torch.randn(96, 4)), 8, shuffle=True)
+watch = [EarlyStopping("val_loss"), ModelCheckpoint(monitor="val_loss"), Resumable("run")]
+L.Trainer(max_epochs=3, accelerator="cpu", callbacks=watch).fit(Net(), loader, loader)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--steps", "16"]], ids=["whole", "short"])
+def test_a_checkpoint_in_a_loggers_folder_and_early_stopping_are_verified(tmp_path, options):
+    """The best score of before the kill is kept, though the logger has a new version; a short epoch has its validation."""
+    (tmp_path / "train.py").write_text(FILES)
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        *options,
+        "--checks",
+        "run-again,kill-mid-epoch",
+        "train.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from samebits._context import process
 from samebits.data._keyed_loader import keyed_loader
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.integrations._adapter import Batches, OpenRun, library_modules, program_callbacks
@@ -76,7 +77,9 @@ class Resumable(Callback):
 
     def _batches_of(self, loader: Any, trainer: Any) -> _Loader:
         epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else _WITHOUT_END
-        self._batches = _Loader(self.run, _training_loader(loader, trainer), epochs)
+        loader = _training_loader(loader, trainer)
+        length = min(len(loader), process.overrides.batches_per_epoch or len(loader))
+        self._batches = _Loader(self.run, loader, epochs, length=length)
         return self._batches
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -171,8 +174,7 @@ def _training_loader(loader: Any, trainer: Any) -> Any:
             "samebits.integrations.lightning: fit was given several training loaders. Give one, of a "
             "dataset that holds what they hold (torch.utils.data.StackDataset, ConcatDataset)."
         )
-    stage = trainer.state.stage
-    loader = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=stage)
+    loader = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=trainer.state.stage)
     limit = trainer.limit_train_batches
     try:
         length = len(loader)
@@ -277,16 +279,17 @@ class _CheckpointState:
         connector._loaded_checkpoint = {"state_dict": weights, **self.restored["checkpoint"]}
         connector.restore_datamodule()
         connector.restore_model()
-        connector.restore_callbacks()
         saved = self.restored["checkpoint"].get("callbacks", {})
+        for one in trainer.checkpoint_callbacks:  # at another place than the saved one it forgets the best
+            if os.path.isdir(folder := saved.get(one.state_key, {}).get("dirpath") or ""):
+                one.dirpath = folder  # a logger names another at each start
+        connector.restore_callbacks()
         for one in trainer.checkpoint_callbacks:  # a ModelCheckpoint saves it, and leaves it as it is
             if "current_score" in saved.get(one.state_key, {}):
                 one.current_score = saved[one.state_key]["current_score"]
         self._module.load_state_dict(weights)  # a checkpoint of averaged weights has set those
         trainer.should_stop = self.restored["should_stop"]
-        trainer.num_sanity_val_steps = (
-            0  # that validation would reset what is restored here, and tell callbacks
-        )
+        trainer.num_sanity_val_steps = 0  # it would reset what is restored here, and tell callbacks
         for name, metric in _metrics(self._module):
             _set_values(metric, self.restored["metrics"][name])
         for name, values in self.restored["shown"].items():

@@ -29,6 +29,7 @@ _MADE_ANEW = (
     "give each to the run, and keep in run.state which is used; or keep in run.state what it is made from, "
     "and make it anew in each epoch of run.epochs, or in each step"
 )
+_EMPTY_STATES = {"samebits.callbacks._base", "lightning.pytorch.callbacks.callback"}  # a callback's own
 _KEEP = ": keep it in run.state, or in an object with a state_dict that the run has"
 
 
@@ -65,7 +66,7 @@ class SeenProgram:
         at_start: Collection[str] = (),
     ) -> None:
         self.sources = sources_around(frame)
-        self.modules, self.at_start, self._objects = list(modules), at_start, objects
+        self.modules, self.at_start, self.objects = list(modules), at_start, objects
         self.saved, self._names = {*saved_identities(objects)}, {*objects}
 
     def variable(self, name: str) -> Variable | None:
@@ -88,8 +89,7 @@ class SeenProgram:
 
     def given(self, name: str) -> Variable | None:
         """Returns an object of the run, by a variable that holds it."""
-        thing = self._objects.get(name)
-        thing = getattr(thing, "target", thing)
+        thing = getattr(self.objects.get(name), "target", self.objects.get(name))
         for source in filter(lambda one: one.run, self.sources):
             scopes = (source.frame.f_locals, source.frame.f_globals)
             names = [one for scope in scopes for one, value in scope.items() if value is thing]
@@ -106,14 +106,14 @@ class SeenProgram:
 
     def may_have_two_names(self, path: str) -> bool:
         """Returns True for a saved object that is one object again under a second saved name."""
-        thing = self._objects.get(re.split(r"[.\[]", path, maxsplit=1)[0])
+        thing = self.objects.get(re.split(r"[.\[]", path, maxsplit=1)[0])
         is_one = path.startswith("run.state.") or path.endswith(".grad") or isinstance(thing, Attributes)
         return is_one and "[a view" not in path
 
     def optimizer_with(self, value: Any) -> str:
         """Returns the name of an optimizer of the run whose state has a tensor of a value; empty if none."""
         held = {memory_of(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)}
-        for name, thing in self._objects.items() if held else ():
+        for name, thing in self.objects.items() if held else ():
             if isinstance(thing, torch.optim.Optimizer):
                 kept = (one for own in thing.state.values() for one in tree_leaves(own))
                 if any(memory_of(one) in held for one in kept if isinstance(one, torch.Tensor)):
@@ -136,8 +136,7 @@ def message(
 ) -> str:
     """Returns the message. `assigned`: variables that the loop carries and assigns, not changed yet."""
     grouped = _grouped(changes)
-    entries = entries_of(changes, program)
-    entries += [_late(one) for one in late]
+    entries = [*entries_of(changes, program), *map(_late, late)]
     entries += [
         entry_of_variable(name, "a local variable that the loop assigns", program) for name in assigned
     ]
@@ -145,8 +144,7 @@ def message(
     inside = [subject_of(one) for one in changes if one.now.root == "given"]  # not the whole object
     kept = [name for name, group in grouped.items() if group[0].now.root != "given"]
     paths = list(dict.fromkeys([*inside, *kept, *(one.path for one in late), *assigned]))
-    lines = [f"  - {one.text}" for one in entries]
-    lines += blocks(entries)
+    lines = [*(f"  - {one.text}" for one in entries), *blocks(entries)]
     named = ", ".join(f'"{path}"' for path in paths)
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step "
@@ -322,8 +320,7 @@ def _entry(subject: str, group: list[Change], program: SeenProgram) -> MessageLi
     text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside not in ("", subject) else "")
     found = program.variable(root)
     paths = _paths(root, group)
-    is_replaced = found is not None and len(found.source.places(root)) > 1
-    if is_replaced and is_plain(found.value):
+    if found is not None and len(found.source.places(root)) > 1 and is_plain(found.value):
         return entry_of_variable(root, f"{kind} {role.name}, {where}", program)
     return MessageLine(text + _KEEP) if found is None else _saved_object(text, root, found, paths, program)
 
@@ -336,10 +333,16 @@ def _of_given(root: str, group: list[Change], program: SeenProgram) -> MessageLi
     if owner is not None and issubclass(owner, torch.nn.Module) and not group[0].now.installed:
         cure = "Make it a buffer before the loop (register_buffer)"
     text = f"{_inside(group)}: {name} was given to Run, and its state_dict leaves this out. {cure}"
-    found = program.given(root)
-    if found is None:
+    kind, paths = type(program.objects.get(root)), _paths(root, group)
+    if getattr(kind, "state_dict", print).__module__ in _EMPTY_STATES and "." not in str(paths):
+        names = dict.fromkeys(path.partition("[")[0] for path in paths)
+        saved = ", ".join(f'"{name}": self.{name}' for name in names)
+        code = ["def state_dict(self):", f"    return {{{saved}}}", "def load_state_dict(self, state_dict):"]
+        code += [f'    self.{name} = state_dict["{name}"]' for name in names]
+        return MessageLine(text, [(f"class {kind.__name__}", line) for line in code])
+    if (found := program.given(root)) is None:
         return MessageLine(text)
-    return _saved_object(f"{text}, or save it besides", root, found, _paths(root, group), program)
+    return _saved_object(f"{text}, or save it besides", root, found, paths, program)
 
 
 def _of_package(subject: str, *, known: bool, program: SeenProgram) -> MessageLine:
@@ -405,14 +408,10 @@ def _saved_object(
         text += "its plain values, or its index or key, in run.state"
     is_of_epochs = source.is_over_epochs and isinstance(found.value, torch.nn.Module | torch.optim.Optimizer)
     by_itself = any("attributes(" not in line for line in lines.code) or hasattr(found.value, "dataset")
-    if _is_set_in_loop(found) and by_itself and not is_of_epochs:
+    is_set_in_loop = any(place != source.before_of(found.text) for place in source.places(found.text))
+    if is_set_in_loop and by_itself and not is_of_epochs:
         return MessageLine(text + _MADE_ANEW)  # a run takes a name once, and a resumed run skips the line
     return MessageLine(text, _with_imports(source, source.places(found.text), lines.code))
-
-
-def _is_set_in_loop(found: Variable) -> bool:
-    """Returns True for a variable that the loop sets to another object."""
-    return any(place != found.source.before_of(found.text) for place in found.source.places(found.text))
 
 
 def _with_imports(source: LoopSource, places: list[str], code: list[str]) -> list[tuple[str, str]]:
