@@ -280,9 +280,11 @@ class _CheckpointState:
         connector.restore_datamodule()
         connector.restore_model()
         saved = self.restored["checkpoint"].get("callbacks", {})
+        of_logger = os.path.abspath(f"{trainer.log_dir}/checkpoints")  # a new folder at each start
         for one in trainer.checkpoint_callbacks:  # at another place than the saved one it forgets the best
-            if os.path.isdir(folder := saved.get(one.state_key, {}).get("dirpath") or ""):
-                one.dirpath = folder  # a logger names another at each start
+            folder = saved.get(one.state_key, {}).get("dirpath") or ""
+            if os.path.isdir(folder) and os.path.abspath(one.dirpath or "") == of_logger:
+                one.dirpath = folder
         connector.restore_callbacks()
         for one in trainer.checkpoint_callbacks:  # a ModelCheckpoint saves it, and leaves it as it is
             if "current_score" in saved.get(one.state_key, {}):

@@ -24,8 +24,7 @@ _NOT_PASSED = "cannot be passed to the fresh process that trains. Pass plain val
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marker."""
-    text = "the test trains: it is run twice, and killed and resumed, in fresh processes; all bits are equal"
-    config.addinivalue_line("markers", f"{FORM}: {text}")
+    config.addinivalue_line("markers", f"{FORM}: a training; two runs, and a killed one, have equal bits")
 
 
 @pytest.fixture
