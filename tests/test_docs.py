@@ -306,6 +306,17 @@ def test_a_wrong_page_is_seen(tmp_path):
         doc_pages.edited("a\nb\n", "-c\n+d\n")
 
 
+def test_an_update_writes_the_output_of_the_right_one_of_two_equal_commands(tmp_path, root):
+    """`tools/docs.py --update` mends the wrong outputs alone, in the order of the page, and a second time nothing."""
+    page = tmp_path / "page.md"
+    text = "# A\n\n```console\n$ cat n\n1\n$ echo 2 > n\n$ cat n\n{}\n$ cat n\n{}\n```\n"
+    page.write_text(f"```text n\n```\n```console\n$ echo 1 > n\n```\n{text.format(7, 8)}")
+    for _ in range(2):
+        command = [sys.executable, root / "tools" / "docs.py", "--update", page]
+        assert subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == 0
+        assert page.read_text().endswith(text.format(2, 2))
+
+
 def test_fences_that_do_not_run_are_counted(root):
     """Each says why: it takes a GPU, a cluster, a framework, or a script of the reader's. At most so many as today."""
     blocks = [block for page in all_pages(root) for block in doc_pages.blocks(page)]

@@ -36,20 +36,15 @@ def update(page: Path, folder: Path) -> list[str]:
     if page.suffix == ".ipynb":
         notebook_pages.update(page, folder)
         return []
-    text = doc_figures.filled(page.read_text())
-    wrong = doc_pages.run_page(page, folder)
-    for one in wrong:
-        if not one.startswith("$ "):
-            continue
-        command, _, printed = one.removeprefix("$ ").partition("\n")
-        shown = next(
-            output
-            for block in doc_pages.blocks(page)
-            if block.language == "console"
-            for line, output in doc_pages.commands(block.text)
-            if line == command and output
-        )
-        text = text.replace(f"$ {command}\n{shown}", f"$ {command}\n{doc_pages.shown_as(printed, folder)}", 1)
+    text, outputs = doc_figures.filled(page.read_text()), []
+    wrong = doc_pages.run_page(page, folder, outputs)
+    at = 0  # in the order of the page, on which a command may stand twice
+    for command, shown, printed in outputs:
+        old = new = f"$ {command}\n{shown}"
+        if not doc_pages.is_shown(printed, shown, folder):
+            new = f"$ {command}\n{doc_pages.shown_as(printed, folder)}"
+        at = text.index(old, at)
+        text, at = f"{text[:at]}{new}{text[at + len(old) :]}", at + len(new)
     page.write_text(text)
     return [one for one in wrong if not one.startswith("$ ")]
 

@@ -50,8 +50,15 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(language, info or "", re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
 
 
-def run_page(page: Path, folder: Path) -> list[str]:
-    """Runs a page in a folder; returns each difference between what it shows and what is printed."""
+Outputs = list[tuple[str, str, str]]
+"""Each command whose output a page shows, what is shown, and what is printed."""
+
+
+def run_page(page: Path, folder: Path, outputs: Outputs | None = None) -> list[str]:
+    """Runs a page in a folder; returns each difference between what it shows and what is printed.
+
+    What commands print is added to `outputs`.
+    """
     wrong: list[str] = []
     program, shown = "", ""
     for block in blocks(page):
@@ -60,7 +67,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
         if not block.runs:
             continue
         if block.language in {"console", "bash"}:
-            wrong += of_console(block, folder)
+            wrong += of_console(block, folder, [] if outputs is None else outputs)
         elif block.language == "diff":
             (folder / block.info).write_text(edited((folder / block.info).read_text(), block.text))
         elif block.info:
@@ -78,22 +85,29 @@ def run_page(page: Path, folder: Path) -> list[str]:
     return wrong
 
 
-def of_console(block: Block, folder: Path) -> list[str]:
+def of_console(block: Block, folder: Path, outputs: Outputs) -> list[str]:
     """Runs the commands of a block one by one; if no output is shown, as one script: each must succeed."""
     pairs = list(commands(block.text))
     if any(shown for _, shown in pairs):
-        return [text for command, shown in pairs if (text := compared(command, shown, folder))]
+        return [text for command, shown in pairs if (text := compared(command, shown, folder, outputs))]
     # a program that the page kills may have ended by itself on a fast machine
     script = "\n".join(f"{one} || true" if "kill -9" in one else one for one, _ in pairs)
     printed = run_shell(f"trap 'echo exit status $?' EXIT; set -e\n{script}", folder)
     return [] if printed.endswith("exit status 0\n") else [f"{script}\n{printed[-2000:]}"]
 
 
-def compared(command: str, shown: str, folder: Path) -> str:
+def compared(command: str, shown: str, folder: Path, outputs: Outputs) -> str:
     """Runs a command; returns it with what it prints where the page shows something else."""
     printed = run_shell(with_seed(command, shown), folder)
-    is_shown = not shown or re.fullmatch(_pattern(shown), comparable(printed, folder))
-    return "" if is_shown else f"$ {command}\n{printed}"
+    if not shown:
+        return ""
+    outputs.append((command, shown, printed))
+    return "" if is_shown(printed, shown, folder) else f"$ {command}\n{printed}"
+
+
+def is_shown(printed: str, shown: str, folder: Path) -> bool:
+    """True if an output is what a page shows."""
+    return re.fullmatch(_pattern(shown), comparable(printed, folder)) is not None
 
 
 def _pattern(shown: str) -> str:

@@ -98,6 +98,8 @@ def test_a_wrong_input_is_refused_before_anything_is_run(step, tmp_path):
         assert outputs["verdict"].startswith("NOT VERIFIED: ") and summary.startswith(
             "## samebits verify train.py\n"
         )
+    code, log, *_ = step(script="--help")
+    assert code == 2 and "'--help' reads as an option. Type ./--help" in log
     assert "there is no file none.py" in step(script="none.py")[1]
     assert not (tmp_path / "ran").exists()
 
