@@ -384,21 +384,6 @@ def test_each_error_has_a_section(root):
     assert all(len(re.findall(r"[.:]\s", text)) >= 1 for text in sections.values())
 
 
-def test_a_traceback_ends_with_the_section_of_the_error(root):
-    """The note of each error is a page and an anchor that exist; one of a private class is that of its public base."""
-    import samebits.errors as errors
-
-    class _OwnError(errors.CommitError):
-        pass
-
-    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)]
-    for kind in [*kinds, _OwnError]:
-        if issubclass(kind, errors.SamebitsError) and kind is not errors.SamebitsError:
-            page, _, anchor = kind("text").__notes__[-1].removeprefix("About this error: ").partition("#")
-            assert anchor in anchors((root / page).read_text())
-    assert anchor == "commiterror"
-
-
 def test_the_page_on_evidence_requires_a_full_proof(root):
     """The checks in the command of docs/how-to/auditor.md that requires a proof are names of `verify`, and all kills are there."""
     page = (root / "docs" / "how-to" / "auditor.md").read_text()

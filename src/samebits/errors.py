@@ -1,16 +1,8 @@
 """One exception class per mistake. A message names what was called, where, and the cure."""
 
-_PAGE = "docs/reference/errors.md"
-"""The page with a section for each class below: its cause, and what to do."""
-
 
 class SamebitsError(Exception):
-    """Base of every error that samebits raises on purpose; a traceback ends with the section about it."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        public = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
-        self.add_note(f"About this error: {_PAGE}#{public.__name__.lower()}")
+    """Base of every error that samebits raises on purpose."""
 
 
 class InvalidArgumentError(SamebitsError, ValueError):

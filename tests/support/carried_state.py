@@ -294,23 +294,18 @@ def whole(before, inside, folder, script=SCRIPT):
     return script, run(script, folder / "whole")[0]
 
 
-def last_line(text):
-    """The last line of an output, without the page of an error of samebits."""
-    return text.split("\nAbout this error: ")[0].splitlines()[-1]
-
-
 def verdict(before, inside, folder, script=SCRIPT):
     """What becomes of a script that is killed and started again."""
     script, text = whole(before, inside, folder, script)
     if end(text) is None:
         named = "IncompleteStateError" in text
-        return "named by Run" if named else last_line(text)
+        return "named by Run" if named else text.splitlines()[-1]
     killed, code = run(script, folder / "killed", "kill")
     if code == 0:
         return f"not killed: {killed}"
     resumed, _ = run(script, folder / "killed")
     if end(resumed) is None:
-        return f"refused at the resume: {last_line(resumed)}"
+        return f"refused at the resume: {resumed.splitlines()[-1]}"
     return "equal" if end(resumed) == end(text) else "NOT SEEN: other weights"
 
 

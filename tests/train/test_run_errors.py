@@ -227,8 +227,7 @@ def test_a_read_only_directory_is_named(forked, tmp_path, capfd):
         train(folder / "r")
 
     assert forked(as_nobody).code == 1
-    *_, last, page = capfd.readouterr().err.splitlines()
-    assert page == "About this error: docs/reference/errors.md#rundirectoryerror"
+    last = capfd.readouterr().err.splitlines()[-1]
     assert "RunDirectoryError" in last and "readonly" in last
 
 

@@ -1,6 +1,7 @@
 """The pytest plugin: a test marked `samebits` is a training that is proven in fresh processes.
 
-pytest loads this module in every session, so nothing that it imports is slow.
+A project loads it by its name. It is no entry point of the package: pytest would then rewrite the assertions,
+and so the code, of all of samebits, in each project that has it installed.
 """
 
 from __future__ import annotations
