@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
-import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -33,8 +32,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
     @cache
     def places() -> Mapping[str, str]:
-        with tokenize.open(str(sys.modules[package].__file__)) as text:
-            return late_imports(text.read())
+        loader: Any = sys.modules[package].__loader__
+        return late_imports(loader.get_source(package))
 
     def getattribute(name: str) -> Any:
         place = places().get(name)

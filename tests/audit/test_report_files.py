@@ -173,14 +173,19 @@ def test_both_files_are_written_by_the_command(tmp_path, seeded):
 
 @pytest.mark.slow
 def test_a_run_without_a_result_leaves_no_report_of_an_earlier_one(tmp_path):
-    """A script that raises removes old JSON and JUnit, not what Markdown is appended to; a wrong option removes nothing."""
+    """A script that raises removes old JSON and JUnit, and no other file; a wrong option removes nothing."""
     (tmp_path / "train.py").write_text("raise ValueError('no data')\n")
-    old = ("out.json", "out.xml", "summary.md")
-    for name in old:
-        (tmp_path / name).write_text("old")
+    report = reported(*EQUAL)
+    old = {"out.json": json.dumps(report.to_dict(), indent=2), "out.xml": junit(report), "summary.md": "old"}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
     files = ["--json", "out.json", "--junit", "out.xml", "--markdown", "summary.md"]
     for more, left in ((["--markdown", "none/summary.md"], [*old]), ([], ["summary.md"])):
         command = [sys.executable, "-m", "samebits", "verify", *files, *more, "train.py"]
         assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 2
         assert [name for name in old if (tmp_path / name).exists()] == left
     assert (tmp_path / "summary.md").read_text() == "old"
+    source = (tmp_path / "train.py").read_text()
+    command = [sys.executable, "-m", "samebits", "verify", "--json", "train.py", "train.py"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 2
+    assert (tmp_path / "train.py").read_text() == source

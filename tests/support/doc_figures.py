@@ -96,6 +96,5 @@ def typed(text: str) -> list[str]:
 
 
 def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |".replace("|  |", "| |").replace(
-        "|  |", "| |"
-    )
+    shown = [cell.replace("|", "/") for cell in cells]
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in shown)

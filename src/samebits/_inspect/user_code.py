@@ -159,7 +159,11 @@ def calling_frame() -> FrameType:
 
 def calling_line() -> str:
     """Returns the line of `calling_frame` as `file:line`."""
-    frame = calling_frame()
+    return line_of_frame(calling_frame())
+
+
+def line_of_frame(frame: FrameType) -> str:
+    """Returns `file:line` of a frame, or `Cell In[3]:line` in a notebook."""
     return f"{cell_of(frame.f_code.co_filename) or frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -60,6 +60,8 @@ class ProgressBar(Callback):
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Moves the bar to the step."""
+        if self._cell is None and self._progress is None:
+            return
         epochs = trainer.epochs - trainer.initial_epoch
         total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
         self._line = f"step {step + 1}{'' if total is None else f'/{total}'}: {_text(logs)}"

@@ -81,7 +81,8 @@ def write_json(json_file: str | None, content: Mapping[str, Any] | str) -> None:
     """
     if json_file is None:
         return
-    text = (content if isinstance(content, str) else json.dumps(content, indent=2)).rstrip("\n") + "\n"
+    text = content if isinstance(content, str) else json.dumps(content, indent=2)
+    text = text.rstrip("\n") + "\n"
     if is_standard_output(json_file):
         sys.stdout.write(text)
     else:

@@ -82,7 +82,8 @@ def save(function: Callable[[Path], Any], folder: Path) -> Path:
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
-    (path := folder / "function").write_bytes(data)
+    path = folder / "function"
+    path.write_bytes(data)
     return path
 
 

@@ -15,6 +15,8 @@ from samebits.cli._json_output import JsonFile, check_file, check_json_file, is_
 from samebits.cli._option_values import check_script, number_above, one_of, whole_number
 from samebits.errors import InvalidArgumentError
 
+_REPORTS = ('{\n  "schema": "samebits.verify/', '<testsuites name="samebits verify"')  # how they begin
+
 
 def verify(
     script: Annotated[
@@ -185,7 +187,7 @@ def verify(
         in_place=in_place,
     )
     for file in filter(None, (json_file, junit)):  # one of an earlier run is no result of this one
-        if Path(file).is_file() and not is_standard_output(file):
+        if Path(file).is_file() and Path(file).read_text(errors="replace").startswith(_REPORTS):
             Path(file).resolve().unlink()
     try:
         report = checking.verify_demo(request) if demo else checking.verify(request)

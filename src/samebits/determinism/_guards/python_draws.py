@@ -13,6 +13,7 @@ import numpy as np
 
 from samebits._context import at_import, process
 from samebits._inspect.patching import Patches, is_stand_in, stand_in
+from samebits._inspect.user_code import line_of_frame
 from samebits.determinism import twister
 from samebits.determinism._guards.random_sources import (
     PYTHON_GLOBAL,
@@ -22,7 +23,6 @@ from samebits.determinism._guards.random_sources import (
     GlobalGuard,
     drawing_frame,
     is_import_of_a_library,
-    line_of_frame,
     raise_or_warn,
 )
 from samebits.random._process import generator_states

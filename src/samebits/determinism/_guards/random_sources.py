@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_call import call_of_frame
-from samebits._inspect.user_code import INSTALLED, cell_of, outwards, owner_of_frame
+from samebits._inspect.user_code import INSTALLED, line_of_frame, outwards, owner_of_frame
 from samebits._unseeded import from_entropy
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededWarning
@@ -151,11 +151,6 @@ class GlobalGuard:
             return result
 
         return stand_in(seed, seeded, **attributes)
-
-
-def line_of_frame(frame: FrameType) -> str:
-    """Returns `file:line` of a frame."""
-    return f"{cell_of(frame.f_code.co_filename) or frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _module(frame: FrameType) -> str:

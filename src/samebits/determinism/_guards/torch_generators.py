@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from samebits._inspect.patching import Patches, stand_in
-from samebits._inspect.user_code import calling_line
+from samebits._inspect.user_code import calling_line, line_of_frame
 from samebits._unseeded import from_entropy
 from samebits.determinism._guards.random_sources import (
     DISTRIBUTED_SAMPLER,
@@ -30,7 +30,6 @@ from samebits.determinism._guards.random_sources import (
     TORCH_SEED,
     RandomSource,
     drawing_frame,
-    line_of_frame,
 )
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededWarning

@@ -29,7 +29,8 @@ _MADE_ANEW = (
     "give each to the run, and keep in run.state which is used; or keep in run.state what it is made from, "
     "and make it anew in each epoch of run.epochs, or in each step"
 )
-_EMPTY_STATES = {"samebits.callbacks._base", "lightning.pytorch.callbacks.callback"}  # a callback's own
+_EMPTY_STATES = {"samebits.callbacks._base", "lightning.pytorch.callbacks.callback"}
+"""The modules whose `Callback.state_dict` returns nothing: one that keeps a value defines its own."""
 _KEEP = ": keep it in run.state, or in an object with a state_dict that the run has"
 
 
@@ -89,7 +90,8 @@ class SeenProgram:
 
     def given(self, name: str) -> Variable | None:
         """Returns an object of the run, by a variable that holds it."""
-        thing = getattr(self.objects.get(name), "target", self.objects.get(name))
+        thing = self.objects.get(name)
+        thing = getattr(thing, "target", thing)
         for source in filter(lambda one: one.run, self.sources):
             scopes = (source.frame.f_locals, source.frame.f_globals)
             names = [one for scope in scopes for one, value in scope.items() if value is thing]
@@ -334,7 +336,9 @@ def _of_given(root: str, group: list[Change], program: SeenProgram) -> MessageLi
         cure = "Make it a buffer before the loop (register_buffer)"
     text = f"{_inside(group)}: {name} was given to Run, and its state_dict leaves this out. {cure}"
     kind, paths = type(program.objects.get(root)), _paths(root, group)
-    if getattr(kind, "state_dict", print).__module__ in _EMPTY_STATES and "." not in str(paths):
+    state_dict = getattr(kind, "state_dict", None)
+    is_own = not any("." in path for path in paths)
+    if is_own and getattr(state_dict, "__module__", "") in _EMPTY_STATES:
         names = dict.fromkeys(path.partition("[")[0] for path in paths)
         saved = ", ".join(f'"{name}": self.{name}' for name in names)
         code = ["def state_dict(self):", f"    return {{{saved}}}", "def load_state_dict(self, state_dict):"]
