@@ -1,11 +1,14 @@
 """What `verify` draws from the baseline."""
 
 import random
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from samebits.audit._record.record_file import Record
+from samebits.audit._verify.baseline import facts_of
 from samebits.audit._verify.check_plan import GROUPS, KILLS, BaselineFacts, checks_after, kill_checks, within
 from samebits.audit._verify.verify_report import _names_of
 
@@ -116,6 +119,14 @@ def test_thread_rows_are_promised_where_the_switch_makes_them_so():
         True,
         True,
     ]
+
+
+def test_the_row_of_another_cpu_says_where_it_varies_little():
+    """A record of a CPU without AVX-512 gives the row a note that says so; one of a CPU that has it does not."""
+    for capability, little in (("AVX2", True), ("AVX512", False)):
+        end = {"across": "machines", "environment": {"cpu_capability": capability}}
+        (row,) = checks_after(facts_of(Record(Path("."), {}, end=end)), ("cpu",), 0)
+        assert row.promised and ("no AVX-512 here: little was varied" in row.note) is little
 
 
 def test_the_row_of_another_cpu_is_for_those_who_ask_for_every_machine():

@@ -181,6 +181,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
             note.removesuffix(OWN_LOADERS) for note in end.get("notes", ()) if note.endswith(OWN_LOADERS)
         ),
         across=end.get("across"),
+        avx512=end.get("environment", {}).get("cpu_capability") != "AVX2",
         ranks=1 + len(others),
         unequal_replicas=_unequal_replicas(end),
     )
