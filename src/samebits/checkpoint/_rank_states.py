@@ -85,6 +85,11 @@ def rank_state(saved: Mapping[str, Any], rank: int, world_size: int, where: str)
         raise CorruptCommitError(f"{where}: the part of rank {rank} cannot be read: {error!r}") from error
 
 
+def leaf_hashes(state: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the hash of each tensor and plain value in a state, by its path ("run_state.total")."""
+    return dict(digest.leaves(dict(state)))
+
+
 def _hash(tensor: torch.Tensor) -> int:
     return digest.leaf((tensor, tuple(tensor.stride())))
 

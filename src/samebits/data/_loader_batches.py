@@ -25,8 +25,9 @@ from samebits._objects.parts import attributes_of
 from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
 from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
 from samebits.data._calls.user_function import Function, key_words
+from samebits.data._options import OwnBatches
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.stage import INFINITE, Blocks, State, place
+from samebits.data._stages.stage import INFINITE, Blocks, Dividing, State, place
 from samebits.data._workers.results import use_offered_memory
 from samebits.errors import PipelineError, PipelineMismatchError, UnimplementedError
 from samebits.random import _int_keys as int_keys
@@ -49,6 +50,20 @@ class BatchTask(NamedTuple):
     key: Words
     first: int
     indices: Any
+    shard: int | None = None
+    """The logical shard, of a task that is a shard's part of a batch."""
+    stride: int = 1
+    """The difference of the ordinals of two indices."""
+
+    def of_shard(self, shard: int, rows: range) -> BatchTask:
+        """Returns the task of these rows."""
+        own = [self.indices[row] for row in rows]
+        return self._replace(first=self.first + shard, indices=own, shard=shard, stride=rows.step)
+
+    @property
+    def collate_path(self) -> tuple[str | int, ...]:
+        """The path folded into the key of the collate function's draws."""
+        return ("collate", self.number, *(() if self.shard is None else ("shard", self.shard)))
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,7 @@ def _indices_digest(before: int, indices: Any) -> int:
         return update_digest(before, indices)
 
 
-class LoaderBatches(Blocks):
+class LoaderBatches(Dividing, Blocks):
     """The batches of a dataset in an order: the position of a batch is its number.
 
     Before each `__getitem__` the process's torch, NumPy and Python generators are set from
@@ -277,18 +292,35 @@ class LoaderBatches(Blocks):
     @override
     def tasks(self, repetition: int, first: int) -> Iterator[BatchTask]:
         key = int_keys.fold(self.key, "epoch", repetition) if self.counts_epochs else self.key
-        return self.order.tasks(key, repetition, first)
+        tasks = self.order.tasks(key, repetition, first)
+        return tasks if self.only is None else (task for task in tasks if task.number in self.only)
 
     @override
     def compute(self, repetition: int, task: Any) -> list[list[Any]]:
+        if self.shards is None:
+            return [[self._compute(task)]]
+        rows = self.rows_of_shards(len(task.indices))
+        numbers = self.shards.numbers
+        return [[OwnBatches(self._compute(task.of_shard(*own)) for own in zip(numbers, rows, strict=True))]]
+
+    @override
+    def sizes(self) -> list[int]:
+        if self._single:
+            return [1]  # a bare item, whose rows are not known
+        if isinstance(self.order, SamplerOrder):
+            return []
+        size, rest = self.order.batch_size, self.order.length % self.order.batch_size
+        return [size, rest] if rest and not self.order.drop_last else [size]
+
+    def _compute(self, task: BatchTask) -> Any:
         data = self._read(task)
-        fill_if_needed(self.collate.own, task.key, "collate", task.number)
+        fill_if_needed(self.collate.own, task.key, *task.collate_path)
         try:
             if self.collate.is_to_check():
-                words = int_keys.fold(task.key, "collate", task.number)
-                return [[self.collate.call_checked(data, task.number, words)]]
+                words = int_keys.fold(task.key, *task.collate_path)
+                return self.collate.call_checked(data, task.number, words)
             with use_offered_memory(self):
-                return [[self.collate.call(data)]]
+                return self.collate.call(data)
         except Exception as error:
             self._annotate_error(error, task, f"collate_fn ({self.collate.name})")
             raise
@@ -337,13 +369,14 @@ class LoaderBatches(Blocks):
         dataset = self.dataset
         if not (self.read.own.enter() or is_filling() or self.read.is_to_check()):
             return [dataset[index] for index in indices]
-        keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
+        places = range(task.first, task.first + count * task.stride, task.stride)
+        keys = key_words(int_keys.fold(task.key, "element"), places)
         filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
         elements: list[Any] = []
         for index, _ in zip(indices, filled, strict=False):
             if self.read.is_to_check():
                 seed, offset = keys[len(elements)].tolist()
-                place = task.first + len(elements)
+                place = places[len(elements)]
                 elements.append(self.read.call_checked(index, place, (seed, offset)))
             else:
                 elements.append(dataset[index])

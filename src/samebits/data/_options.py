@@ -65,6 +65,40 @@ class Share:
 
 
 @dataclass(frozen=True)
+class OwnShards:
+    """The logical shards of a batch that this process computes: `rank`, `rank + world_size`, ... of `count`.
+
+    Shard i is rows i, i + count, ... of each batch, for any number of processes.
+    """
+
+    count: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of this process's shards."""
+        return range(self.rank, self.count, self.world_size)
+
+    def rows(self, rows: int, what: str) -> list[range]:
+        """Returns the rows of each own shard in a batch of `rows` rows.
+
+        Raises `InvalidArgumentError` for a batch that cannot be shared out; `what` names it.
+        """
+        if rows % self.count or not rows:
+            raise InvalidArgumentError(
+                f"run.steps(shards={self.count}): {what} has {rows} rows, which {self.count} shards cannot "
+                f"share evenly. Take a batch_size that is a multiple of {self.count}, and drop_last=True (of "
+                "a pipeline: batch(..., drop_remainder=True)) where the last batch is smaller."
+            )
+        return [range(number, rows, self.count) for number in self.numbers]
+
+
+class OwnBatches(list[Any]):
+    """The batches of a process's own shards, in the order of their numbers: one element of a pipeline."""
+
+
+@dataclass(frozen=True)
 class Options:
     """The options of a pipeline; None means not set."""
 
@@ -90,6 +124,10 @@ class Options:
     """True for a loader: where it is made, an observer learns the number and `samebits verify` sets it."""
     kept_workers: list[Any] | None = None
     """The worker processes (`Workers`) that live on between iterations; None: each iteration has its own."""
+    shards: OwnShards | None = None
+    """Makes each element the list of the batches of this process's shards; None: an element is a batch."""
+    every: tuple[int, int] | None = None
+    """(first, step): the numbers of the elements that are computed, of a validation that ranks share."""
 
     def with_changes(self, **changed: object) -> Options:
         """Returns these options with those that are not None changed; checked."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from samebits._arguments import require
@@ -13,11 +16,12 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._fingerprint import fingerprint
 from samebits.data._options import Options
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.batch import Batching
+from samebits.data._stages.batch import batching_of
+from samebits.data._stages.order import every
 from samebits.data._stages.stage import Stage, State, Streamed
 from samebits.data._state_dict import ReadPosition
 from samebits.data._workers.inline_or_parallel import Inline, draws_of, reader
-from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.errors import PipelineError
 from samebits.random import _int_keys as int_keys
 
 _MADE: weakref.WeakValueDictionary[int, Resumable] = weakref.WeakValueDictionary()
@@ -54,6 +58,8 @@ class Resumable:
     """Folded into the key of the seed."""
     _next = NextEpoch()
     _live: ReadPosition | None = None
+    _read_as: Mapping[str, Any] = MappingProxyType({})
+    """Options of the iterators that are made: the shards of the loop that makes one."""
     _is_state = False
     """True for an object of a run, which commits its position: `iter()` in a step is then its next epoch."""
     _count = 0
@@ -86,7 +92,7 @@ class Resumable:
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
         stage = copy.copy(self._stage)
         stage.counts_epochs = False
-        iterator = PipelineIterator(stage, key, 0, self._seed(), self._options)
+        iterator = PipelineIterator(stage, key, 0, self._seed(), self._read_options())
         if start:
             iterator.skip_batches(start)
         return iterator
@@ -144,7 +150,19 @@ class Resumable:
         return fingerprint(self._stage, self._seed())
 
     def _iterate(self, key: Words, epoch: int) -> PipelineIterator:
-        return PipelineIterator(self._stage, key, epoch, self._seed(), self._options)
+        return PipelineIterator(self._stage, key, epoch, self._seed(), self._read_options())
+
+    @contextmanager
+    def _reading_as(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """Gives the iterators that are made in the block these options."""
+        vars(self)["_read_as"] = options
+        try:
+            yield
+        finally:
+            del vars(self)["_read_as"]
+
+    def _read_options(self) -> Options:
+        return replace(self._options, **self._read_as) if self._read_as else self._options
 
     def _key(self) -> Words:
         return int_keys.fold(int_keys.root(self._seed()), self._domain)
@@ -163,9 +181,12 @@ class PipelineIterator(Iterator[Any]):
         self._placement = options.placement()
         self._draws = Draws()
         self._elements: Iterator[tuple[Any, State]] | None = None
-        share = options.share()
-        if share.world_size > 1:
-            batching = _last_batching(self._stage)
+        if options.shards is not None:
+            batching_of(self._stage, options.shards).divide(options.shards)
+        elif options.every is not None:
+            self._stage = every(self._stage, *options.every)
+        elif (share := options.share()).world_size > 1:
+            batching = batching_of(self._stage)
             share.check(batching.batch_size)
             batching.share = share
         length = None if self._streamed else self._stage.length
@@ -176,7 +197,9 @@ class PipelineIterator(Iterator[Any]):
         position = self.position
         before = position.rolling_digest
         own = self._stage.next_digest(before, position.state)
-        position.rolling_digest = update_digest(before, element) if own is None else own
+        if own is None:  # the shards of one process are no digest of the batch
+            own = before if self._options.shards is not None else update_digest(before, element)
+        position.rolling_digest = own
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,16 +279,3 @@ class PipelineIterator(Iterator[Any]):
         if not isinstance(chosen, Inline):
             self._closing = weakref.finalize(self, chosen.close)
         return chosen.read(self._stage, self.position.epoch, self.position.state)
-
-
-def _last_batching(stage: Stage) -> Batching:
-    """Returns the stage whose batches the ranks share: the last, unless a stage after it takes them apart."""
-    while not isinstance(stage, Batching):
-        if stage.kind not in ("map", "map_batches", "enumerate", "take", "skip", "repeat"):
-            raise InvalidArgumentError(
-                "a pipeline that several ranks read must end in batches, which they share; "
-                f"{stage.describe()} comes after them. Batch last, or give each rank its own pipeline: "
-                "with_options(rank=0, world_size=1) and shard()"
-            )
-        stage = stage.inputs[0]
-    return stage

@@ -252,6 +252,8 @@ class CommitPolicy:
         `find_unsaved` is None before the first batch. Several ranks do nothing: none may decide alone.
         """
         leaves = self.preemption.requested is not None
+        if self.ranks.shards is not None:  # the sums of one rank are none of a commit
+            return
         if self.commits is None or not self.preemption.single_process:
             return
         if leaves or (process.overrides.commit_steps is None and self.commits.cadence.due(0)):

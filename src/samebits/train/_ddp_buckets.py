@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.errors import UnimplementedError
@@ -34,6 +35,12 @@ def fix_buckets(objects: Iterable[Any]) -> None:
         if model not in _fixed:
             _fix(model)
             _fixed.add(model)
+
+
+def is_wrapped(objects: Mapping[str, Any]) -> bool:
+    """Returns True if a DistributedDataParallel of this process has parameters of modules of `objects`."""
+    modules = [part for one in objects.values() if isinstance(one, torch.nn.Module) for part in one.modules()]
+    return dist.is_available() and dist.is_initialized() and bool(_models_around(_parameters(modules)))
 
 
 def _models_around(parameters: set[int]) -> list[DistributedDataParallel]:

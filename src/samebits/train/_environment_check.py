@@ -70,6 +70,11 @@ class Environment:
         """Returns the fields for a commit."""
         return {**self.fingerprint, "scripts": self.scripts, "optimizers": self.hyperparameters.to_dict()}
 
+    def share(self, shards: int) -> None:
+        """Makes the bits those of any number of processes that share out as many logical shards."""
+        self.fingerprint.pop("world_size", None)
+        self.fingerprint["shards"] = shards
+
     def resume(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
         """Resumes from `manifest`: restores the threads, warns of another script.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,11 @@ from samebits import errors
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._rank_states import EncodedState, join_states, pack, rank_state, unpack
+from samebits.checkpoint._rank_states import EncodedState, join_states, leaf_hashes, pack, rank_state, unpack
+from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._environment_check import RunSeed
-from samebits.train._gloo_messages import GlooGroup
 from samebits.train._loop.accelerate_loader import prepared
 from samebits.train._loop.batch_source import length
 
@@ -55,6 +55,9 @@ class SingleProcess:
     """One process, which decides for itself."""
 
     rank, world_size = 0, 1
+    group: GlooGroup | None = None
+    shards: int | None = None
+    """The logical shards of a batch, if the run has such."""
     key: tuple[str | int, ...] = ()
     """Folded into a step's keys, so that ranks draw differently."""
 
@@ -98,9 +101,11 @@ class Distributed:
     """One process of several; all of them call every method, in the same place of the program."""
 
     def __init__(self) -> None:
-        self._group = GlooGroup()
+        self._group = self.group = GlooGroup()
         self.rank, self.world_size = self._group.rank, self._group.world_size
-        self.key = ("rank", self.rank)
+        self.key: tuple[str | int, ...] = ("rank", self.rank)
+        self.shards: int | None = None
+        """The logical shards of a batch, if the run has such: the state is then equal on all ranks."""
         self._schedule = _AgreementSchedule()
 
     def open(self, find: Callable[[], Opened], where: str) -> Opened:
@@ -110,7 +115,8 @@ class Distributed:
         if self.rank == 0:
             with self._sharing_errors(doing):
                 found = find()
-                if found is not None:  # inside the block, so that all ranks raise what one raises
+                if found is not None and not is_of_shards(found[0]):
+                    # inside the block, so that all ranks raise what one raises
                     rank_state(found[1], 0, self.world_size, where)
                 data = pack(None if found is None else [found[0].to_bytes(), found[1]])
             self._group.broadcast(data, doing)
@@ -118,8 +124,8 @@ class Distributed:
             self._raise_error_of_rank_zero(doing)
             sent = unpack(self._group.broadcast(b"", doing))
             found = None if sent is None else (Manifest.from_bytes(sent[0]), sent[1])
-        if found is None:
-            return None
+        if found is None or is_of_shards(found[0]):
+            return found
         state = rank_state(found[1], self.rank, self.world_size, where)
         return replace(found[0], environment=state.pop("environment")), state
 
@@ -136,10 +142,13 @@ class Distributed:
         """Raises `RunMismatchError` when the ranks are about to run different loops."""
         types = {name: type(thing).__qualname__ for name, thing in sorted(objects.items())}
         facts = {"objects": types, "loop": name, "epochs": epochs, "batches": length(loader)}
-        _warn_of_equal_batches(loader)
+        facts["shards"] = self.shards
+        if self.shards is None:
+            _warn_of_equal_batches(loader)
         self._check_alike(facts, f"before loop {name!r}")
-        _check_not_sharded(objects)
-        fix_buckets(objects.values())
+        if self.shards is None:
+            _check_not_sharded(objects)
+            fix_buckets(objects.values())
 
     def decide(self, position: Position, mine: Decision, *, over: bool, together: bool) -> Decision:
         """Decides with the other ranks, at few boundaries, where signals and `run.commit()` take effect.
@@ -162,9 +171,15 @@ class Distributed:
     def gather_state(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Sends the differences of each other rank to rank 0; digests find them."""
         doing = "in a commit"
-        state["environment"] = dict(environment)  # the machines may differ
+        if self.shards is None:
+            state["environment"] = dict(environment)  # the machines may differ
         mine = EncodedState.of(state)
-        if len(set(self._group.gather_numbers(mine.digest(), doing))) == 1:
+        equal = len(set(self._group.gather_numbers(mine.digest(), doing))) == 1
+        if self.shards is not None:
+            if not equal:
+                self._raise_difference(state, doing)
+            return state
+        if equal:
             return join_states(state, [{"nodes": "[]", "tensors": {}}] * (self.world_size - 1))
         if self.rank == 0:
             self._group.broadcast(mine.outline().encode(), doing)
@@ -172,6 +187,24 @@ class Distributed:
         outline = self._group.broadcast(b"", doing).decode()
         self._group.gather(pack(mine.difference(outline)), doing)
         return state
+
+    def _raise_difference(self, state: Mapping[str, Any], doing: str) -> NoReturn:
+        """Raises `RanksError` on all ranks for the first of them whose state is not that of rank 0."""
+        own = leaf_hashes(state)
+        first = json.loads(self._group.broadcast(json.dumps(own).encode(), doing))
+        differing = sorted(path for path in {*own, *first} if own.get(path) != first.get(path))
+        for rank, names in enumerate(self._group.gather_values(differing or ["its form"], doing)):
+            if rank == 0:
+                continue
+            if names != ["its form"]:
+                raise RanksError(
+                    f"a commit of a run with shards={self.shards} is that of any number of processes, so its "
+                    f"state must be equal on all ranks, and rank {rank} has another value than rank 0 in "
+                    f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}. Compute it from all shards: "
+                    "shards.sum(values), or batches.sum(values) for batches = run.validate(...). Nothing was "
+                    "committed."
+                )
+        raise RanksError(f"{doing} the states of the ranks have other forms. Nothing was committed.")
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns the sums, with the same bits on all ranks. Raises `RanksError` when their names differ."""
@@ -243,6 +276,11 @@ class Distributed:
 Ranks = SingleProcess | Distributed
 
 
+def is_of_shards(manifest: Manifest) -> bool:
+    """Returns True for a commit of a run with logical shards, which any number of processes continues."""
+    return "shards" in manifest.environment
+
+
 def join() -> Ranks:
     """Returns the ranks of torch.distributed, if there are several; all of them must call it."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -276,6 +314,7 @@ _CURES = {
     "seeded": "Call samebits.set_random_seed(seed) on all ranks.",
     "run_dir": "Give all ranks the same directory: rank 0 writes the commits of all.",
     "objects": "Give Run the same objects on all ranks.",
+    "shards": "Give all ranks the same number of shards.",
     "batches": "Give every rank as many batches: samebits.data.Pipeline shares them out, "
     "torch's DistributedSampler too.",
 }

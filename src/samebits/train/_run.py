@@ -292,6 +292,7 @@ class Run:
                     saved._is_state = False
             process.open_runs.pop(id(self), None)
             parts.resuming.groups.close()
+            parts.close_shards()
             process.position = None
             process.run_key, process.rank_key = self._keys_before
             parts.saving.close()
@@ -320,6 +321,7 @@ class Run:
         *,
         name: str = "train",
         steps_per_epoch: int | None = None,
+        shards: int | None = None,
     ) -> Steps:
         """Returns the steps of one loop: `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
 
@@ -329,16 +331,19 @@ class Run:
             name: of the loop; two loops of one run need two names.
             steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often:
                 each epoch continues in the loader where the last one ended. None: one pass over the loader.
+            shards: logical shards of each batch, for the same bits on any number of processes up to it. In the
+                place of the batch comes a `Shards`: the batches of this process's shards.
         """
         self.parts.check_open("Run.steps")
         require_int("Run.steps", epochs=epochs)
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
+        self.parts.check_shards(loader, shards, "Run.steps")
         whole = self.parts.loops.name(name, "Run.steps")
         if process.position is None:
             self.parts.saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
         self.parts.loops.asked[whole] = epochs
-        return LoopSteps(self.parts, loader, epochs, whole, steps_per_epoch)
+        return LoopSteps(self.parts, loader, epochs, whole, steps_per_epoch, shards)
 
     @explain_wrong_calls(explain_epochs)
     def epochs(self, epochs: int, *, name: str = "train") -> Epochs:
@@ -507,13 +512,17 @@ class Run:
 
     def _open(self) -> None:
         saving, where = self.parts.saving, shown_run_dir(self.run_dir)
-        environment = self._environment = Environment.current(self.objects, self.world_size)
+        environment = self._environment = self.parts.environment = Environment.current(
+            self.objects, self.world_size
+        )
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
+        if manifest is not None and rank_agreement.is_of_shards(manifest):
+            self.parts.share(manifest.environment["shards"])
         settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.parts.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
-        process.rank_key = saving.ranks.key
+        process.rank_key = () if self.parts.shards is not None else saving.ranks.key
         if found is None:
             return
         self.parts.resuming.load(*found, environment, self._allowed)

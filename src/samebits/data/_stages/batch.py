@@ -11,9 +11,10 @@ import torch
 from typing_extensions import override
 
 from samebits.data._calls.user_function import Function, Place
-from samebits.data._options import Share
+from samebits.data._options import OwnBatches, OwnShards, Share
 from samebits.data._stages.stage import (
     Addressed,
+    Dividing,
     Following,
     HeldElement,
     HoldingStream,
@@ -24,10 +25,11 @@ from samebits.data._stages.stage import (
     Streamed,
 )
 from samebits.data._workers.results import use_offered_memory
-from samebits.errors import PipelineError
+from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.random import _int_keys as int_keys
 
 
-class Batching(Stage):
+class Batching(Dividing):
     """Batches of `batch_size` elements; `share` gives the rows of each that this process computes."""
 
     share = Share()
@@ -44,15 +46,24 @@ class Batching(Stage):
         self.collate = collate
         self.drop_remainder = drop_remainder
 
+    @override
+    def sizes(self) -> list[int]:
+        length = self.inputs[0].length
+        rest = 0 if length is None or self.drop_remainder else length % self.batch_size
+        return [self.batch_size, rest] if rest else [self.batch_size]
+
     def is_kept(self, rows: int) -> bool:
         """Returns True if a last batch of `rows` rows is kept; the same on all ranks."""
         if rows == 0 or self.drop_remainder:
             return False
         return self.share.remainder != "drop" or rows >= self.share.world_size
 
-    def places(self, place: Place, count: int) -> Sequence[Place]:
-        """Returns the places in the input of this process's `count` rows of the batch at `place`."""
-        rows = range(self.share.rank, self.share.rank + count * self.share.world_size, self.share.world_size)
+    def places(self, place: Place, count: int, shard: int | None = None) -> Sequence[Place]:
+        """Returns the places in the input of this process's, or a shard's, `count` rows of a batch."""
+        first, step = self.share.rank, self.share.world_size
+        if shard is not None and self.shards is not None:
+            first, step = shard, self.shards.count
+        rows = range(first, first + count * step, step)
         if isinstance(place, tuple):
             repetition, number = place
             return [(repetition, number * self.batch_size + row) for row in rows]
@@ -61,24 +72,56 @@ class Batching(Stage):
         first = repetition * self.inputs[0].length + number * self.batch_size
         return [first + row for row in rows]
 
-    def collate_rows(self, place: Place, elements: list[Any]) -> Any:
-        """Returns the batch of these elements.
+    def collate_shards(self, place: Place, elements: Sequence[Any], rows: list[range]) -> OwnBatches:
+        """Returns the batches of the own shards, from the elements of all their rows in this order."""
+        assert self.shards is not None
+        batches, each = OwnBatches(), len(rows[0])
+        for position, number in enumerate(self.shards.numbers):
+            own = list(elements[position * each : (position + 1) * each])
+            batches.append(self.collate_rows(place, own, number))
+        return batches
+
+    def collate_rows(self, place: Place, elements: list[Any], shard: int | None = None) -> Any:
+        """Returns the batch of these elements, of all rows or of a shard's.
 
         Raises:
             PipelineError: the elements cannot be put together; the message names the first unlike the others.
         """
         try:
-            return self.collate.call_each(self.key, [place], [elements])[0]
+            key = self.key if shard is None else int_keys.fold(self.key, "shard", shard)
+            return self.collate.call_each(key, [place], [elements])[0]
         except PipelineError as error:
             kinds = [_element_kind(element) for element in elements]
             odd = next((row for row, kind in enumerate(kinds) if kind != kinds[0]), None)
             if odd is None:
                 raise
             raise PipelineError(
-                f"Pipeline.{self.describe()}: element {self.places(place, len(elements))[odd]} is "
+                f"Pipeline.{self.describe()}: element {self.places(place, len(elements), shard)[odd]} is "
                 f"{kinds[odd]}, those before it are {kinds[0]}. Bring elements to one shape with map before "
                 "it, use padded_batch, or your own collate"
             ) from error
+
+
+_PASSING = ("map", "map_batches", "take", "skip", "repeat")
+
+
+def batching_of(stage: Stage, shards: OwnShards | None = None) -> Any:
+    """Returns the stage whose batches the ranks share: the last, unless a stage after it takes them apart."""
+    while not isinstance(stage, Dividing):
+        if stage.kind not in _PASSING and (stage.kind != "enumerate" or shards is not None):
+            cure = (
+                "Batch last, or give each rank its own pipeline: with_options(rank=0, world_size=1) and "
+                "shard()"
+                if shards is None
+                else f"Batch last; after it only {', '.join(_PASSING)} may follow"
+            )
+            what = "several ranks read" if shards is None else f"run.steps(shards={shards.count}) reads"
+            raise InvalidArgumentError(
+                f"a pipeline that {what} must end in batches, which they share; {stage.describe()} comes "
+                f"after them. {cure}"
+            )
+        stage = stage.inputs[0]
+    return stage
 
 
 def _element_kind(element: Any) -> str:
@@ -110,7 +153,11 @@ class Batch(Batching, Following, Addressed):
         for ordinal in ordinals.tolist():
             elements = self.inputs[0].fetch(self.rows(ordinal))
             with use_offered_memory(self):
-                batches.append(self.collate_rows(ordinal, elements))
+                if self.shards is None:
+                    batches.append(self.collate_rows(ordinal, elements))
+                else:
+                    rows = self.rows_of_shards(self._size(ordinal))
+                    batches.append(self.collate_shards(ordinal, elements, rows))
         return batches
 
     @override
@@ -121,10 +168,15 @@ class Batch(Batching, Following, Addressed):
         """Returns the input's ordinals that this process makes a batch of."""
         inner, count = self._lengths
         repetition, number = divmod(ordinal, count)
-        first = number * self.batch_size
-        rows = self.share.rows(min(self.batch_size, inner - first))
-        rows += repetition * inner + first
+        size = self._size(ordinal)
+        rows = self.share.rows(size) if self.shards is None else np.concatenate(self.rows_of_shards(size))
+        rows += repetition * inner + number * self.batch_size
         return rows
+
+    def _size(self, ordinal: int) -> int:
+        """Returns the number of rows of a batch, of all processes."""
+        inner, count = self._lengths
+        return min(self.batch_size, inner - ordinal % count * self.batch_size)
 
     @cached_property
     def _lengths(self) -> tuple[int, int]:
@@ -148,6 +200,10 @@ class StreamBatch(Batching, Streamed):
             yield self._collate_batch(elements, repetition, number), [after, number + 1]
 
     def _collate_batch(self, elements: list[Any], repetition: int, number: int) -> Any:
+        if self.shards is not None:
+            rows = self.rows_of_shards(len(elements))
+            of_shards = [elements[row] for own in rows for row in own]
+            return self.collate_shards((repetition, number), of_shards, rows)
         own = [elements[row] for row in self.share.rows(len(elements)).tolist()]
         return self.collate_rows((repetition, number), own)
 

@@ -14,6 +14,8 @@ import torch
 from typing_extensions import override
 
 from samebits.data._calls.user_function import Function, Places, key_words
+from samebits.data._options import OwnBatches
+from samebits.data._stages.batch import batching_of
 from samebits.data._stages.stage import (
     Addressed,
     Grouped,
@@ -27,6 +29,7 @@ from samebits.data._stages.stage import (
     Streamed,
 )
 from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.random import _int_keys as int_keys
 
 
 class Operation(ABC):
@@ -51,16 +54,34 @@ class OneToOne(Operation):
     """One result for each element."""
 
     @abstractmethod
-    def map_elements(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
-        """Returns the result of every element."""
+    def map_elements(
+        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+    ) -> list[Any]:
+        """Returns the result of every element; each is the batch of this logical shard, if any."""
+
+    def map_each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+        """Returns the result of every element; of a process's shards, those of each batch."""
+        if not any(isinstance(element, OwnBatches) for element in elements):
+            return self.map_elements(stage, places, elements)
+        numbers = batching_of(stage).shards.numbers
+        return [
+            OwnBatches(
+                self.map_elements(stage, places[row : row + 1], [batch], number)[0]
+                for number, batch in zip(numbers, element, strict=True)
+            )
+            for row, element in enumerate(elements)
+        ]
 
     @override
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        return [[result] for result in self.map_elements(stage, places, elements)]
+        return [[result] for result in self.map_each(stage, places, elements)]
 
-    def call_each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+    def call_each(
+        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+    ) -> list[Any]:
         """Returns the function's result for every element; None is an error."""
-        results = self.function.call_each(stage.key, places, elements)
+        key = stage.key if shard is None else int_keys.fold(stage.key, "shard", shard)
+        results = self.function.call_each(key, places, elements)
         if [result for result in results if result is None]:  # a third of the cost of `any`
             place = next(p for p, result in zip(places, results, strict=True) if result is None)
             raise PipelineError(
@@ -76,8 +97,10 @@ class Map(OneToOne):
     kind = "map"
 
     @override
-    def map_elements(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
-        return self.call_each(stage, places, elements)
+    def map_elements(
+        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+    ) -> list[Any]:
+        return self.call_each(stage, places, elements, shard)
 
 
 class MapBatches(OneToOne):
@@ -98,13 +121,15 @@ class MapBatches(OneToOne):
             )
 
     @override
-    def map_elements(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+    def map_elements(
+        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+    ) -> list[Any]:
         if self.function.draws != "key":
-            return self.call_each(stage, places, elements)
+            return self.call_each(stage, places, elements, shard)
         batching = batching_below(stage.inputs[0])
         results = []
         for place, batch in zip(places, elements, strict=True):
-            rows = key_words(stage.key, batching.places(place, _row_count(batch)))
+            rows = key_words(stage.key, batching.places(place, _row_count(batch), shard))
             results.append(self.function.call_with_key(place, batch, torch.from_numpy(rows)))
         return results
 
@@ -174,7 +199,7 @@ class AddressedOperation(_OperationStage, SameOrdinals, SameLength):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        return self.operation.map_elements(self, ordinals, self.inputs[0].fetch(ordinals))
+        return self.operation.map_each(self, ordinals, self.inputs[0].fetch(ordinals))
 
 
 class GroupedOperation(_OperationStage, SameOrdinals, Grouped):

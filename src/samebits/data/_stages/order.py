@@ -18,6 +18,8 @@ from samebits._native import kernel
 from samebits.data._stages.stage import (
     INFINITE,
     Addressed,
+    Blocks,
+    Dividing,
     Following,
     HoldingStream,
     Ordinals,
@@ -241,6 +243,16 @@ class StreamRepeat(_Repeating, Streamed):
             if empty and self.count is None:
                 return  # an input without elements, repeated for ever, would never return
             before = None
+
+
+def every(stage: Stage, first: int, step: int) -> Stage:
+    """Returns the elements `first`, `first` + `step`, ... of a bound stage, which keep their keys."""
+    if isinstance(stage, Dividing) and isinstance(stage, Blocks) and not isinstance(stage, Addressed):
+        stage.only = range(first, INFINITE, step)  # those of a loader keep their numbers, too
+        return stage
+    if isinstance(stage, Addressed):
+        return Slice(stage, "shard", range(first, stage.length, step))
+    return StreamSlice(stage, "shard", range(first, INFINITE, step))
 
 
 class _Slicing(Stage):

@@ -20,6 +20,7 @@ import numpy as np
 
 from samebits._context import Words
 from samebits.data._calls.user_function import Function
+from samebits.data._options import OwnShards
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
@@ -160,6 +161,33 @@ class Stage(ABC):
     def describe(self) -> str:
         """Returns the stage as the user wrote it, for messages: `batch(batch_size=64)`."""
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters.items())})"
+
+
+class Dividing(Stage):
+    """A stage that makes batches, which may be those of a process's logical shards."""
+
+    shards: OwnShards | None = None
+    """Each element is the list of the batches of these; None: it is a batch."""
+    only: range | None = None
+    """The numbers of the batches that are computed, of a loader; None: all."""
+
+    @abstractmethod
+    def sizes(self) -> list[int]:
+        """Returns the rows of a batch, and of a smaller last one; those that are known before reading."""
+
+    def divide(self, shards: OwnShards) -> None:
+        """Makes each element of a bound stage the list of the batches of these shards.
+
+        Raises `InvalidArgumentError` for batches that cannot be shared out.
+        """
+        for number, size in enumerate(self.sizes()):
+            shards.rows(size, f"{'the last batch of ' if number else ''}{self.describe()}")
+        self.shards = shards
+
+    def rows_of_shards(self, rows: int) -> list[range]:
+        """Returns the rows of each own shard in a batch of `rows` rows."""
+        assert self.shards is not None
+        return self.shards.rows(rows, f"a batch of {self.describe()}")
 
 
 class Blocks(Stage):

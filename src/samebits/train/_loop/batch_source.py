@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from samebits._context import Position, Words, process
 from samebits._inspect import user_code
 from samebits._objects import rng_states
+from samebits.data._options import OwnShards
 from samebits.data._resumable import Resumable
 from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
@@ -61,8 +62,14 @@ class BatchSource:
         call: str = "Run.steps",
         inside: Position | None = None,
         objects: Mapping[str, Stateful] = MappingProxyType({}),
+        shards: OwnShards | None = None,
+        every: tuple[int, int] | None = None,
     ) -> None:
-        """`objects`: those of the run; some may be parts of the loader."""
+        """`objects`: those of the run; some may be parts of the loader.
+
+        `shards`: those of each batch that are read. `every`: (first, step), the batches that are read.
+        """
+        self._read_as = {"shards": shards, "every": every} if shards or every else {}
         self._prepared = prepared(loader)
         self._loader: Any = loader if self._prepared is None else self._prepared.batches
         loader_order.keep(self._loader)
@@ -156,7 +163,8 @@ class BatchSource:
             self._prepared.begin(epoch)
         loader, began_with, objects = self._loader, None, States()
         if isinstance(loader, Resumable) and self._inside is not None:
-            iterator: Iterator[Any] = loader._iter_at(self._inside, batch_index)
+            with loader._reading_as(self._read_as):
+                iterator: Iterator[Any] = loader._iter_at(self._inside, batch_index)
         else:
             objects, give_back = self._begin_objects()
             if isinstance(loader, Resumable):
@@ -169,7 +177,8 @@ class BatchSource:
     def _begin_resumable(self, loader: Any, give_back: Callable[[], None] | None) -> Iterator[Any]:
         if give_back is not None:
             vars(loader)["_replayed"] = give_back
-        iterator = iter(loader)
+        with loader._reading_as(self._read_as):
+            iterator = iter(loader)
         vars(loader).pop("_replayed", None)
         loader._is_state = False  # its position is that of this loop, whoever reads it besides
         return iterator

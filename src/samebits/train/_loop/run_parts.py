@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from samebits._arguments import require_int
 from samebits._context import Position, Words, process
 from samebits._inspect import user_code
+from samebits.distributed import _refusals as refusals
+from samebits.distributed._shards import ShardedLoop
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
@@ -17,6 +20,9 @@ from samebits.train._boundary_commits import CommitPolicy
 from samebits.train._committed_state import LoopEnd, LoopPlace
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._completeness.completeness import Completeness, Look
+from samebits.train._ddp_buckets import is_wrapped
+from samebits.train._environment_check import Environment
+from samebits.train._loop.accelerate_loader import prepared
 from samebits.train._loop.loop_positions import Loop, Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._object_states import Stateful, check_adapters
@@ -41,6 +47,11 @@ class RunParts:
     cures: str = ""
     """The advice of an adapter, whose user has no `Run` to type, for a value that is not saved."""
     key: Words = (0, 0)
+    environment: Environment | None = None
+    shards: int | None = None
+    """The logical shards of each batch, of a run that has such."""
+    sharded: ShardedLoop | None = None
+    """The loop with shards that is under way."""
     stop_requested: bool = False
     """True if the loop under way should end."""
     entered: bool = False
@@ -49,6 +60,54 @@ class RunParts:
 
     def __post_init__(self) -> None:
         self.preemption: Preemption = self.saving.preemption
+
+    def share(self, shards: int) -> None:
+        """Makes the run one with logical shards, whose state is equal on all ranks."""
+        assert self.environment is not None
+        self.shards = self.saving.ranks.shards = shards
+        self.environment.share(shards)
+        process.rank_key = ()
+
+    def check_shards(self, loader: Any, shards: Any, call: str) -> None:
+        """Raises, before anything is changed, where a loop cannot have `shards`; None: it has none."""
+        ranks = self.saving.ranks
+        if shards is not None:
+            require_int(call, shards=shards)
+        if self.loops.innermost is not None:
+            if shards is not None:
+                raise InvalidArgumentError(
+                    f"{call}(shards={shards}): inside the body of another step. Only an outermost loop has "
+                    "shards."
+                )
+            return
+        begun = self.run.resumed or self.loops.done
+        if self.shards != shards and (self.shards is not None or begun):
+            raise RunMismatchError(
+                f"{call}(shards={shards}): the run in {self.run_dir} has shards={self.shards}, and the bits follow "
+                f"their number. Write shards={self.shards} in each of its loops, or use another run directory."
+            )
+        if shards is None:
+            return
+        if ranks.world_size > shards:
+            raise InvalidArgumentError(
+                f"{call}(shards={shards}): these are {ranks.world_size} processes, and each needs a shard. Start "
+                f"at most {shards} (torchrun --nproc-per-node {shards}), or begin a new run with more shards."
+            )
+        if prepared(loader) is not None:
+            raise InvalidArgumentError(
+                f"{call}(shards={shards}): the loader was prepared by Accelerate, which shares batches out in its "
+                "own way. Pass a samebits.data.DataLoader, and do not prepare it."
+            )
+        refusals.check_loader(loader, shards, call)
+        refusals.check_modules(self.objects, is_wrapped(self.objects), f"{call}(shards={shards})")
+        if self.shards is None:
+            self.share(shards)
+
+    def close_shards(self) -> None:
+        """Ends the loop with shards that is under way, if any: removes its hooks."""
+        if self.sharded is not None:
+            self.sharded.close()
+        self.sharded = None
 
     def check_open(self, call: str) -> None:
         """Raises `InvalidArgumentError` outside the `with` block."""

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from samebits._context import Position, Words, notify, process
+from samebits.data._options import OwnShards
 from samebits.determinism._guards import conflicting_settings
+from samebits.distributed._shards import ShardedLoop, Shards
 from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
 from samebits.random._global_generator import preserve_rng_state
@@ -64,6 +66,8 @@ class Step:
     """True for the epoch's last batch: the place for validation."""
     loop: str
     """The name of the loop, as given to `run.steps(name=)`."""
+    shards: int | None = None
+    """The number of logical shards of the batch, as given to `run.steps(shards=)`."""
 
 
 class Steps(Iterator[tuple[Step, Any]]):
@@ -78,8 +82,11 @@ class Steps(Iterator[tuple[Step, Any]]):
         epochs: int,
         name: str,
         steps_per_epoch: int | None = None,
+        shards: int | None = None,
     ) -> None:
         self._parts = parts
+        self._shards = shards
+        self._sharded: ShardedLoop | None = None
         self._loader = loader
         self._epochs = epochs
         self._loop = Loop(name)
@@ -104,6 +111,8 @@ class Steps(Iterator[tuple[Step, Any]]):
             check_wrappers(self, self._number, look)
         if self._source is not None:
             self._source.end_body()
+        if self._sharded is not None:
+            self._sharded.check_over()
         self._advance()
         conflicting_settings.check()
         process.position = None
@@ -130,6 +139,8 @@ class Steps(Iterator[tuple[Step, Any]]):
                 parts.notes.begin(look, position)
         if ends:
             self._over = True
+            if self._sharded is not None:
+                parts.close_shards()
             if outermost:
                 parts.finish_outermost(loop, position, look)
             else:
@@ -139,9 +150,20 @@ class Steps(Iterator[tuple[Step, Any]]):
             parts.saving.on_boundary(position, over=False, outermost=outermost, note=note)
         batch, loop.ends_epoch = self._fetch(source.next, position, note, outermost=outermost)
         loop.body = loops.step
-        parts.begin_body(position, self._step_key, loops.step)
+        if self._sharded is not None:
+            self._begin_part(())
+            self._sharded.begin_step()
+        else:
+            parts.begin_body(position, self._step_key, loops.step)
         notify("step_begins", parts.run, position, batch, ends_epoch=loop.ends_epoch)
-        return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
+        step = Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name, self._shards)
+        return step, batch if self._sharded is None else Shards(self._sharded, batch)
+
+    def _begin_part(self, path: tuple[str | int, ...]) -> None:
+        """Sets the keys of a part of the body: before, in, and after the loop over the shards."""
+        process.rank_key = path
+        position = self._loop.position(self._parts.loops.step)  # a new object: layers count their calls anew
+        self._parts.begin_body(position, self._step_key, position.step)
 
     def _fetch(
         self, read: Callable[[int, int], Any], position: Position, note: TakeNote, *, outermost: bool
@@ -212,7 +234,13 @@ class LoopSteps(Steps):
             loops.under_way.append(loop)
             return
         self._set_key(int_keys.fold(parts.key, loop.name))
-        source = self._make_source(objects=parts.objects)
+        parts.close_shards()  # of a loop that was left by `break`
+        own = None
+        if self._shards is not None:
+            group = parts.saving.ranks.group
+            self._sharded = parts.sharded = ShardedLoop(self._shards, group, parts.objects, self._begin_part)
+            own = OwnShards(self._shards, self._sharded.rank, self._sharded.world_size)
+        source = self._make_source(objects=parts.objects, shards=own)
         if loop.name in loops.done:
             end = loops.done[loop.name]
             self._over = parts.resume_finished(loop, end, self._epochs, "Run.steps")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +44,12 @@ class GlooGroup:
         self._wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
         return tensor.tolist()
 
+    def max_flags(self, flags: Sequence[int], doing: str) -> list[int]:
+        """Returns the largest value of each flag (8 bits) over all ranks."""
+        tensor = torch.tensor(flags, dtype=torch.uint8)
+        self._wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
+        return tensor.tolist()
+
     def gather_numbers(self, number: int, doing: str) -> list[int]:
         """Returns the number of each rank."""
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
@@ -58,6 +66,10 @@ class GlooGroup:
         found = [torch.empty_like(padded) for _ in sizes]
         self._wait(dist.all_gather(found, padded, self._group, async_op=True), doing)
         return [bytes(one[:size].numpy().data).decode() for one, size in zip(found, sizes, strict=True)]
+
+    def gather_values(self, values: list[Any], doing: str) -> list[list[Any]]:
+        """Returns the list of each rank: of what JSON has, with floats to the last bit."""
+        return [json.loads(text) for text in self.gather_texts(json.dumps(values), doing)]
 
     def broadcast(self, data: bytes, doing: str) -> bytes:
         """Returns the data of rank 0 on all ranks; the data of the others does not matter."""

@@ -1,0 +1,430 @@
+"""Gradients added in the order of logical shards: what one process computes by one backward after the other.
+
+Rank r of W has the shards r, r + W, ..., so shards come in rounds of W. In each round one all-to-all of a bucket
+sends to each rank its slice of the gradients of the round; the rank adds them, in the order of shards and in
+their own type, to its running sum of the slice. One all-gather of the slices ends the pass. A parameter that a
+shard has not used counts as -0.0, the neutral element of IEEE 754's addition (0.0 is not: 0.0 + -0.0 is 0.0).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from typing_extensions import override
+
+from samebits.distributed._gloo_messages import GlooGroup
+from samebits.errors import InvalidArgumentError, UnimplementedError
+
+BUCKET = 4 << 20
+"""Bytes of a bucket, at least; the last one, and that of a large parameter, may have another size."""
+IN_FLIGHT = 2
+"""Buckets that are sent at a time."""
+
+Gradients = dict[int, torch.Tensor]
+"""By the number of the parameter."""
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Parameters of one dtype and device that are sent together; `piece` elements are one rank's slice."""
+
+    numbers: list[int]
+    sizes: list[int]
+    shapes: list[torch.Size]
+    dtype: torch.dtype
+    device: torch.device
+    piece: int
+    total: torch.Tensor | None = None
+    """The running sum of this rank's slice."""
+    missing: set[int] = field(default_factory=set)
+    """The parameters whose gradient has not come in this shard."""
+
+    def pack(self, gradients: Gradients, world_size: int) -> torch.Tensor:
+        """Returns the gradients side by side, in the order of each one's indices; -0.0 where there is none.
+
+        Of no ranks: nothing.
+        """
+        if not world_size:
+            return torch.empty(0, dtype=self.dtype, device=self.device)
+        flat = torch.empty(self.piece * world_size, dtype=self.dtype, device=self.device)
+        present = [gradients.pop(number, None) for number in self.numbers]
+        places = flat.split([*self.sizes, flat.numel() - sum(self.sizes)])
+        filled = [
+            (one.view(shape), g)
+            for one, shape, g in zip(places, self.shapes, present, strict=False)
+            if g is not None
+        ]
+        if filled:
+            torch._foreach_copy_([place for place, _ in filled], [gradient for _, gradient in filled])
+        for place, gradient in zip(places, [*present, None], strict=True):
+            if gradient is None:
+                _fill_neutral(place)
+        return flat
+
+    def slice_of(self, flat: torch.Tensor, rank: int) -> torch.Tensor:
+        """Returns the slice of a rank."""
+        return flat[rank * self.piece : (rank + 1) * self.piece]
+
+    def add(self, parts: Iterable[torch.Tensor]) -> None:
+        """Adds slices to the running sum, in their order."""
+        for part in parts:
+            self.total = part.clone() if self.total is None else self.total.add_(part)
+
+
+class _Sent(NamedTuple):
+    """A bucket under way."""
+
+    bucket: _Bucket
+    received: torch.Tensor
+    work: Any
+    sent: torch.Tensor
+    """Kept alive until it has arrived."""
+
+
+class OneProcessSum:
+    """The gradients of one loop with shards in one process: autograd adds them in the order of shards."""
+
+    def __init__(self) -> None:
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self._hooks: list[Any] = []
+        self.in_shard = False
+
+    def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> bool:
+        """Takes the parameters, each with its name, in the order of all ranks; returns True if others."""
+        if [id(one) for _, one in parameters] == [id(one) for _, one in self._parameters]:
+            return False
+        self.remove_hooks()
+        self._parameters = list(parameters)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(_Hook(self, number))
+            for number, (_, parameter) in enumerate(self._parameters)
+        ]
+        return True
+
+    def begin_pass(self, number: int) -> None:
+        """Begins a loop over the shards; the gradients that are alive are where the sum starts."""
+
+    def begin_shard(self) -> None:
+        """Begins this rank's shard of the round."""
+        self.in_shard = True
+
+    def end_shard(self) -> None:
+        """Ends the round."""
+        self.in_shard = False
+
+    def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
+        """Gives every parameter its gradient; returns the largest of each of `flags` over the ranks."""
+        return flags
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Gives these tensors, which have no gaps, the content that they have on rank 0."""
+
+    def came(self, number: int) -> None:
+        """Takes the gradient of a parameter that a backward has just accumulated.
+
+        Raises `InvalidArgumentError` outside of a shard, `UnimplementedError` for a sparse one.
+        """
+        name, parameter = self._parameters[number]
+        if not self.in_shard:
+            raise InvalidArgumentError(
+                f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and of "
+                "several processes no other would have its gradient. Put it into the loop: `for x, y in shards: "
+                "loss.backward()`."
+            )
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise UnimplementedError(
+                f"run.steps(shards=...): the gradient of {name} is sparse, and cannot be sent by slices. Make "
+                "its layer with sparse=False."
+            )
+
+    def remove_hooks(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def close(self) -> None:
+        """Removes the hooks, and closes the connections."""
+        self.remove_hooks()
+
+
+class OrderedSum(OneProcessSum):
+    """The gradients of one loop with shards, on several ranks; all of them call every method.
+
+    Most programs call backward once in a shard, and each bucket leaves as soon as its gradients are there. The
+    first time that a pass (the first loop over the shards of a step, the second, ...) is seen its gradients
+    leave when the shard is over, by when the largest number of backwards is known; so they do later where
+    that was another number than one.
+    """
+
+    def __init__(self, group: GlooGroup, shards: int) -> None:
+        super().__init__()
+        self._messages, self.rank, self.world_size = group, group.rank, group.world_size
+        self._shards = shards
+        self._group = dist.new_group()
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._backwards: dict[int, int] = {}
+        """The largest number of backwards in a shard, by pass."""
+        self._pass = self._most = 0
+        self._first = 0
+        """The first shard of the round."""
+        self._before: Gradients = {}
+        """The gradients from before the pass."""
+        self._came: list[Gradients] = []
+        """The gradients of the shard under way: of the first backward, of the second, ..."""
+        self._used: set[int] = set()
+        self._next = 0
+        """The next bucket that leaves."""
+        self._under_way: deque[_Sent] = deque()
+        self._repeated = False
+        self.sent_bytes = 0
+        """Bytes that this rank has sent to others."""
+
+    @property
+    def _active(self) -> int:
+        """The number of ranks that have a shard in this round."""
+        return min(self.world_size, self._shards - self._first)
+
+    @property
+    def _is_eager(self) -> bool:
+        return self._backwards.get(self._pass) == 1
+
+    @override
+    def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> bool:
+        others = super().set_parameters(parameters)
+        if others:
+            self._backwards.clear()
+            self._buckets = _buckets(self._parameters, self.world_size)
+            self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
+        return others
+
+    @override
+    def begin_pass(self, number: int) -> None:
+        self._pass, self._first, self._most, self._repeated = number, 0, 0, False
+        self._used.clear()
+        self._before = {}
+        for place, (_, parameter) in enumerate(self._parameters):
+            if parameter.grad is not None:
+                self._before[place], parameter.grad = parameter.grad, None
+        for bucket in self._buckets:
+            bucket.total = None
+            started = {n: self._before[n].detach() for n in bucket.numbers if n in self._before}
+            if started:
+                bucket.total = bucket.slice_of(bucket.pack(started, self.world_size), self.rank).clone()
+
+    @override
+    def begin_shard(self) -> None:
+        super().begin_shard()
+        self._begin_round()
+
+    @override
+    def end_shard(self) -> None:
+        super().end_shard()
+        self._end_round()
+
+    @override
+    def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
+        """Does so; a parameter that no shard used keeps what it had.
+
+        Raises `InvalidArgumentError` on all ranks where one called backward more often in a shard than ever
+        before.
+        """
+        if self._first < self._shards:  # a last round in which this rank has no shard
+            self._begin_round()
+            self._end_round()
+        used = [int(number in self._used) for number in range(len(self._parameters))]
+        of_all = self._messages.max_flags([*used, int(self._repeated), *flags], "at the end of the shards")
+        used, repeated = of_all[: len(used)], of_all[len(used)]
+        if repeated:
+            raise InvalidArgumentError(
+                "run.steps(shards=...): a shard called backward more often than those of the steps before, so "
+                "that the order of the sum is lost. Call it once: (loss_a + loss_b).backward(), or as often in "
+                "every step."
+            )
+        if not self._is_eager:
+            self._backwards[self._pass] = max(self._backwards.get(self._pass, 0), self._most)
+        waiting: deque[tuple[_Bucket, torch.Tensor, Any]] = deque()
+        for bucket in self._buckets:
+            if bucket.total is not None and any(used[number] for number in bucket.numbers):
+                waiting.append(self._gather(bucket))
+            if len(waiting) > IN_FLIGHT:
+                self._hand_over(*waiting.popleft(), used)
+        while waiting:
+            self._hand_over(*waiting.popleft(), used)
+        for number, before in self._before.items():
+            if not used[number]:
+                self._parameters[number][1].grad = before
+        self._before = {}
+        return of_all[len(used) + 1 :]
+
+    @override
+    def came(self, number: int) -> None:
+        super().came(number)
+        parameter = self._parameters[number][1]
+        gradient = parameter.grad
+        assert gradient is not None
+        self._used.add(number)
+        parameter.grad = None
+        bucket = self._bucket_of[number]
+        if not self._is_eager:
+            which = next((n for n, one in enumerate(self._came) if number not in one), len(self._came))
+            if which == len(self._came):
+                self._came.append({})
+            self._came[which][number] = gradient.detach()
+        elif number in bucket.missing:
+            self._came[0][number] = gradient.detach()
+            bucket.missing.discard(number)
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+                self._launch()  # in one order on all ranks
+        else:
+            self._repeated = True
+
+    @override
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        for device in {tensor.device for tensor in tensors}:
+            here = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.device == device]
+            flat = torch.cat(here)
+            dist.broadcast(flat, 0, self._group)
+            torch._foreach_copy_(here, list(flat.split([len(one) for one in here])))
+
+    @override
+    def close(self) -> None:
+        super().close()
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+    def _begin_round(self) -> None:
+        self._next, self._came = 0, []
+        if self._is_eager:
+            self._came = [{}]
+            for bucket in self._buckets:
+                bucket.missing = set(bucket.numbers)
+
+    def _end_round(self) -> None:
+        if self._is_eager:
+            while self._next < len(self._buckets):
+                self._launch()
+            while self._under_way:
+                self._receive()
+        else:
+            doing = "in a loop over shards"
+            backwards = self._messages.max_over_ranks([len(self._came)], doing)[0]
+            self._came += [{} for _ in range(backwards - len(self._came))]
+            for bucket in self._buckets if backwards else ():
+                self._exchange_several(bucket)
+            self._most = max(self._most, backwards)
+        self._first += self._active
+
+    def _launch(self) -> None:
+        """Sends the next bucket, and receives an earlier one where too many are under way."""
+        bucket = self._buckets[self._next]
+        self._next += 1
+        self._under_way.append(self._send(bucket, self._came[0]))
+        if len(self._under_way) > IN_FLIGHT:
+            self._receive()
+
+    def _receive(self) -> None:
+        bucket, received, work, _ = self._under_way.popleft()
+        work.wait()
+        bucket.add(received.view(self._active, bucket.piece))
+
+    def _exchange_several(self, bucket: _Bucket) -> None:
+        """Sends the gradients of all backwards of a shard; those of one shard are added before the next's."""
+        sent = [self._send(bucket, gradients) for gradients in self._came]
+        for one in sent:
+            one.work.wait()
+        of_shards = [one.received.view(self._active, bucket.piece) for one in sent]
+        bucket.add(parts[shard] for shard in range(self._active) for parts in of_shards)
+
+    def _send(self, bucket: _Bucket, gradients: Gradients) -> _Sent:
+        active, world_size, width = self._active, self.world_size, bucket.dtype.itemsize
+        mine = self.rank < active
+        flat = bucket.pack(gradients, world_size if mine else 0)
+        received = torch.empty(active * bucket.piece, dtype=bucket.dtype, device=bucket.device)
+        size = bucket.piece * width
+        work = dist.all_to_all_single(
+            received.view(torch.uint8), flat.view(torch.uint8),
+            [size if rank < active else 0 for rank in range(world_size)], [size if mine else 0] * world_size,
+            self._group, async_op=True
+        )  # fmt: skip
+        self.sent_bytes += size * (world_size - 1) * mine
+        return _Sent(bucket, received, work, flat)
+
+    def _gather(self, bucket: _Bucket) -> tuple[_Bucket, torch.Tensor, Any]:
+        assert bucket.total is not None
+        whole = torch.empty(bucket.piece * self.world_size, dtype=bucket.dtype, device=bucket.device)
+        work = _all_gather(
+            whole.view(torch.uint8), bucket.total.view(torch.uint8), group=self._group, async_op=True
+        )
+        self.sent_bytes += bucket.piece * bucket.dtype.itemsize * (self.world_size - 1)
+        return bucket, whole, work
+
+    def _hand_over(self, bucket: _Bucket, whole: torch.Tensor, work: Any, used: Sequence[int]) -> None:
+        """Gives the parameters of a bucket their gradients, in the layout that autograd would give them."""
+        work.wait()
+        bucket.total = None
+        parts = whole.split([*bucket.sizes, whole.numel() - sum(bucket.sizes)])
+        for number, part, shape in zip(bucket.numbers, parts, bucket.shapes, strict=False):
+            if used[number]:
+                parameter = self._parameters[number][1]
+                gradient = self._before.get(number)
+                if gradient is None:
+                    gradient = _empty_gradient(parameter)
+                with torch.no_grad():
+                    gradient.copy_(part.view(shape))
+                parameter.grad = gradient
+
+
+class _Hook:
+    """A hook of one parameter."""
+
+    def __init__(self, total: OneProcessSum, number: int) -> None:
+        self._total, self._number = total, number
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._total.came(self._number)
+
+
+def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: int) -> list[_Bucket]:
+    """Returns buckets of the parameters from the last to the first, in which order most gradients come."""
+    made: list[_Bucket] = []
+    of_kind: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
+
+    def close(kind: tuple[torch.dtype, torch.device]) -> None:
+        numbers = of_kind.pop(kind)
+        sizes = [parameters[number][1].numel() for number in numbers]
+        shapes = [parameters[number][1].shape for number in numbers]
+        made.append(_Bucket(numbers, sizes, shapes, *kind, piece=-(-sum(sizes) // world_size)))
+
+    for number, (_, parameter) in reversed(list(enumerate(parameters))):
+        kind = parameter.dtype, parameter.device
+        of_kind[kind].append(number)
+        size = sum(parameters[one][1].numel() for one in of_kind[kind]) * parameter.dtype.itemsize
+        if size >= BUCKET:
+            close(kind)
+    for kind in list(of_kind):
+        close(kind)
+    return made
+
+
+def _empty_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns memory in the layout of autograd's gradients (AccumulateGrad's contract).
+
+    That is the parameter's, if it has no gaps, else the contiguous one.
+    """
+    like = torch.empty_like(parameter)
+    return like if like.stride() == parameter.stride() else torch.empty_like(
+        parameter, memory_format=torch.contiguous_format
+    )
+
+
+def _fill_neutral(tensor: torch.Tensor) -> None:
+    (torch.view_as_real(tensor) if tensor.is_complex() else tensor).fill_(-0.0)

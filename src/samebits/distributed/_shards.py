@@ -1,0 +1,187 @@
+"""`Shards`: the logical shards of a step's global batch that this process computes.
+
+A step's batch is S shards for any number of processes W. What is computed hangs on the shard, never on the rank:
+its rows (i, i + S, ...), the keys of its draws, the buffers that its forward reads, its place in every sum. So
+the weights after the step have the same bits for each W from 1 to S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from samebits.distributed._buffers import Buffers
+from samebits.distributed._gloo_messages import GlooGroup
+from samebits.distributed._ordered_sum import OneProcessSum, OrderedSum
+from samebits.distributed._refusals import named_parameters
+from samebits.errors import InvalidArgumentError, RanksError
+
+
+class ShardedLoop:
+    """The shards of one loop: gradients, buffers, keys and values of its steps."""
+
+    def __init__(
+        self,
+        count: int,
+        group: GlooGroup | None,
+        objects: Mapping[str, Any],
+        begin_body: Callable[[tuple[str | int, ...]], None],
+    ) -> None:
+        """`group`: the processes of the run; None for one. `begin_body` sets the keys of draws."""
+        self.count, self.group = count, group
+        self.rank, self.world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        self.numbers = range(self.rank, count, self.world_size)
+        self._objects, self._begin_body = objects, begin_body
+        self._buffers = Buffers()
+        self._sum = OneProcessSum() if group is None else OrderedSum(group, count)
+        self._known: list[int] = []
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
+        self._trained: set[int] = set()
+        """The ids of the parameters that have required a gradient."""
+        self._optimizer_hook = register_optimizer_step_pre_hook(self._check_step)
+        self._pass = 0
+        self._under_way = False
+
+    def begin_step(self) -> None:
+        """Begins a step. Raises `InvalidArgumentError` if the loop over the shards before was left."""
+        self.check_over()
+        self._pass = 0
+        self._sum.set_parameters(self._parameters())  # so that a backward before the shards is seen
+
+    def check_over(self) -> None:
+        """Raises `InvalidArgumentError` while a loop over the shards is under way."""
+        if self._under_way:
+            self._raise_left("the step is over")
+
+    def batches(self, own: Sequence[Any]) -> Iterator[Any]:
+        """Yields the batches of this rank's shards; when they are over, the gradients are whole."""
+        if self._under_way:
+            self._raise_left("another one begins")
+        self._under_way = True
+        self._sum.set_parameters(self._parameters())
+        self._sum.begin_pass(self._pass)
+        modules = [(name, one) for name, one in self._objects.items() if isinstance(one, torch.nn.Module)]
+        self._buffers.begin_pass(modules)
+        for number, batch in zip(self.numbers, own, strict=True):
+            self._begin_body(("shard", number, *(("pass", self._pass) if self._pass else ())))
+            self._sum.begin_shard()
+            yield batch
+            self._sum.end_shard()
+            self._buffers.end_shard(number)
+        self._buffers.end_pass(self._sum.end_pass(self._buffers.flags()), self._sum.broadcast)
+        self._under_way = False
+        self._begin_body(("after", self._pass))
+        self._pass += 1
+
+    def close(self) -> None:
+        """Removes the hooks, and closes the connections."""
+        self._optimizer_hook.remove()
+        self._sum.close()
+
+    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Returns the parameters that have required a gradient: frozen ones are not sent."""
+        now = [id(one) for one in self._objects.values()]
+        if now != self._known:
+            self._known, self._named = now, named_parameters(self._objects)
+        self._trained.update(id(one) for _, one in self._named if one.requires_grad)
+        return [named for named in self._named if id(named[1]) in self._trained]
+
+    def _check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._under_way:
+            self._raise_left(f"{type(optimizer).__name__}.step() is called")
+
+    def _raise_left(self, event: str) -> NoReturn:
+        raise InvalidArgumentError(
+            f"run.steps(shards={self.count}): {event}, and the loop over the shards has not come to its end, so "
+            "that the gradients are not whole. Read all shards (no `break`), and step the optimizer after "
+            "the loop: at the indentation of `for ... in shards:`."
+        )
+
+
+class Shards(Iterable[Any]):
+    """The batches of this rank's shards, in the body of a step: `for x, y in shards:`.
+
+    At the end of the loop each parameter has the whole gradient, on all ranks: those of all shards, added in
+    their order, as one process adds them. It must be read to its end, and may be read again in the same step
+    (a second pass draws other numbers).
+    """
+
+    def __init__(self, loop: ShardedLoop, own: Sequence[Any]) -> None:
+        self._loop, self._own = loop, own
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loop.batches(self._own)
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(
+            "len(shards): the number of this rank's shards depends on the number of processes, and so would all "
+            f"that is computed from it. step.shards is the number of all shards ({self._loop.count})."
+        )
+
+    def sum(self, values: Iterable[Any]) -> Any:
+        """Returns the sum over all shards, added in their order: the same bits on all ranks, for any number.
+
+        Every rank calls it, at the same place.
+
+        Args:
+            values: one for each shard that this rank ran, in their order: numbers, tensors of one element, or
+                dicts of them.
+
+        Returns:
+            A float; of dicts, a dict of floats.
+
+        Raises:
+            RanksError: a rank has another number of values than shards, or other names.
+        """
+        return sum_in_order(
+            list(values), self._loop.numbers, self._loop.count, self._loop.group, "shards.sum"
+        )
+
+
+def sum_in_order(
+    values: Sequence[Any], numbers: Sequence[int], count: int | None, group: GlooGroup | None, call: str
+) -> Any:
+    """Returns the sum of values that belong to `numbers`, 0, 1, ... over all ranks, added in that order.
+
+    `count`: how many there are over all ranks; None: not known.
+    """
+    is_named = any(isinstance(value, dict) for value in values)
+    of_ranks = gather_in_order(values, group, call)
+    total = sum(map(len, of_ranks))
+    expected = [
+        len(range(rank, total if count is None else count, len(of_ranks))) for rank in range(len(of_ranks))
+    ]
+    if [len(one) for one in of_ranks] != expected:
+        found = ", ".join(f"rank {rank}: {len(one)}" for rank, one in enumerate(of_ranks))
+        what = "shard" if count is not None else "batch"
+        raise RanksError(
+            f"{call}: give one value for each {what} that this rank ran, in their order (got {found}; expected "
+            f"{expected}). Append it in the body of the loop."
+        )
+    ordered = [of_ranks[number % len(of_ranks)][number // len(of_ranks)] for number in range(total)]
+    if any(one.keys() != ordered[0].keys() for one in ordered):
+        raise RanksError(
+            f"{call}: the values have other names: {sorted({name for one in ordered for name in one})}."
+        )
+    sums = {name: _added(one[name] for one in ordered) for name in (ordered[0] if ordered else {})}
+    return sums if is_named else sums.get("", 0.0)
+
+
+def gather_in_order(
+    values: Sequence[Any], group: GlooGroup | None, call: str
+) -> list[list[dict[str, float]]]:
+    """Returns the values of each rank, as dicts of floats."""
+    own = [value if isinstance(value, dict) else {"": value} for value in values]
+    plain = [{name: float(each) for name, each in one.items()} for one in own]
+    return [plain] if group is None else group.gather_values(plain, f"in {call}")
+
+
+def _added(values: Iterable[float]) -> float:
+    """Returns the sum from left to right: Python 3.12's `sum` of floats compensates."""
+    total: float | None = None
+    for value in values:
+        total = value if total is None else total + value
+    return 0.0 if total is None else total
