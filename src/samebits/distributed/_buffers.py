@@ -1,4 +1,4 @@
-"""Buffers under logical shards: the rule of DistributedDataParallel's `broadcast_buffers`, for any number of ranks.
+"""Buffers under logical shards: the rule of DistributedDataParallel's `broadcast_buffers`, for any ranks.
 
 Each shard begins with the buffers that the loop over the shards began with; those that shard 0 leaves count.
 """

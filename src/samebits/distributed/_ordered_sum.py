@@ -1,9 +1,10 @@
 """Gradients added in the order of logical shards: what one process computes by one backward after the other.
 
-Rank r of W has the shards r, r + W, ..., so shards come in rounds of W. In each round one all-to-all of a bucket
-sends to each rank its slice of the gradients of the round; the rank adds them, in the order of shards and in
-their own type, to its running sum of the slice. One all-gather of the slices ends the pass. A parameter that a
-shard has not used counts as -0.0, the neutral element of IEEE 754's addition (0.0 is not: 0.0 + -0.0 is 0.0).
+Rank r of W has the shards r, r + W, ..., so shards come in rounds of W. In each round one all-to-all of a
+bucket sends to each rank its slice of the gradients of the round; the rank adds them, in the order of shards
+and in their own type, to its running sum of the slice. One all-gather of the slices ends the pass. A
+parameter that a shard has not used counts as -0.0, the neutral element of IEEE 754's addition (0.0 is not:
+0.0 + -0.0 is 0.0).
 """
 
 from __future__ import annotations
@@ -134,14 +135,14 @@ class OneProcessSum:
         name, parameter = self._parameters[number]
         if not self.in_shard:
             raise InvalidArgumentError(
-                f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and of "
-                "several processes no other would have its gradient. Put it into the loop: `for x, y in shards: "
-                "loss.backward()`."
+                f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and "
+                "of several processes no other would have its gradient. Put it into the loop: `for x, y in "
+                "shards: loss.backward()`."
             )
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UnimplementedError(
-                f"run.steps(shards=...): the gradient of {name} is sparse, and cannot be sent by slices. Make "
-                "its layer with sparse=False."
+                f"run.steps(shards=...): the gradient of {name} is sparse, and cannot be sent by slices. "
+                "Make its layer with sparse=False."
             )
 
     def remove_hooks(self) -> None:
@@ -158,17 +159,19 @@ class OneProcessSum:
 class OrderedSum(OneProcessSum):
     """The gradients of one loop with shards, on several ranks; all of them call every method.
 
-    Most programs call backward once in a shard, and each bucket leaves as soon as its gradients are there. The
-    first time that a pass (the first loop over the shards of a step, the second, ...) is seen its gradients
-    leave when the shard is over, by when the largest number of backwards is known; so they do later where
-    that was another number than one.
+    Most programs call backward once in a shard, and each bucket leaves as soon as its gradients are there.
+    The first time that a pass (the first loop over the shards of a step, the second, ...) is seen its
+    gradients leave when the shard is over, by when the largest number of backwards is known; so they do later
+    where that was another number than one.
     """
 
     def __init__(self, group: GlooGroup, shards: int) -> None:
         super().__init__()
         self._messages, self.rank, self.world_size = group, group.rank, group.world_size
         self._shards = shards
-        self._group = dist.new_group()
+        group_of_all = dist.new_group()  # apart from the program's own collectives
+        assert isinstance(group_of_all, dist.ProcessGroup)
+        self._group = group_of_all
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._backwards: dict[int, int] = {}
@@ -245,9 +248,9 @@ class OrderedSum(OneProcessSum):
         used, repeated = of_all[: len(used)], of_all[len(used)]
         if repeated:
             raise InvalidArgumentError(
-                "run.steps(shards=...): a shard called backward more often than those of the steps before, so "
-                "that the order of the sum is lost. Call it once: (loss_a + loss_b).backward(), or as often in "
-                "every step."
+                "run.steps(shards=...): a shard called backward more often than those of the steps before, "
+                "so that the order of the sum is lost. Call it once: (loss_a + loss_b).backward(), or as "
+                "often in every step."
             )
         if not self._is_eager:
             self._backwards[self._pass] = max(self._backwards.get(self._pass, 0), self._most)
@@ -421,8 +424,10 @@ def _empty_gradient(parameter: torch.Tensor) -> torch.Tensor:
     That is the parameter's, if it has no gaps, else the contiguous one.
     """
     like = torch.empty_like(parameter)
-    return like if like.stride() == parameter.stride() else torch.empty_like(
-        parameter, memory_format=torch.contiguous_format
+    return (
+        like
+        if like.stride() == parameter.stride()
+        else torch.empty_like(parameter, memory_format=torch.contiguous_format)
     )
 
 

@@ -26,8 +26,9 @@ def check_loader(loader: Any, shards: int, call: str) -> None:
     for one in (sampler, getattr(loader, "batch_sampler", None), getattr(sampler, "sampler", None)):
         if isinstance(one, DistributedSampler) or getattr(one, "num_replicas", 1) > 1:
             raise InvalidArgumentError(
-                f"{call}: the loader has a {type(one).__name__}, and shards share each batch out already. Leave "
-                "it out: samebits.data.DataLoader(dataset, batch_size=<the global batch>, shuffle=True)."
+                f"{call}: the loader has a {type(one).__name__}, and shards share each batch out already. "
+                "Leave it out: samebits.data.DataLoader(dataset, batch_size=<the global batch>, "
+                "shuffle=True)."
             )
     if getattr(loader, "batch_size", 0) is None and getattr(loader, "_auto_collation", True) is False:
         raise InvalidArgumentError(
@@ -36,8 +37,8 @@ def check_loader(loader: Any, shards: int, call: str) -> None:
         )
     if loader._options.world_size is not None and not loader._options.workers_are_counted:
         raise InvalidArgumentError(
-            f"{call}: the pipeline has with_options(rank=..., world_size=...), and shards share each batch out "
-            "already. Leave it out."
+            f"{call}: the pipeline has with_options(rank=..., world_size=...), and shards share each batch "
+            "out already. Leave it out."
         )
 
 
@@ -59,9 +60,9 @@ def check_modules(objects: Mapping[str, Any], wrapped: bool, call: str) -> None:
             )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise UnimplementedError(
-                f"{call}: {name} has a hook of register_post_accumulate_grad_hook, which would see the gradient "
-                "of one shard alone (an optimizer in backward, say). Remove it, and step after the loop over the "
-                "shards."
+                f"{call}: {name} has a hook of register_post_accumulate_grad_hook, which would see the "
+                "gradient of one shard alone (an optimizer in backward, say). Remove it, and step after the "
+                "loop over the shards."
             )
 
 
@@ -89,8 +90,8 @@ def _check_module(name: str, path: str, module: torch.nn.Module, call: str) -> N
         )
     if getattr(module, "sparse", False) is True:
         raise UnimplementedError(
-            f"{call}: {whole} ({type(module).__name__}) has sparse gradients, which cannot be sent by slices. "
-            "Make it with sparse=False."
+            f"{call}: {whole} ({type(module).__name__}) has sparse gradients, which cannot be sent by "
+            "slices. Make it with sparse=False."
         )
 
 

@@ -1,12 +1,14 @@
 """`Shards`: the logical shards of a step's global batch that this process computes.
 
-A step's batch is S shards for any number of processes W. What is computed hangs on the shard, never on the rank:
-its rows (i, i + S, ...), the keys of its draws, the buffers that its forward reads, its place in every sum. So
-the weights after the step have the same bits for each W from 1 to S.
+A step's batch is S shards for any number of processes W. What is computed hangs on the shard, never on the
+rank: its rows (i, i + S, ...), the keys of its draws, the buffers that its forward reads, its place in every
+sum. So the weights after the step have the same bits for each W from 1 to S.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -95,8 +97,8 @@ class ShardedLoop:
 
     def _raise_left(self, event: str) -> NoReturn:
         raise InvalidArgumentError(
-            f"run.steps(shards={self.count}): {event}, and the loop over the shards has not come to its end, so "
-            "that the gradients are not whole. Read all shards (no `break`), and step the optimizer after "
+            f"run.steps(shards={self.count}): {event}, and the loop over the shards has not come to its end, "
+            "so that the gradients are not whole. Read all shards (no `break`), and step the optimizer after "
             "the loop: at the indentation of `for ... in shards:`."
         )
 
@@ -117,8 +119,8 @@ class Shards(Iterable[Any]):
 
     def __len__(self) -> NoReturn:
         raise TypeError(
-            "len(shards): the number of this rank's shards depends on the number of processes, and so would all "
-            f"that is computed from it. step.shards is the number of all shards ({self._loop.count})."
+            "len(shards): the number of this rank's shards depends on the number of processes, and so would "
+            f"all that is computed from it. step.shards is the number of all shards ({self._loop.count})."
         )
 
     def sum(self, values: Iterable[Any]) -> Any:
@@ -136,52 +138,48 @@ class Shards(Iterable[Any]):
         Raises:
             RanksError: a rank has another number of values than shards, or other names.
         """
-        return sum_in_order(
-            list(values), self._loop.numbers, self._loop.count, self._loop.group, "shards.sum"
-        )
+        return sum_in_order(list(values), self._loop.count, self._loop.group, "shards.sum")
+
+    def gather(self, values: Iterable[Any]) -> list[dict[str, float]]:
+        """Returns the values of all shards, in their order; the arguments and errors are those of `sum`."""
+        return in_order(list(values), self._loop.count, self._loop.group, "shards.gather")
 
 
-def sum_in_order(
-    values: Sequence[Any], numbers: Sequence[int], count: int | None, group: GlooGroup | None, call: str
-) -> Any:
-    """Returns the sum of values that belong to `numbers`, 0, 1, ... over all ranks, added in that order.
-
-    `count`: how many there are over all ranks; None: not known.
-    """
+def sum_in_order(values: Sequence[Any], count: int | None, group: GlooGroup | None, call: str) -> Any:
+    """Returns the sum of the values of all ranks, added in the order of `in_order`."""
     is_named = any(isinstance(value, dict) for value in values)
-    of_ranks = gather_in_order(values, group, call)
-    total = sum(map(len, of_ranks))
-    expected = [
-        len(range(rank, total if count is None else count, len(of_ranks))) for rank in range(len(of_ranks))
-    ]
-    if [len(one) for one in of_ranks] != expected:
-        found = ", ".join(f"rank {rank}: {len(one)}" for rank, one in enumerate(of_ranks))
-        what = "shard" if count is not None else "batch"
-        raise RanksError(
-            f"{call}: give one value for each {what} that this rank ran, in their order (got {found}; expected "
-            f"{expected}). Append it in the body of the loop."
-        )
-    ordered = [of_ranks[number % len(of_ranks)][number // len(of_ranks)] for number in range(total)]
-    if any(one.keys() != ordered[0].keys() for one in ordered):
-        raise RanksError(
-            f"{call}: the values have other names: {sorted({name for one in ordered for name in one})}."
-        )
-    sums = {name: _added(one[name] for one in ordered) for name in (ordered[0] if ordered else {})}
-    return sums if is_named else sums.get("", 0.0)
+    ordered = in_order(values, count, group, call)
+    sums = {name: added(one[name] for one in ordered) for name in (ordered[0] if ordered else {})}
+    return sums if is_named or (sums and "" not in sums) else sums.get("", 0.0)
 
 
-def gather_in_order(
-    values: Sequence[Any], group: GlooGroup | None, call: str
-) -> list[list[dict[str, float]]]:
-    """Returns the values of each rank, as dicts of floats."""
+def in_order(
+    values: Sequence[Any], count: int | None, group: GlooGroup | None, call: str
+) -> list[dict[str, float]]:
+    """Returns the values of all ranks as dicts of floats: 0 of rank 0, of rank 1, ..., then 1 of rank 0, ...
+
+    `count`: how many there are over all ranks; None: not known. Raises `RanksError` on all ranks for another
+    number, or other names.
+    """
     own = [value if isinstance(value, dict) else {"": value} for value in values]
     plain = [{name: float(each) for name, each in one.items()} for one in own]
-    return [plain] if group is None else group.gather_values(plain, f"in {call}")
+    of_ranks = [plain] if group is None else group.gather_values(plain, f"in {call}")
+    ranks = len(of_ranks)
+    total = sum(map(len, of_ranks)) if count is None else count
+    expected = [len(range(rank, total, ranks)) for rank in range(ranks)]
+    if [len(one) for one in of_ranks] != expected:
+        found = ", ".join(f"rank {rank}: {len(one)}" for rank, one in enumerate(of_ranks))
+        raise RanksError(
+            f"{call}: give one value for each {'batch' if count is None else 'shard'} that this rank ran, in "
+            f"their order: append it in the body of the loop. Expected {expected}, got {found}."
+        )
+    ordered = [of_ranks[number % ranks][number // ranks] for number in range(total)]
+    if any(one.keys() != ordered[0].keys() for one in ordered):
+        names = sorted({name for one in ordered for name in one})
+        raise RanksError(f"{call}: give the same names for each value; among these some lack: {names}.")
+    return ordered
 
 
-def _added(values: Iterable[float]) -> float:
+def added(values: Iterable[float]) -> float:
     """Returns the sum from left to right: Python 3.12's `sum` of floats compensates."""
-    total: float | None = None
-    for value in values:
-        total = value if total is None else total + value
-    return 0.0 if total is None else total
+    return functools.reduce(operator.add, values, -0.0)

@@ -58,6 +58,7 @@ class SingleProcess:
     group: GlooGroup | None = None
     shards: int | None = None
     """The logical shards of a batch, if the run has such."""
+    of_rank_zero: frozenset[str] = frozenset()
     key: tuple[str | int, ...] = ()
     """Folded into a step's keys, so that ranks draw differently."""
 
@@ -106,6 +107,8 @@ class Distributed:
         self.key: tuple[str | int, ...] = ("rank", self.rank)
         self.shards: int | None = None
         """The logical shards of a batch, if the run has such: the state is then equal on all ranks."""
+        self.of_rank_zero: frozenset[str] = frozenset()
+        """The names of objects that only rank 0 calls, whose state is in a commit with shards."""
         self._schedule = _AgreementSchedule()
 
     def open(self, find: Callable[[], Opened], where: str) -> Opened:
@@ -171,13 +174,17 @@ class Distributed:
     def gather_state(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Sends the differences of each other rank to rank 0; digests find them."""
         doing = "in a commit"
+        compared = state
         if self.shards is None:
             state["environment"] = dict(environment)  # the machines may differ
-        mine = EncodedState.of(state)
+        elif self.of_rank_zero:
+            kept = {name: one for name, one in state["objects"].items() if name not in self.of_rank_zero}
+            compared = {**state, "objects": kept}
+        mine = EncodedState.of(compared)
         equal = len(set(self._group.gather_numbers(mine.digest(), doing))) == 1
         if self.shards is not None:
             if not equal:
-                self._raise_difference(state, doing)
+                self._raise_difference(compared, doing)
             return state
         if equal:
             return join_states(state, [{"nodes": "[]", "tensors": {}}] * (self.world_size - 1))

@@ -331,7 +331,8 @@ class Run:
             name: of the loop; two loops of one run need two names.
             steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often:
                 each epoch continues in the loader where the last one ended. None: one pass over the loader.
-            shards: logical shards of each batch, for the same bits on any number of processes up to it. In the
+            shards: logical shards of each batch, for the same bits on any number of processes up to it. In
+            the
                 place of the batch comes a `Shards`: the batches of this process's shards.
         """
         self.parts.check_open("Run.steps")

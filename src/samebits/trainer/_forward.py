@@ -122,8 +122,12 @@ class Evaluation:
 
     def add(self, batch: Any, means: Means) -> None:
         """Measures one batch, in `evaluating`."""
+        means.add(*self.values(batch))
+
+    def values(self, batch: Any) -> tuple[dict[str, float], int]:
+        """Returns loss and metrics of one batch, in `evaluating`, and the number of its samples."""
         result = self.forward(self.model, batch)
-        means.add(self.forward.measure(result), result.count)
+        return self.forward.measure(result), result.count
 
     def take_means(self, means: Means, loader: Iterable[Any], over: SumOverRanks = dict) -> dict[str, float]:
         """Returns the means over the added batches, and the metrics; resets both. Raises as `measure`."""

@@ -90,14 +90,17 @@ class OptimizerStep:
             return nullcontext()
         return self.model.no_sync()
 
-    def __call__(self, loss: torch.Tensor, group: AccumulationGroup) -> None:
-        """Adds the gradient of the group's mean loss; a group's last batch steps, and frees the gradients.
+    def backward(self, loss: torch.Tensor, group: AccumulationGroup, shards: int = 1) -> None:
+        """Adds the gradient of a batch, or of one of its shards, of the group's mean loss."""
+        if group.planned * shards > 1:
+            loss = loss / (group.planned * shards)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def __call__(self, group: AccumulationGroup) -> None:
+        """Steps after a group's last batch, and frees the gradients.
 
         A step that the scaler skips, since a gradient overflowed, is none for scheduler and EMA either.
         """
-        if group.planned > 1:
-            loss = loss / group.planned
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if not group.ends:
             return
         if group.count != group.planned:

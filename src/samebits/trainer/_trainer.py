@@ -19,6 +19,8 @@ from samebits._inspect.user_call import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._commit_notifier import CommitNotifier
 from samebits.callbacks._progress_bar import progress_bars
+from samebits.distributed import Shards
+from samebits.distributed._shards import added
 from samebits.errors import InvalidArgumentError
 from samebits.train import Run, Step
 from samebits.train._boundary_commits import BestCommits
@@ -30,8 +32,17 @@ from samebits.trainer._batch import device_of
 from samebits.trainer._forward import Evaluation, Forward, ForwardHook, evaluating
 from samebits.trainer._history import History, Logbook
 from samebits.trainer._loss import Loss, LossFunction
-from samebits.trainer._metrics import Metric, Metrics, mean_over_ranks
-from samebits.trainer._optimizer_step import OptimizerStep, SchedulerSteps, accumulation_group, averaged_model
+from samebits.trainer._metrics import Metric, Metrics, SumOverRanks, mean_over_ranks
+from samebits.trainer._optimizer_step import (
+    AccumulationGroup,
+    OptimizerStep,
+    SchedulerSteps,
+    accumulation_group,
+    averaged_model,
+)
+
+_COUNT = "/count"
+"""Key of the number of samples among the values of a shard; no metric has this name."""
 
 
 class Trainer:
@@ -67,6 +78,8 @@ class Trainer:
         forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns
             the loss, or the loss and a dict of metrics.
         device: the device of model and batches; None: batches are moved to the model's device.
+        shards: logical shards of each batch, for the same bits on any number of processes up to it
+            (`Run.steps`). The loss is a mean over a shard, and metrics are functions.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names the valid ones.
@@ -111,6 +124,7 @@ class Trainer:
         ema: float | None = None,
         forward: ForwardHook | None = None,
         device: torch.device | str | None = None,
+        shards: int | None = None,
     ) -> None:
         trainer_arguments.check_parts(model, loss_fn, optimizer)
         trainer_arguments.check_callbacks(callbacks)
@@ -118,6 +132,8 @@ class Trainer:
         trainer_arguments.check_update(accumulate, clip_norm, clip_value, precision, ema)
         trainer_arguments.check_hook(forward, loss_fn, metrics)
         self._metrics = Metrics(metrics or {})
+        trainer_arguments.check_shards(shards, self._metrics.objects)
+        self.shards = shards
         self.model = model if device is None else model.to(device)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -197,7 +213,8 @@ class Trainer:
         best = BestCommits(run_options.get("keep_best", 0), run_options.pop("best", None))
         with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
             epochs = plan.epochs - self._logbook.initial_epoch
-            for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
+            steps = run.steps(loader, epochs, steps_per_epoch=steps_per_epoch, shards=self.shards)
+            for step, batch in steps:
                 self._step(run, forward, step, batch, callbacks)
                 # as in Keras, an epoch that is cut short has all of its end
                 if step.ends_epoch or self.stop_training:
@@ -279,7 +296,7 @@ class Trainer:
 
     def _stateful(self) -> dict[str, Any]:
         """Returns all objects with state, by name."""
-        named = {f"callback_{i}_{type(c).__name__}": c for i, c in enumerate(self.callbacks)}
+        named = {_name_of(number, one): one for number, one in enumerate(self.callbacks)}
         named |= {f"metric_{name}": metric for name, metric in self._metrics.objects.items()}
         named |= {f"val_metric_{name}": metric for name, metric in self._validation_metrics.objects.items()}
         parts = {
@@ -298,6 +315,10 @@ class Trainer:
         self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
         with run, observed(CommitNotifier(self, run, callbacks)):
             self._run = run
+            if self.shards is not None:
+                run.parts.saving.ranks.of_rank_zero = frozenset(
+                    _name_of(number, one) for number, one in enumerate(self.callbacks) if not one.every_rank
+                )
             if run.rank:
                 callbacks[:] = [callback for callback in callbacks if callback.every_rank]
             if not run.resumed:
@@ -325,17 +346,35 @@ class Trainer:
         group = accumulation_group(
             step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch
         )
-        with self._update.gradient_sync(group):
-            result = forward(self.model, batch)
-            run.log(loss=result.loss)
-            self._update(result.loss, group)
-        values = forward.measure(result)
-        self._logbook.means.add(values, result.count)
+        if step.shards is None:
+            with self._update.gradient_sync(group):
+                result = forward(self.model, batch)
+                run.log(loss=result.loss)
+                self._update.backward(result.loss, group)
+                self._update(group)
+            self._logbook.means.add(forward.measure(result), result.count)
+        else:
+            self._shards_step(run, forward, step.shards, batch, group)
         logs = self._logbook.means.so_far()
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
             logs = mean_over_ranks(logs, run.sum_over_ranks)  # all ranks stop, or none
         for callback in callbacks:
             callback.on_batch_end(self, step.number, logs)
+
+    def _shards_step(
+        self, run: Run, forward: Forward, count: int, shards: Shards, group: AccumulationGroup
+    ) -> None:
+        """Does one step by the shards of its batch; the values are those of all shards, on all ranks."""
+        own = []
+        for batch in shards:
+            result = forward(self.model, batch)
+            self._update.backward(result.loss, group, count)
+            own.append({**forward.measure(result), _COUNT: result.count})
+        of_all = shards.gather(own)
+        run.log(loss=added(one["loss"] for one in of_all) / count)
+        self._update(group)
+        for one in of_all:
+            self._logbook.means.add(one, int(one.pop(_COUNT)))
 
     def _end_epoch(
         self, run: Run, plan: trainer_arguments.FitPlan, callbacks: Sequence[Callback]
@@ -360,12 +399,34 @@ class Trainer:
         self._logbook.validation.sums.clear()
         self._validation_metrics.reset()
         with evaluating(self.eval_model):
-            # A kill inside is resumed inside: no local variable carries a sum
-            for batch in run.validate(plan.validation_data):
-                self._evaluation.add(batch, self._logbook.validation)
-                if self._logbook.validation.batches == plan.validation_steps:
-                    break
-        logs = self._evaluation.take_means(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
+            over = self._validate_shared(run, plan) if self.shards else self._validate_all(run, plan)
+        logs = self._evaluation.take_means(self._logbook.validation, plan.validation_data, over)
         for callback in callbacks:
             callback.on_validation_end(self, logs)
         return logs
+
+    def _validate_all(self, run: Run, plan: trainer_arguments.FitPlan) -> SumOverRanks:
+        """Measures this rank's batches; returns the function that adds the sums of all ranks."""
+        # A kill inside is resumed inside: no local variable carries a sum
+        for batch in run.validate(plan.validation_data or ()):
+            self._evaluation.add(batch, self._logbook.validation)
+            if self._logbook.validation.batches == plan.validation_steps:
+                break
+        return run.sum_over_ranks
+
+    def _validate_shared(self, run: Run, plan: trainer_arguments.FitPlan) -> SumOverRanks:
+        """Measures every W-th batch; the sums are those of all batches, in their order, on all ranks."""
+        own, batches = [], run.validate(plan.validation_data or ())
+        for batch in batches:
+            values, count = self._evaluation.values(batch)
+            own.append({**values, _COUNT: count})
+            if plan.validation_steps and run.rank + len(own) * run.world_size >= plan.validation_steps:
+                break
+        for one in batches.gather(own):
+            self._logbook.validation.add(one, int(one.pop(_COUNT)))
+        return dict
+
+
+def _name_of(number: int, callback: Callback) -> str:
+    """Returns the name of a callback in commits."""
+    return f"callback_{number}_{type(callback).__name__}"

@@ -116,6 +116,18 @@ def check_update(accumulate: Any, clip_norm: Any, clip_value: Any, precision: An
     require(ema is None or is_fraction(ema), "Trainer", share, ema=ema)
 
 
+def check_shards(shards: Any, metrics: Collection[str]) -> None:
+    """Raises for an invalid number of shards, and for metrics that a rank would count alone."""
+    fits = shards is None or (is_int(shards) and shards >= 1)
+    require(fits, "Trainer", "the number of logical shards of a batch, an int of at least 1", shards=shards)
+    if shards is not None and metrics:
+        name = next(iter(metrics))
+        raise InvalidArgumentError(
+            f"Trainer(shards={shards}, metrics={{{name!r}: ...}}): an object counts the shards of its own "
+            "rank alone. Give a function of output and target, whose mean is that of all samples."
+        )
+
+
 def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
     """Raises when a forward hook is invalid, or comes with arguments that it replaces."""
     if hook is None:

@@ -25,6 +25,7 @@ from samebits.train._loop.loader_objects import LoaderObjects, States
 from samebits.train._object_states import Stateful
 from samebits.train._run_arguments import check_iterable
 
+INFINITE = 2**62
 _END = object()
 _SEQUENCES = (list, tuple, range)
 _WITHOUT_DRAWS = (Resumable, *_SEQUENCES)
@@ -69,6 +70,7 @@ class BatchSource:
 
         `shards`: those of each batch that are read. `every`: (first, step), the batches that are read.
         """
+        self._every = every
         self._read_as = {"shards": shards, "every": every} if shards or every else {}
         self._prepared = prepared(loader)
         self._loader: Any = loader if self._prepared is None else self._prepared.batches
@@ -124,6 +126,17 @@ class BatchSource:
             self._loader._continue_after(state)
         else:
             _load_loader_state(self._loader, state)
+
+    def numbers(self, start: int) -> range:
+        """Returns the numbers of the batches of a pass, from `start` on, that `next` gives."""
+        if self._every is None or not isinstance(self._loader, Resumable):
+            return range(start, INFINITE)
+        known = length(self._loader)
+        return range(self._every[0], INFINITE if known is None else known, self._every[1])
+
+    def is_own(self, number: int) -> bool:
+        """Returns True for a batch that is this process's, of a validation that ranks share."""
+        return self._every is None or number % self._every[1] == self._every[0]
 
     def set_position(self, position: Position) -> None:
         """Sets the position of the next batch in the run; one inside a body notes where its epoch began."""
@@ -221,7 +234,8 @@ class BatchSource:
         # a list may grow while it is read
         known = reading.length if isinstance(self._loader, DataLoader) else length(self._loader)
         if known is not None:
-            return batch, batch_index + 1 >= known
+            by_every = self._every is not None and isinstance(self._loader, Resumable)
+            return batch, batch_index + (self._every[1] if by_every and self._every else 1) >= known
         if isinstance(self._loader, Resumable):
             reading.before_ahead = self._loader.state_dict()
         following = self._draw(reading.iterator, epoch, batch_index + 1)

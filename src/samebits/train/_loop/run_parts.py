@@ -83,20 +83,22 @@ class RunParts:
         begun = self.run.resumed or self.loops.done
         if self.shards != shards and (self.shards is not None or begun):
             raise RunMismatchError(
-                f"{call}(shards={shards}): the run in {self.run_dir} has shards={self.shards}, and the bits follow "
-                f"their number. Write shards={self.shards} in each of its loops, or use another run directory."
+                f"{call}(shards={shards}): the run in {self.run_dir} has shards={self.shards}, and the bits "
+                f"follow their number. Write shards={self.shards} in each of its loops, or use another run "
+                "directory."
             )
         if shards is None:
             return
         if ranks.world_size > shards:
             raise InvalidArgumentError(
-                f"{call}(shards={shards}): these are {ranks.world_size} processes, and each needs a shard. Start "
-                f"at most {shards} (torchrun --nproc-per-node {shards}), or begin a new run with more shards."
+                f"{call}(shards={shards}): these are {ranks.world_size} processes, and each needs a shard. "
+                f"Start at most {shards} (torchrun --nproc-per-node {shards}), or begin a new run with more "
+                "shards."
             )
         if prepared(loader) is not None:
             raise InvalidArgumentError(
-                f"{call}(shards={shards}): the loader was prepared by Accelerate, which shares batches out in its "
-                "own way. Pass a samebits.data.DataLoader, and do not prepare it."
+                f"{call}(shards={shards}): the loader was prepared by Accelerate, which shares batches out "
+                "in its own way. Pass a samebits.data.DataLoader, and do not prepare it."
             )
         refusals.check_loader(loader, shards, call)
         refusals.check_modules(self.objects, is_wrapped(self.objects), f"{call}(shards={shards})")

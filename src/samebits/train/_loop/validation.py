@@ -10,6 +10,7 @@ from typing import Any
 
 from samebits._context import notify, process
 from samebits._program import begins_for
+from samebits.distributed._shards import in_order, sum_in_order
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.train._loop.batch_source import BatchSource
@@ -24,12 +25,42 @@ class Validation(Iterable[Any]):
     def __init__(self, parts: RunParts, loader: Iterable[Any], name: str) -> None:
         self._parts = parts
         self._loader = loader
+        self._every = None
+        if parts.shards is not None:
+            self._every = parts.saving.ranks.rank, parts.saving.ranks.world_size
         at = process.position or parts.loops.position()
         self._first = at._replace(phase="validate", name=name, phase_batch=0)
         self._key = int_keys.fold(parts.key, at.loop, "validate", name, at.step)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
+
+    def sum(self, values: Iterable[Any]) -> Any:
+        """Returns the sum over all batches, added in their order: the same bits on all ranks.
+
+        Under `run.steps(shards=)` each rank validates every W-th batch, and this is the same for any number
+        of them. Every rank calls it, after the loop over the batches.
+
+        Args:
+            values: one for each batch that this rank read, in their order: numbers, tensors of one element,
+                or dicts of them.
+
+        Raises:
+            RanksError: a rank has another number of values than batches, or other names.
+            InvalidArgumentError: several ranks share batches out in another way than by shards.
+        """
+        ranks = self._parts.saving.ranks
+        if self._every is None and ranks.world_size > 1:
+            raise InvalidArgumentError(
+                "run.validate(...).sum: without run.steps(shards=...) each rank reads what its loader gives. "
+                "Add "
+                'up with run.sum_over_ranks({"loss": ..., "n": ...}).'
+            )
+        return sum_in_order(list(values), None, ranks.group, "run.validate(...).sum")
+
+    def gather(self, values: Iterable[Any]) -> list[dict[str, float]]:
+        """Returns the values of all batches, in their order; the arguments are those of `sum`."""
+        return in_order(list(values), None, self._parts.saving.ranks.group, "run.validate(...).gather")
 
     def __iter__(self) -> Generator[Any, None, None]:
         under_way = self._parts.loops.validation
@@ -44,7 +75,7 @@ class Validation(Iterable[Any]):
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
         parts, loops = self._parts, self._parts.loops
         restore_body = save_body(parts.objects)
-        source = BatchSource(self._loader, self._key, None, "Run.validate", self._first)
+        source = BatchSource(self._loader, self._key, None, "Run.validate", self._first, every=self._every)
         loops.validation = self._first
         notify("validation_begins", parts.run, self._first)
         try:
@@ -53,7 +84,7 @@ class Validation(Iterable[Any]):
             begun = CarriedValues.of_frame(
                 sys._getframe(1), parts.objects, direct=direct and parts.preemption.installed
             )
-            for number in range(start, 2**62):
+            for number in source.numbers(start):
                 position = self._first._replace(phase_batch=number)
                 process.position = None
                 find_unsaved = (
@@ -63,6 +94,10 @@ class Validation(Iterable[Any]):
                 commit_or_leave()
                 batch, ends = parts.preemption.fetch(partial(source.next, 0, number), commit_or_leave)
                 find_unsaved = commit_or_leave = None  # they hold the frame that holds this generator
+                if not source.is_own(number):
+                    if ends:
+                        break
+                    continue
                 parts.begin_body(position, self._key, "batch", number)
                 yield batch
                 if ends:
