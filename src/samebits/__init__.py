@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from samebits import cli as cli
     from samebits import data as data
     from samebits import determinism as determinism
+    from samebits import distributed as distributed
     from samebits import errors as errors
     from samebits import nn as nn
     from samebits import random as random
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Epoch", "Run", "Step", "Trainer", "callbacks", "checkpoint", "data", "declare_op", "determinism",
-    "enable_op_determinism", "errors", "nn", "op_determinism_enabled", "random", "replica", "rounding",
+    "distributed", "enable_op_determinism", "errors", "nn", "op_determinism_enabled", "random", "replica", "rounding",
     "set_random_seed", "state", "testing",
 ]  # fmt: skip
 __version__ = _context.VERSION

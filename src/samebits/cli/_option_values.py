@@ -27,6 +27,16 @@ def whole_number(example: int, *, least: int | None = None) -> Callable[[str], i
     return _parser(int, lambda value: least is None or value >= least, wanted)
 
 
+def whole_numbers(example: str, *, least: int) -> Callable[[str], tuple[int, ...]]:
+    """Returns the `parser` of an option that takes several different whole numbers, "1,2,3"."""
+
+    def read(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(",")))
+
+    wanted = f"must be two or more different whole numbers, {least} or more, such as {example}"
+    return _parser(read, lambda found: len({*found}) == len(found) > 1 and min(found) >= least, wanted)
+
+
 def number_above(least: float, example: float, unit: str) -> Callable[[str], float]:
     """Returns the `parser` of an option that takes a finite number above `least`.
 

@@ -9,14 +9,14 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from samebits import _digest as digest
-from samebits._arguments import require
+from samebits._arguments import is_int, require
 from samebits._context import process
 from samebits._objects.hashes import of_nested
 from samebits.audit._child.kill_points import KILL_POINTS, Kill
@@ -230,6 +230,7 @@ def run_and_kill(
     seed: int = 0,
     args: Sequence[str] = (),
     timeout: float = 300.0,
+    world_sizes: Sequence[int] = (),
 ) -> KilledRun:
     """Runs `program` once without kills, then with real SIGKILLs, started anew after each until it ends.
 
@@ -255,6 +256,9 @@ def run_and_kill(
         seed: draws instants, steps, and the steps at which commits are made.
         args: command line arguments of a script.
         timeout: seconds after which a process has failed.
+        world_sizes: the number of ranks of each start of the killed run, in turn, through torchrun where it
+            is above 1: (4, 2, 3). The run without kills has the first. For a program with
+            `run.steps(shards=)`.
 
     Raises:
         VerifyError: the program failed, took over `timeout`, uses no `samebits.Run`, or ended before a kill.
@@ -268,11 +272,13 @@ def run_and_kill(
     """
     require(times >= 1, "run_and_kill", "at least once", times=times)
     require(timeout > 0, "run_and_kill", "a number of seconds above 0", timeout=timeout)
+    fits = all(is_int(size) and size >= 1 for size in world_sizes)
+    require(fits, "run_and_kill", "numbers of processes, 1 or more", world_sizes=world_sizes)
     places: list[Any] = [at] if isinstance(at, str | int | tuple) else list(at)
     check_names(places)
     with scratch_folder() as scratch:
         script, arguments = _command(program, args, scratch)
-        request = Request(script, arguments, seed=seed, in_place=True)
+        request = Request(script, arguments, seed=seed, in_place=True, world_sizes=tuple(world_sizes))
         runner = Runner(request, scratch)
         return asyncio.run(_KilledRuns(runner, scratch, timeout).result(places * times, random.Random(seed)))
 
@@ -308,12 +314,13 @@ class _KilledRuns:
         for number, place in enumerate(places, 1):
             begin = newest_step(root)
             kill = plan_kill(place, places[number:], begin, facts, whole.ended.seconds, draw)
-            outcomes.append(await self._run_killed(kill, root))
+            outcomes.append(await self._run_killed(self._sized(kill, number - 1), root))
             if outcomes[-1].ended.returncode == 0 and kill.instant is None:
                 raise VerifyError(_no_kill_message(place, kill, begin))
             if outcomes[-1].ended.returncode == -signal.SIGKILL:
                 kills.append(kill.description())
-        outcomes.append(await self._run_to_end(root))
+        last = self._sized(PlannedKill(ProcessVariation()), len(places)).process
+        outcomes.append(await self._run_to_end(root, last))
         expected, got = final_digest(self.scratch / "whole"), final_digest(root)
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
         difference = ""
@@ -329,9 +336,15 @@ class _KilledRuns:
             output="".join(outcome.ended.log.read_text(errors="replace") for outcome in outcomes),
         )
 
-    async def _run_to_end(self, root: Path) -> ProcessOutcome:
+    def _sized(self, kill: PlannedKill, start: int) -> PlannedKill:
+        """Returns the kill in a job of the number of ranks that this start of the program has."""
+        sizes = self.runner.request.world_sizes
+        size = sizes[start % len(sizes)] if sizes else None
+        return replace(kill, process=replace(kill.process, world_size=size))
+
+    async def _run_to_end(self, root: Path, process: ProcessVariation | None = None) -> ProcessOutcome:
         """Runs a process without a kill. Raises `VerifyError` when it fails or takes too long."""
-        outcome = await self.runner.run(ProcessVariation(), root, self.timeout)
+        outcome = await self.runner.run(process or ProcessVariation(), root, self.timeout)
         if outcome.failure():
             raise _error(outcome.failure(), outcome)
         return outcome

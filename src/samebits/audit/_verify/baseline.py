@@ -70,9 +70,12 @@ class BaselineComparison:
             return self._replicas(check)
         if not outcomes:
             return CheckRow(check)
-        runs = [outcome.records for outcome in outcomes]
-        compared = min(steps_compared(a, *_segments(runs, rank)) for rank, a in enumerate(self.baseline))
-        difference = self.difference(runs)
+        judge, runs = self, [outcome.records for outcome in outcomes]
+        if check.group == "world-sizes":
+            judge = replace(self, baseline=[_of_all_ranks(self.baseline[0])], ignore=self.ignore[:1])
+            runs = [[one and _of_all_ranks(one) for one in records[:1]] for records in runs]
+        compared = min(steps_compared(a, *_segments(runs, rank)) for rank, a in enumerate(judge.baseline))
+        difference = judge.difference(runs)
         failed = outcomes[-1].failure()  # the first to fail is the last to have run
         output = outcomes[-1].output(SHOWN_LINES) if failed else ""
         if failed and difference is not None and difference.place == "end":
@@ -116,6 +119,22 @@ class BaselineComparison:
         if self.shadow is None or difference is None or check.group == "run-again":
             return False
         return _when(difference) >= _when(self.shadow)
+
+
+_OF_ONE_RANK = frozenset({"batch", "inputs", "loss", "eval", "output", "data", "memory"})
+"""Components of a record that are those of a rank's own shards."""
+
+
+def _of_all_ranks(record: Record) -> Record:
+    """Returns rank 0's record without what another number of processes computes elsewhere."""
+
+    def kept(line: RecordLine) -> RecordLine:
+        values = {name: value for name, value in line.values.items() if name not in _OF_ONE_RANK}
+        leaves = {name: value for name, value in line.leaves.items() if name not in _OF_ONE_RANK}
+        return replace(line, values=values, leaves=leaves)
+
+    steps = {key: kept(line) for key, line in record.steps.items()}
+    return replace(record, initial=[kept(line) for line in record.initial], steps=steps)
 
 
 def _when(difference: Difference) -> float:

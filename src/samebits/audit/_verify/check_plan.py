@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from samebits._context import Across
 from samebits.audit._child.kill_points import Kill
 
-GROUPS = ("run-again", "busy", "replicas", "kill", "workers", "threads", "cpu")
+GROUPS = ("run-again", "busy", "replicas", "world-sizes", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
 WORKERS, THREADS = (0, 1, 3), (1, 3)
 
@@ -58,6 +58,8 @@ class BaselineFacts:
     """Torch has AVX-512 on this CPU; without it the row of another CPU varies little."""
     ranks: int = 1
     """The number of processes of a job."""
+    world_sizes: tuple[int, ...] = ()
+    """The numbers of processes to compare; the baseline has the first."""
     unequal_replicas: str = ""
     """The reason why replicas may differ after a step; empty: DistributedDataParallel keeps them equal."""
 
@@ -78,6 +80,8 @@ class ProcessVariation:
     """It runs in the current folder under another path."""
     busy: bool = False
     """Every core has other work to do besides."""
+    world_size: int | None = None
+    """The number of its ranks."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
         found.append(Check("busy", "beside busy processes", "one per core", (ProcessVariation(busy=True),)))
     if "replicas" in groups and (facts.ranks > 1 or groups == ("replicas",)):
         found.append(_replicas(facts))
+    if "world-sizes" in groups and (facts.world_sizes or groups == ("world-sizes",)):
+        found += _world_sizes(facts, random.Random(f"{seed} world sizes"))
     kills = kill_checks(facts, random.Random(seed))
     found += [check for check in kills if check.option in groups or "kill" in groups]
     if "workers" in groups:
@@ -152,6 +158,33 @@ def _replicas(facts: BaselineFacts) -> Check:
         )
     note = facts.unequal_replicas
     return Check("replicas", name, "the ranks of the baseline", promised=not note, note=note)
+
+
+def _world_sizes(facts: BaselineFacts, draw: random.Random) -> list[Check]:
+    """Returns a row for each further number of processes, and one that goes on with another one."""
+    if not facts.world_sizes:
+        return [Check("world-sizes", "other world sizes", does_not_apply="--world-sizes 1,2,3 names them")]
+    first, *others = facts.world_sizes
+    found = [
+        Check("world-sizes", _processes(size), "world size", (ProcessVariation(world_size=size),))
+        for size in others
+    ]
+    last = others[-1]
+    resumed = others[-2] if len(others) > 1 else first
+    name = f"killed with {_processes(last)}, resumed with {_processes(resumed)}"
+    if not facts.uses_run or facts.steps[-1] == facts.steps[0]:
+        return [*found, Check("world-sizes", name, does_not_apply="the script does not use samebits.Run")]
+    killed, going_on = _mid_epoch(facts, draw).processes
+    kill = killed.kill and Kill(killed.kill.at, killed.kill.step)  # all ranks
+    assert kill is not None
+    assert killed.commit_steps is not None
+    varied = f"SIGKILL of all ranks {kill.description()}, saved before step {killed.commit_steps[0]}"
+    processes = replace(killed, kill=kill, world_size=last), replace(going_on, world_size=resumed)
+    return [*found, Check("world-sizes", name, varied, processes)]
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:

@@ -62,11 +62,21 @@ class Request:
     """Seconds that all checks together should take: those of least weight are left out."""
     nproc_per_node: int | None = None
     """Start the script through torchrun, as a job with that number of ranks on this machine."""
+    world_sizes: tuple[int, ...] = ()
+    """Start it as jobs of these numbers of ranks: the baseline has the first, and is no job if that is 1."""
 
     @property
     def ranks(self) -> int:
         """The number of processes that one run of the script has."""
-        return self.nproc_per_node or 1
+        return self.nproc_per_node or next(iter(self.world_sizes), 1)
+
+    def ranks_of(self, process: ProcessVariation) -> int:
+        """Returns the number of processes of a run of the script with this variation."""
+        return process.world_size or self.ranks
+
+    def is_job(self, process: ProcessVariation) -> bool:
+        """Returns True if that run is started through torchrun."""
+        return self.nproc_per_node is not None or self.ranks_of(process) > 1
 
 
 @dataclass(frozen=True)
@@ -184,19 +194,20 @@ class Runner:
             spec = self._prepare(process, home, run_root, surroundings, digest_files=number == 0)
             start = await asyncio.to_thread(self._start, process, self._layer(run_root))
             environment = self._environment(process, home / "t", surroundings, start)
-            command = self._command(spec, start)
+            command = self._command(process, spec, start)
             with busy_processes() if process.busy else nullcontext():
                 ended = await run_child(command, environment, home / "log", patience, start.folder)
-            if self.request.nproc_per_node is not None:  # ranks have sessions of their own
+            if self.request.is_job(process):  # ranks have sessions of their own
                 await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
             self.folder.check()
         return ProcessOutcome(process, surroundings.variant, ended, self._records(process, home / "record"))
 
     def _records(self, process: ProcessVariation, folder: Path) -> tuple[Record | None, ...]:
-        if self.request.ranks == 1:
+        number = self.request.ranks_of(process)
+        if number == 1:
             return (_record_of(folder),)
-        folders = [folder_of_rank(folder, rank) for rank in range(self.request.ranks)]
+        folders = [folder_of_rank(folder, rank) for rank in range(number)]
         replayed_from = min(process.commit_steps or (0,))
         return tuple(_without_interrupted_step(_record_of(one), replayed_from) for one in folders)
 
@@ -231,15 +242,15 @@ class Runner:
             return Start((), None, script)
         return self.folder.start(layer, script, moved=process.moved)
 
-    def _command(self, spec: Path, start: Start) -> list[str]:
+    def _command(self, process: ProcessVariation, spec: Path, start: Start) -> list[str]:
         launch = [sys.executable, "-m", "samebits.audit._child.launch", str(spec)]
-        return [*start.before, *self._torchrun(), *launch, start.script, *self.request.args]
+        return [*start.before, *self._torchrun(process), *launch, start.script, *self.request.args]
 
-    def _torchrun(self) -> list[str]:
+    def _torchrun(self, process: ProcessVariation) -> list[str]:
         """Returns the words before each rank's command; hash seeds differ by rank, as in a user's job."""
-        number = self.request.nproc_per_node
-        if number is None:
+        if not self.request.is_job(process):
             return []
+        number = self.request.ranks_of(process)
         each = [] if self.request.as_run else ["sh", "-c", _HASH_SEED_OF_RANK, "sh"]
         return [*_TORCHRUN, f"--nproc-per-node={number}", *each]
 
@@ -253,7 +264,8 @@ class Runner:
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if start.folder is not None and start.folder != Path.cwd():
             own["PWD"] = str(start.folder)  # as a shell's cd would set it
-        as_torchrun = {"OMP_NUM_THREADS": "1"} if self.request.ranks > 1 else {}  # which says so in a banner
+        several = self.request.ranks > 1 or self.request.world_sizes
+        as_torchrun = {"OMP_NUM_THREADS": "1"} if several else {}  # which says so in a banner
         return {**_WAITING, **_IN_ORDER, **as_torchrun, **os.environ, **threads, **cpu, **own}
 
     def _spec(
@@ -265,7 +277,7 @@ class Runner:
             num_workers=process.num_workers,
             commit_steps=process.commit_steps,
         )
-        job = self.request.nproc_per_node is not None
+        job = self.request.is_job(process)
         return LaunchSpec(
             record_dir=str(record),
             by_rank=job,

@@ -109,13 +109,15 @@ class _Verification:
     async def report(self) -> VerifyReport:
         command = shlex.join((self.request.script, *self.request.args))
         number = self.request.nproc_per_node
+        sizes = ",".join(map(str, self.request.world_sizes))
         job = "" if number is None else f"--nproc-per-node {number}, "
+        job += f"--world-sizes {sizes}, " if sizes else ""
         self.progress.say(f"verifying: {command}   ({job}--seed {self.request.seed})")
         first = await self.runner.run(ProcessVariation(), self._root("baseline"), self.request.timeout)
         baselines = self._require_success(first)
         baseline = baselines[0]
         self.runner.remove_layer(self._root("baseline"))
-        facts = facts_of(*baselines)
+        facts = replace(facts_of(*baselines), world_sizes=self.request.world_sizes)
         compiled, compiling = (baseline.end or {}).get("compiled", (0, 0.0))
         seconds = first.ended.seconds - compiling
         if compiled:

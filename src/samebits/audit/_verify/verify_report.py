@@ -239,6 +239,7 @@ class VerifyReport:
                 "steps": self.request.steps,
                 "checks": list(self.request.groups),
                 "nproc_per_node": self.request.nproc_per_node,
+                "world_sizes": list(self.request.world_sizes),
                 "require": list(self.request.require),
                 "within": self.request.within,
             },
@@ -276,6 +277,7 @@ def _names_of(check: Check) -> tuple[str, ...]:
 _TITLES = {
     "busy": "busy processes",
     "replicas": "equal replicas",
+    "world-sizes": "other world sizes",
     "kill": "killed and resumed",
     "workers": "loader workers",
     "threads": "number of threads",
@@ -298,6 +300,9 @@ def _way_in_words(group: str, checks: list[Check]) -> str:
     if group == "kill":
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
     varied = [check.processes[0] for check in checks if check.processes]
+    if group == "world-sizes":
+        sizes = dict.fromkeys(str(process.world_size) for process in varied)
+        return f"with {_join_words([*sizes])} process{'es' if [*sizes] != ['1'] else ''}"
     if group == "workers":
         return f"with {_join_words([str(process.num_workers) for process in varied])} loader workers"
     if group == "threads":
@@ -334,6 +339,9 @@ _SEEDED = {
 _BY_GROUP = {
     "threads": "What computes outside of torch (NumPy, SciPy, an extension in C++) may split its work by the "
     "number of threads: compute it in torch",
+    "world-sizes": "Share each batch out by shards, `for step, shards in run.steps(loader, epochs, "
+    "shards=S)`, and compute what all ranks need from all shards (shards.sum); no draw, number or collective "
+    "of the script's own may follow the rank",
     "cpu": "What computes outside of torch (NumPy, PIL, OpenCV) may give other bits on another CPU: compute "
     "it in torch, or once and store it",
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
 from samebits.cli._json_output import JsonFile, check_file, check_json_file, is_standard_output, write_json
-from samebits.cli._option_values import check_script, number_above, one_of, whole_number
+from samebits.cli._option_values import check_script, number_above, one_of, whole_number, whole_numbers
 from samebits.errors import InvalidArgumentError
 
 _REPORTS = ('{\n  "schema": "samebits.verify/', '<testsuites name="samebits verify"')  # how they begin
@@ -53,6 +53,15 @@ def verify(
             metavar="N",
             parser=whole_number(2, least=1),
             help="Start each run through torchrun, as N ranks on this machine.",
+        ),
+    ] = None,
+    world_sizes: Annotated[
+        Any,
+        typer.Option(
+            metavar="N,...",
+            parser=whole_numbers("1,2,3", least=1),
+            help="Compare runs as 1, 2, 3 ranks, and one that goes on as another number; 1 is no job. For a "
+            "script with run.steps(shards=).",
         ),
     ] = None,
     checks: Annotated[
@@ -145,6 +154,8 @@ def verify(
         busy            while other processes keep every core busy
         replicas        with --nproc-per-node: parameters, buffers and optimizer
                         state of all ranks are equal after each step
+        world-sizes     with --world-sizes: as that many ranks, and killed and
+                        resumed as another number
         kill            killed and resumed in three ways, or one of these alone:
                         kill-mid-epoch, kill-epoch-end, kill-twice
         workers         with 0, 1 and 3 loader workers
@@ -157,6 +168,7 @@ def verify(
         samebits verify --run --steps 40 train.py
         samebits verify --checks kill --json report.json train.py --epochs 3
         samebits verify --nproc-per-node 2 train.py
+        samebits verify --world-sizes 1,2,3 train.py
         samebits verify --demo
 
     Read more: docs/reference/verify.md
@@ -170,6 +182,11 @@ def verify(
             "--across goes with --run. A script that is started as it is turns it on itself: "
             f'samebits.enable_op_determinism(across="{across}").'
         )
+    if world_sizes and nproc_per_node is not None:
+        raise InvalidArgumentError(
+            "--world-sizes and --nproc-per-node: choose one. The first of --world-sizes is that of all other "
+            f"checks: --world-sizes {nproc_per_node},{nproc_per_node + 1}."
+        )
     request = checking.Request(
         script=script or "",
         args=tuple(args or ()),
@@ -177,8 +194,9 @@ def verify(
         across=across or "runs",
         steps=steps,
         groups=checking.GROUPS if checks is None else tuple(checks.split(",")),
-        jobs=jobs or (checking.jobs() if nproc_per_node is None else 1),
+        jobs=jobs or (checking.jobs() if nproc_per_node is None and not world_sizes else 1),
         nproc_per_node=nproc_per_node,
+        world_sizes=world_sizes or (),
         require=() if require is None else tuple(require.split(",")),
         within=within,
         keep=keep,
