@@ -41,20 +41,20 @@ class GlooGroup:
     def max_over_ranks(self, numbers: Sequence[int], doing: str) -> list[int]:
         """Returns the largest value of each number (64 bits, signed) over all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        self._wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
+        self.wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
         return tensor.tolist()
 
     def max_flags(self, flags: Sequence[int], doing: str) -> list[int]:
         """Returns the largest value of each flag (8 bits) over all ranks."""
         tensor = torch.tensor(flags, dtype=torch.uint8)
-        self._wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
+        self.wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
         return tensor.tolist()
 
     def gather_numbers(self, number: int, doing: str) -> list[int]:
         """Returns the number of each rank."""
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         own = torch.tensor([number], dtype=torch.int64)
-        self._wait(dist.all_gather(found, own, self._group, async_op=True), doing)
+        self.wait(dist.all_gather(found, own, self._group, async_op=True), doing)
         return [int(one) for one in found]
 
     def gather_texts(self, text: str, doing: str) -> list[str]:
@@ -64,7 +64,7 @@ class GlooGroup:
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
         padded[: len(own)] = _tensor(own)
         found = [torch.empty_like(padded) for _ in sizes]
-        self._wait(dist.all_gather(found, padded, self._group, async_op=True), doing)
+        self.wait(dist.all_gather(found, padded, self._group, async_op=True), doing)
         return [bytes(one[:size].numpy().data).decode() for one, size in zip(found, sizes, strict=True)]
 
     def gather_values(self, values: list[Any], doing: str) -> list[list[Any]]:
@@ -74,10 +74,10 @@ class GlooGroup:
     def broadcast(self, data: bytes, doing: str) -> bytes:
         """Returns the data of rank 0 on all ranks; the data of the others does not matter."""
         size = torch.tensor([len(data)], dtype=torch.int64)
-        self._wait(dist.broadcast(size, 0, self._group, async_op=True), doing)
+        self.wait(dist.broadcast(size, 0, self._group, async_op=True), doing)
         tensor = torch.empty(int(size), dtype=torch.uint8) if self.rank else _tensor(data)
         if len(tensor):
-            self._wait(dist.broadcast(tensor, 0, self._group, async_op=True), doing)
+            self.wait(dist.broadcast(tensor, 0, self._group, async_op=True), doing)
         return tensor.numpy().tobytes() if self.rank else data
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
@@ -93,8 +93,8 @@ class GlooGroup:
                 dist.recv(tensor, rank, self._group)
         return [tensor.numpy().tobytes() for tensor in found]
 
-    def _wait(self, work: dist.Work | None, doing: str) -> None:
-        """Waits for a collective; prints one line with the waiting rank when it takes long."""
+    def wait(self, work: dist.Work | None, doing: str) -> None:
+        """Waits for a collective, of this group or another; prints one line with the waiting rank when it takes long."""
         assert work is not None
         begun = time.monotonic()
         try:

@@ -21,10 +21,12 @@ from typing_extensions import override
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
-BUCKET = 4 << 20
+BUCKET = 1 << 20
 """Bytes of a bucket, at least; the last one, and that of a large parameter, may have another size."""
-IN_FLIGHT = 2
-"""Buckets that are sent at a time."""
+IN_FLIGHT = 16
+"""Buckets under way at a time, at most: together, with what comes, they take as much as one or two of DDP's."""
+
+_DOING = "in a loop over shards"
 
 Gradients = dict[int, torch.Tensor]
 """By the number of the parameter."""
@@ -169,9 +171,9 @@ class OrderedSum(OneProcessSum):
         super().__init__()
         self._messages, self.rank, self.world_size = group, group.rank, group.world_size
         self._shards = shards
-        group_of_all = dist.new_group()  # apart from the program's own collectives
-        assert isinstance(group_of_all, dist.ProcessGroup)
-        self._group = group_of_all
+        # Apart from the program's own collectives. A bucket is gathered when it has come, which may be before or
+        # after another leaves: ranks agree on the order in each of the two groups.
+        self._group, self._gathers = _new_group(), _new_group()
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._backwards: dict[int, int] = {}
@@ -187,6 +189,7 @@ class OrderedSum(OneProcessSum):
         self._next = 0
         """The next bucket that leaves."""
         self._under_way: deque[_Sent] = deque()
+        self._gathering: deque[tuple[_Bucket, torch.Tensor, Any]] = deque()
         self._repeated = False
         self.sent_bytes = 0
         """Bytes that this rank has sent to others."""
@@ -252,16 +255,16 @@ class OrderedSum(OneProcessSum):
                 "so that the order of the sum is lost. Call it once: (loss_a + loss_b).backward(), or as "
                 "often in every step."
             )
-        if not self._is_eager:
+        eager = self._is_eager
+        if not eager:
             self._backwards[self._pass] = max(self._backwards.get(self._pass, 0), self._most)
-        waiting: deque[tuple[_Bucket, torch.Tensor, Any]] = deque()
-        for bucket in self._buckets:
+        for bucket in [] if eager else self._buckets:
             if bucket.total is not None and any(used[number] for number in bucket.numbers):
-                waiting.append(self._gather(bucket))
-            if len(waiting) > IN_FLIGHT:
-                self._hand_over(*waiting.popleft(), used)
-        while waiting:
-            self._hand_over(*waiting.popleft(), used)
+                self._gathering.append(self._gather(bucket))
+            if len(self._gathering) > IN_FLIGHT:
+                self._hand_over(*self._gathering.popleft(), used)
+        while self._gathering:
+            self._hand_over(*self._gathering.popleft(), used)
         for number, before in self._before.items():
             if not used[number]:
                 self._parameters[number][1].grad = before
@@ -303,6 +306,7 @@ class OrderedSum(OneProcessSum):
         super().close()
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
+            dist.destroy_process_group(self._gathers)
 
     def _begin_round(self) -> None:
         self._next, self._came = 0, []
@@ -318,8 +322,7 @@ class OrderedSum(OneProcessSum):
             while self._under_way:
                 self._receive()
         else:
-            doing = "in a loop over shards"
-            backwards = self._messages.max_over_ranks([len(self._came)], doing)[0]
+            backwards = self._messages.max_over_ranks([len(self._came)], _DOING)[0]
             self._came += [{} for _ in range(backwards - len(self._came))]
             for bucket in self._buckets if backwards else ():
                 self._exchange_several(bucket)
@@ -331,19 +334,21 @@ class OrderedSum(OneProcessSum):
         bucket = self._buckets[self._next]
         self._next += 1
         self._under_way.append(self._send(bucket, self._came[0]))
-        if len(self._under_way) > IN_FLIGHT:
+        while len(self._under_way) > IN_FLIGHT or (self._under_way and _has_come(self._under_way[0])):
             self._receive()
 
     def _receive(self) -> None:
         bucket, received, work, _ = self._under_way.popleft()
-        work.wait()
+        self._messages.wait(work, _DOING)
         bucket.add(received.view(self._active, bucket.piece))
+        if self._first + self._active == self._shards:  # whole: it leaves while others are still computed
+            self._gathering.append(self._gather(bucket))
 
     def _exchange_several(self, bucket: _Bucket) -> None:
         """Sends the gradients of all backwards of a shard; those of one shard are added before the next's."""
         sent = [self._send(bucket, gradients) for gradients in self._came]
         for one in sent:
-            one.work.wait()
+            self._messages.wait(one.work, _DOING)
         of_shards = [one.received.view(self._active, bucket.piece) for one in sent]
         bucket.add(parts[shard] for shard in range(self._active) for parts in of_shards)
 
@@ -365,14 +370,14 @@ class OrderedSum(OneProcessSum):
         assert bucket.total is not None
         whole = torch.empty(bucket.piece * self.world_size, dtype=bucket.dtype, device=bucket.device)
         work = _all_gather(
-            whole.view(torch.uint8), bucket.total.view(torch.uint8), group=self._group, async_op=True
+            whole.view(torch.uint8), bucket.total.view(torch.uint8), group=self._gathers, async_op=True
         )
         self.sent_bytes += bucket.piece * bucket.dtype.itemsize * (self.world_size - 1)
         return bucket, whole, work
 
     def _hand_over(self, bucket: _Bucket, whole: torch.Tensor, work: Any, used: Sequence[int]) -> None:
         """Gives the parameters of a bucket their gradients, in the layout that autograd would give them."""
-        work.wait()
+        self._messages.wait(work, _DOING)
         bucket.total = None
         parts = whole.split([*bucket.sizes, whole.numel() - sum(bucket.sizes)])
         for number, part, shape in zip(bucket.numbers, parts, bucket.shapes, strict=False):
@@ -416,6 +421,17 @@ def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: i
     for kind in list(of_kind):
         close(kind)
     return made
+
+
+def _new_group() -> dist.ProcessGroup:
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)  # no rank is left out
+    return group
+
+
+def _has_come(sent: _Sent) -> bool:
+    """Returns True if a bucket has arrived; on a GPU False, where all ranks must queue in one order."""
+    return sent.received.device.type == "cpu" and sent.work.is_completed()
 
 
 def _empty_gradient(parameter: torch.Tensor) -> torch.Tensor:

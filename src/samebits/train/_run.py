@@ -173,6 +173,7 @@ class Run:
         self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self._replays = None if replay_check is None else ReplayCheck(self, replay_check)
+        self.parts.replays = self._replays is not None
         for name, thing in stateful.items():
             self._add(name, thing, _OPTIONS)
 

@@ -50,6 +50,8 @@ class RunParts:
     environment: Environment | None = None
     shards: int | None = None
     """The logical shards of each batch, of a run that has such."""
+    replays: bool = False
+    """True if the run has a replay check."""
     sharded: ShardedLoop | None = None
     """The loop with shards that is under way."""
     stop_requested: bool = False
@@ -99,6 +101,11 @@ class RunParts:
             raise InvalidArgumentError(
                 f"{call}(shards={shards}): the loader was prepared by Accelerate, which shares batches out "
                 "in its own way. Pass a samebits.data.DataLoader, and do not prepare it."
+            )
+        if self.replays:
+            raise InvalidArgumentError(
+                f"{call}(shards={shards}): Run(replay_check=...) computes a step twice, which a step by shards "
+                "does not allow. Leave it out."
             )
         refusals.check_loader(loader, shards, call)
         refusals.check_modules(self.objects, is_wrapped(self.objects), f"{call}(shards={shards})")
