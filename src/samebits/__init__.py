@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Epoch", "Run", "Step", "Trainer", "callbacks", "checkpoint", "data", "declare_op", "determinism",
-    "distributed", "enable_op_determinism", "errors", "nn", "op_determinism_enabled", "random", "replica", "rounding",
-    "set_random_seed", "state", "testing",
+    "distributed", "enable_op_determinism", "errors", "nn", "op_determinism_enabled", "random", "replica",
+    "rounding", "set_random_seed", "state", "testing",
 ]  # fmt: skip
 __version__ = _context.VERSION
 

@@ -53,16 +53,20 @@ LOADERS = {
     "collate function": lambda workers: samebits.data.DataLoader(
         Drawing(), batch_size=ROWS, shuffle=True, num_workers=workers, seed=1, collate_fn=collate
     ),
-    "pipeline": lambda workers: Pipeline.from_source(Drawing())
-    .shuffle()
-    .batch(ROWS)
-    .map(drawing)
-    .with_options(num_parallel_calls=workers, seed=1),
-    "stream": lambda workers: Pipeline.from_iterable(list(range(SIZE)))
-    .map(keyed)
-    .batch(ROWS)
-    .map_batches(with_keys)
-    .with_options(num_parallel_calls=workers, seed=1),
+    "pipeline": lambda workers: (
+        Pipeline.from_source(Drawing())
+        .shuffle()
+        .batch(ROWS)
+        .map(drawing)
+        .with_options(num_parallel_calls=workers, seed=1)
+    ),
+    "stream": lambda workers: (
+        Pipeline.from_iterable(list(range(SIZE)))
+        .map(keyed)
+        .batch(ROWS)
+        .map_batches(with_keys)
+        .with_options(num_parallel_calls=workers, seed=1)
+    ),
     "sampler": lambda workers: samebits.data.DataLoader(
         Drawing(), batch_size=ROWS, num_workers=workers, seed=1, sampler=list(reversed(range(SIZE)))
     ),

@@ -44,7 +44,10 @@ def case(seed):
     unused = [draw.random() < 0.2 for _ in parameters]
     of_shards = [
         [
-            [None if unused[number] or draw.random() < 0.25 else gradient(p) for number, p in enumerate(parameters)]
+            [
+                None if unused[number] or draw.random() < 0.25 else gradient(p)
+                for number, p in enumerate(parameters)
+            ]
             for _ in range(draw.randint(0, backwards))
         ]
         for _ in range(shards)

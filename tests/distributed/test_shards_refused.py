@@ -62,7 +62,9 @@ LOADERS = {
         "must end in batches",
     ),
     "a pipeline with ranks": (
-        lambda: samebits.data.Pipeline.from_source(programs.Rows()).batch(12).with_options(rank=0, world_size=1),
+        lambda: (
+            samebits.data.Pipeline.from_source(programs.Rows()).batch(12).with_options(rank=0, world_size=1)
+        ),
         "Leave it out",
     ),
     "a pipeline's smaller last batch": (
@@ -91,8 +93,14 @@ def test_what_the_messages_say_to_type_works():
 
 
 MODULES = {
-    "SyncBatchNorm": (lambda: nn.Sequential(programs.Mlp().model(), nn.SyncBatchNorm(4)), "torch.nn.BatchNorm"),
-    "sparse": (lambda: nn.Sequential(programs.Mlp().model(), nn.Embedding(3, 2, sparse=True)), "sparse=False"),
+    "SyncBatchNorm": (
+        lambda: nn.Sequential(programs.Mlp().model(), nn.SyncBatchNorm(4)),
+        "torch.nn.BatchNorm",
+    ),
+    "sparse": (
+        lambda: nn.Sequential(programs.Mlp().model(), nn.Embedding(3, 2, sparse=True)),
+        "sparse=False",
+    ),
     "a hook of the user's": (hooked, "register_post_accumulate_grad_hook"),
     "DataParallel": (lambda: nn.DataParallel(programs.Mlp().model()), "Leave the wrapper out"),
 }

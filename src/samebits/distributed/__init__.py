@@ -1,6 +1,6 @@
 """Logical shards: training on any number of processes with the bits of one process.
 
-Read `_shards.py` first. Doors: here and in pyproject.toml. Imports: `data`, `determinism` and below.
+Read `_shards.py` first. Doors: here and in pyproject.toml. Imports: `data` and below.
 """
 
 from typing import TYPE_CHECKING

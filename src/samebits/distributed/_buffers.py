@@ -34,7 +34,7 @@ class _Buffer:
     compares: bool = True
     """True if the content is compared, too."""
     first: torch.Tensor | None = None
-    """What shard 0 left, if that is something else."""
+    """The content that shard 0 left, if that is another."""
     flag: int = 0
 
     @property

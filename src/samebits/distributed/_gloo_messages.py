@@ -94,7 +94,7 @@ class GlooGroup:
         return [tensor.numpy().tobytes() for tensor in found]
 
     def wait(self, work: dist.Work | None, doing: str) -> None:
-        """Waits for a collective, of this group or another; prints one line with the waiting rank when it takes long."""
+        """Waits for a collective of this group or another; prints a line with the rank after a while."""
         assert work is not None
         begun = time.monotonic()
         try:

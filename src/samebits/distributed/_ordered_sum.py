@@ -9,6 +9,7 @@ parameter that a shard has not used counts as -0.0, the neutral element of IEEE 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from samebits.errors import InvalidArgumentError, UnimplementedError
 BUCKET = 1 << 20
 """Bytes of a bucket, at least; the last one, and that of a large parameter, may have another size."""
 IN_FLIGHT = 16
-"""Buckets under way at a time, at most: together, with what comes, they take as much as one or two of DDP's."""
+"""Buckets under way at a time, at most: they take, with what comes, as much as one or two of DDP's."""
 
 _DOING = "in a loop over shards"
 
@@ -35,7 +36,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 @dataclass(eq=False)
-class _Bucket:
+class GradientBucket:
     """Parameters of one dtype and device that are sent together; `piece` elements are one rank's slice."""
 
     numbers: list[int]
@@ -84,53 +85,67 @@ class _Bucket:
 class _Sent(NamedTuple):
     """A bucket under way."""
 
-    bucket: _Bucket
+    bucket: GradientBucket
     received: torch.Tensor
     work: Any
     sent: torch.Tensor
     """Kept alive until it has arrived."""
 
 
-class OneProcessSum:
-    """The gradients of one loop with shards in one process: autograd adds them in the order of shards."""
+class GradientSum(ABC):
+    """The gradients of one loop with shards; of several ranks all call every method."""
 
     def __init__(self) -> None:
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._hooks: list[Any] = []
         self.in_shard = False
 
-    def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> bool:
-        """Takes the parameters, each with its name, in the order of all ranks; returns True if others."""
+    def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        """Takes the parameters, each with its name, in the order of all ranks."""
         if [id(one) for _, one in parameters] == [id(one) for _, one in self._parameters]:
-            return False
+            return
         self.remove_hooks()
         self._parameters = list(parameters)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(_Hook(self, number))
+            parameter.register_post_accumulate_grad_hook(GradientHook(self, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
-        return True
+        self.arrange()
 
+    @abstractmethod
+    def arrange(self) -> None:
+        """Prepares for other parameters."""
+
+    @abstractmethod
     def begin_pass(self, number: int) -> None:
         """Begins a loop over the shards; the gradients that are alive are where the sum starts."""
 
+    @abstractmethod
     def begin_shard(self) -> None:
         """Begins this rank's shard of the round."""
-        self.in_shard = True
 
+    @abstractmethod
     def end_shard(self) -> None:
         """Ends the round."""
-        self.in_shard = False
 
+    @abstractmethod
     def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
         """Gives every parameter its gradient; returns the largest of each of `flags` over the ranks."""
-        return flags
 
+    @abstractmethod
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gives these tensors, which have no gaps, the content that they have on rank 0."""
 
+    @abstractmethod
+    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
+        """Takes the gradient that a backward has just accumulated in a shard."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Removes the hooks, and closes the connections."""
+
     def came(self, number: int) -> None:
-        """Takes the gradient of a parameter that a backward has just accumulated.
+        """Checks and takes the gradient of a parameter that a backward has just accumulated.
 
         Raises `InvalidArgumentError` outside of a shard, `UnimplementedError` for a sparse one.
         """
@@ -146,6 +161,7 @@ class OneProcessSum:
                 f"run.steps(shards=...): the gradient of {name} is sparse, and cannot be sent by slices. "
                 "Make its layer with sparse=False."
             )
+        self.take(number, parameter)
 
     def remove_hooks(self) -> None:
         """Removes the hooks."""
@@ -153,12 +169,44 @@ class OneProcessSum:
             hook.remove()
         self._hooks.clear()
 
+
+class OneProcessSum(GradientSum):
+    """Those of one process: autograd adds them in the order of shards."""
+
+    @override
+    def arrange(self) -> None:
+        pass
+
+    @override
+    def begin_pass(self, number: int) -> None:
+        pass
+
+    @override
+    def begin_shard(self) -> None:
+        self.in_shard = True
+
+    @override
+    def end_shard(self) -> None:
+        self.in_shard = False
+
+    @override
+    def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
+        return flags
+
+    @override
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    @override
+    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
+        pass
+
+    @override
     def close(self) -> None:
-        """Removes the hooks, and closes the connections."""
         self.remove_hooks()
 
 
-class OrderedSum(OneProcessSum):
+class OrderedSum(GradientSum):
     """The gradients of one loop with shards, on several ranks; all of them call every method.
 
     Most programs call backward once in a shard, and each bucket leaves as soon as its gradients are there.
@@ -171,11 +219,11 @@ class OrderedSum(OneProcessSum):
         super().__init__()
         self._messages, self.rank, self.world_size = group, group.rank, group.world_size
         self._shards = shards
-        # Apart from the program's own collectives. A bucket is gathered when it has come, which may be before or
-        # after another leaves: ranks agree on the order in each of the two groups.
+        # Apart from the program's own collectives. A bucket is gathered when it has come, which may be before
+        # or after another leaves: ranks agree on the order in each of the two groups.
         self._group, self._gathers = _new_group(), _new_group()
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[int, _Bucket] = {}
+        self._buckets: list[GradientBucket] = []
+        self._bucket_of: dict[int, GradientBucket] = {}
         self._backwards: dict[int, int] = {}
         """The largest number of backwards in a shard, by pass."""
         self._pass = self._most = 0
@@ -189,7 +237,7 @@ class OrderedSum(OneProcessSum):
         self._next = 0
         """The next bucket that leaves."""
         self._under_way: deque[_Sent] = deque()
-        self._gathering: deque[tuple[_Bucket, torch.Tensor, Any]] = deque()
+        self._gathering: deque[tuple[GradientBucket, torch.Tensor, Any]] = deque()
         self._repeated = False
         self.sent_bytes = 0
         """Bytes that this rank has sent to others."""
@@ -204,13 +252,10 @@ class OrderedSum(OneProcessSum):
         return self._backwards.get(self._pass) == 1
 
     @override
-    def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> bool:
-        others = super().set_parameters(parameters)
-        if others:
-            self._backwards.clear()
-            self._buckets = _buckets(self._parameters, self.world_size)
-            self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
-        return others
+    def arrange(self) -> None:
+        self._backwards.clear()
+        self._buckets = _buckets(self._parameters, self.world_size)
+        self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
 
     @override
     def begin_pass(self, number: int) -> None:
@@ -228,12 +273,12 @@ class OrderedSum(OneProcessSum):
 
     @override
     def begin_shard(self) -> None:
-        super().begin_shard()
+        self.in_shard = True
         self._begin_round()
 
     @override
     def end_shard(self) -> None:
-        super().end_shard()
+        self.in_shard = False
         self._end_round()
 
     @override
@@ -272,9 +317,7 @@ class OrderedSum(OneProcessSum):
         return of_all[len(used) + 1 :]
 
     @override
-    def came(self, number: int) -> None:
-        super().came(number)
-        parameter = self._parameters[number][1]
+    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
         gradient = parameter.grad
         assert gradient is not None
         self._used.add(number)
@@ -303,7 +346,7 @@ class OrderedSum(OneProcessSum):
 
     @override
     def close(self) -> None:
-        super().close()
+        self.remove_hooks()
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
             dist.destroy_process_group(self._gathers)
@@ -344,7 +387,7 @@ class OrderedSum(OneProcessSum):
         if self._first + self._active == self._shards:  # whole: it leaves while others are still computed
             self._gathering.append(self._gather(bucket))
 
-    def _exchange_several(self, bucket: _Bucket) -> None:
+    def _exchange_several(self, bucket: GradientBucket) -> None:
         """Sends the gradients of all backwards of a shard; those of one shard are added before the next's."""
         sent = [self._send(bucket, gradients) for gradients in self._came]
         for one in sent:
@@ -352,7 +395,7 @@ class OrderedSum(OneProcessSum):
         of_shards = [one.received.view(self._active, bucket.piece) for one in sent]
         bucket.add(parts[shard] for shard in range(self._active) for parts in of_shards)
 
-    def _send(self, bucket: _Bucket, gradients: Gradients) -> _Sent:
+    def _send(self, bucket: GradientBucket, gradients: Gradients) -> _Sent:
         active, world_size, width = self._active, self.world_size, bucket.dtype.itemsize
         mine = self.rank < active
         flat = bucket.pack(gradients, world_size if mine else 0)
@@ -366,7 +409,7 @@ class OrderedSum(OneProcessSum):
         self.sent_bytes += size * (world_size - 1) * mine
         return _Sent(bucket, received, work, flat)
 
-    def _gather(self, bucket: _Bucket) -> tuple[_Bucket, torch.Tensor, Any]:
+    def _gather(self, bucket: GradientBucket) -> tuple[GradientBucket, torch.Tensor, Any]:
         assert bucket.total is not None
         whole = torch.empty(bucket.piece * self.world_size, dtype=bucket.dtype, device=bucket.device)
         work = _all_gather(
@@ -375,7 +418,7 @@ class OrderedSum(OneProcessSum):
         self.sent_bytes += bucket.piece * bucket.dtype.itemsize * (self.world_size - 1)
         return bucket, whole, work
 
-    def _hand_over(self, bucket: _Bucket, whole: torch.Tensor, work: Any, used: Sequence[int]) -> None:
+    def _hand_over(self, bucket: GradientBucket, whole: torch.Tensor, work: Any, used: Sequence[int]) -> None:
         """Gives the parameters of a bucket their gradients, in the layout that autograd would give them."""
         self._messages.wait(work, _DOING)
         bucket.total = None
@@ -391,26 +434,26 @@ class OrderedSum(OneProcessSum):
                 parameter.grad = gradient
 
 
-class _Hook:
-    """A hook of one parameter."""
+class GradientHook:
+    """The hook of one parameter."""
 
-    def __init__(self, total: OneProcessSum, number: int) -> None:
+    def __init__(self, total: GradientSum, number: int) -> None:
         self._total, self._number = total, number
 
     def __call__(self, parameter: torch.Tensor) -> None:
         self._total.came(self._number)
 
 
-def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: int) -> list[_Bucket]:
+def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: int) -> list[GradientBucket]:
     """Returns buckets of the parameters from the last to the first, in which order most gradients come."""
-    made: list[_Bucket] = []
+    made: list[GradientBucket] = []
     of_kind: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
 
     def close(kind: tuple[torch.dtype, torch.device]) -> None:
         numbers = of_kind.pop(kind)
         sizes = [parameters[number][1].numel() for number in numbers]
         shapes = [parameters[number][1].shape for number in numbers]
-        made.append(_Bucket(numbers, sizes, shapes, *kind, piece=-(-sum(sizes) // world_size)))
+        made.append(GradientBucket(numbers, sizes, shapes, *kind, piece=-(-sum(sizes) // world_size)))
 
     for number, (_, parameter) in reversed(list(enumerate(parameters))):
         kind = parameter.dtype, parameter.device

@@ -1,4 +1,4 @@
-"""What cannot be trained by logical shards: one message each, before anything is changed."""
+"""Refusals of logical shards: one message each, before anything is changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stochastic rounding by keys: the same bits on every replica, and after a resume.
 
-Read `_stochastic_round.py` first. Doors: here and in pyproject.toml. Imports: `data` and below.
+Read `_stochastic_round.py` first. Doors: here and in pyproject.toml. Imports: `distributed` and below.
 """
 
 from typing import TYPE_CHECKING

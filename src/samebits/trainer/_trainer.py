@@ -407,8 +407,9 @@ class Trainer:
 
     def _validate_all(self, run: Run, plan: trainer_arguments.FitPlan) -> SumOverRanks:
         """Measures this rank's batches; returns the function that adds the sums of all ranks."""
+        assert plan.validation_data is not None
         # A kill inside is resumed inside: no local variable carries a sum
-        for batch in run.validate(plan.validation_data or ()):
+        for batch in run.validate(plan.validation_data):
             self._evaluation.add(batch, self._logbook.validation)
             if self._logbook.validation.batches == plan.validation_steps:
                 break
@@ -416,7 +417,8 @@ class Trainer:
 
     def _validate_shared(self, run: Run, plan: trainer_arguments.FitPlan) -> SumOverRanks:
         """Measures every W-th batch; the sums are those of all batches, in their order, on all ranks."""
-        own, batches = [], run.validate(plan.validation_data or ())
+        assert plan.validation_data is not None
+        own, batches = [], run.validate(plan.validation_data)
         for batch in batches:
             values, count = self._evaluation.values(batch)
             own.append({**values, _COUNT: count})

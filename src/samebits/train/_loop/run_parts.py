@@ -104,8 +104,8 @@ class RunParts:
             )
         if self.replays:
             raise InvalidArgumentError(
-                f"{call}(shards={shards}): Run(replay_check=...) computes a step twice, which a step by shards "
-                "does not allow. Leave it out."
+                f"{call}(shards={shards}): Run(replay_check=...) computes a step twice, which a step by "
+                "shards does not allow. Leave it out."
             )
         refusals.check_loader(loader, shards, call)
         refusals.check_modules(self.objects, is_wrapped(self.objects), f"{call}(shards={shards})")
