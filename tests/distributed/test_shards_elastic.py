@@ -1,0 +1,93 @@
+"""torchrun's agents die and join while a run with shards goes on: at any number of processes its bits are those of one."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("elastic_program.py")
+PATIENCE = 240
+
+
+class Agent:
+    """One machine's torchrun, with one rank, in a session of its own."""
+
+    def __init__(self, folder, name, port, environment):
+        self.log = folder / f"{name}.log"
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:3", "--nproc-per-node=1"),
+            *("--max-restarts=50", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x"),
+            *("--rdzv-conf=last_call_timeout=2,join_timeout=200", "--monitor-interval=0.2"),
+            *(str(PROGRAM), str(folder / "run"), "0.4"),
+        ]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def count(self, size):
+        """The starts with this number of ranks that made a step since."""
+        return len(re.findall(rf"START of {size}\n", self.text()))
+
+    def kill(self):
+        """The machine is gone: the agent, and the rank that it started."""
+        children = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for pid in (self.process.pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def until(condition, agents):
+    """Waits for a condition."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "\n".join(agent.text()[-3000:] for agent in agents)
+        time.sleep(0.2)
+
+
+def train_while_agents_change(folder, environment):
+    """2 agents, a third joins, it is killed: 2 -> 3 -> 2; returns the digests that the ranks end with."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = [Agent(folder, name, port, environment) for name in ("a", "b")]
+    try:
+        until(lambda: agents[0].count(2) and "step" in agents[0].text() + agents[1].text(), agents)
+        agents.append(Agent(folder, "c", port, environment))
+        until(lambda: agents[2].count(3), agents)
+        time.sleep(2)
+        agents[2].kill()
+        until(lambda: all("END" in agent.text() for agent in agents[:2]), agents)
+        assert agents[0].count(2) >= 2 and agents[0].count(3) >= 1
+        return {re.search(r"END (\w+)", agent.text())[1] for agent in agents[:2]}
+    finally:
+        for agent in agents:
+            if agent.process.poll() is None:
+                agent.kill()
+
+
+@pytest.mark.slow
+def test_agents_that_die_and_join_leave_the_bits_alone(tmp_path, root):
+    """2 -> 3 -> 2 ranks: the digest is that of one process that nobody disturbed."""
+    paths = [root / "src", root / "tests" / "support"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }
+    command = [sys.executable, PROGRAM, tmp_path / "whole", "0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    expected = re.search(r"END (\w+)", done.stdout)[1]
+    assert train_while_agents_change(tmp_path, environment) == {expected}
