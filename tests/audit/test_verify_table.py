@@ -112,7 +112,7 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
         "REPRODUCED: the same bits in all 8 steps of a short run (--steps 8), run again. Not proven: loader workers (left "
         "out by --checks); number of threads (left out by --checks)."
     )
-    options = {"steps": 8, "checks": ["run-again", "kill-twice"], "nproc_per_node": None}
+    options = {"steps": 8, "checks": ["run-again", "kill-twice"], "nproc_per_node": None, "world_sizes": []}
     assert report.to_dict()["options"] == {**options, "require": [], "within": None}
     whole = VerifyReport(Request("train.py", seed=3), "xxh3-128:0", {}, rows)
     assert whole.verdict() == "REPRODUCED: the same bits in all 8 steps, run again."
