@@ -13,18 +13,17 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from contextlib import nullcontext
 
+import figures
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import figures
 import samebits
 
 WIDTH, DEPTH, WORDS, TOKENS, ROWS = 192, 4, 200, 64, 4
@@ -35,7 +34,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, WORDS)
 
@@ -122,10 +123,20 @@ def measure(rounds, shards):
 
 def on_ranks(ranks, *words):
     """What rank 0 prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__, *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        __file__,
+        *map(str, words),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith(("times ", "memory ")))
+    return next(
+        line.split()[1:] for line in done.stdout.splitlines() if line.startswith(("times ", "memory "))
+    )
 
 
 def memory_main(mode, shards):
@@ -151,7 +162,9 @@ def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     weights = sum(one.numel() for one in Model().parameters())
-    print(f"torch {torch.__version__}, {weights} weights, {ROWS} x {TOKENS} tokens a shard, {args.rounds} rounds")
+    print(
+        f"torch {torch.__version__}, {weights} weights, {ROWS} x {TOKENS} tokens a shard, {args.rounds} rounds"
+    )
     rows = []
     for ranks, shards in ((1, 8), (args.ranks, args.ranks), (args.ranks, 8)):
         if ranks == 1:

@@ -12,6 +12,7 @@ import doc_figures
 QUICK = {
     "checkpoint.py": "--rounds 1 --steps 20 --only samebits,plain",
     "checkpoint_large.py": "checkpoint.py --size 70MB --rounds 1",
+    "elastic.py": "1",
     "data.py": "--rounds 1 --only draws --variants DataLoader",
     "integrations.py": "--rounds 1 --steps 20",
     "ops.py": "--rounds 1 --only switch",
@@ -39,6 +40,7 @@ WRITERS = {
     "checkpoint.py": {"commits"},
     "checkpoint_large.py": {"large"},
     "data.py": set(),
+    "elastic.py": {"steps", "memory"},
     "ops.py": {"switch"},
     "portable.py": {"ops"},
     "random_numbers.py": {"large", "small"},
