@@ -187,6 +187,11 @@ _LATER = {"param_groups", "forward_syncs"}
 _IN_EACH = (*(one for one in OF_OBJECTS if one not in _LATER), "run_state", "aliases", "loops")
 
 
+def without_objects(tree: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns the tree of a commit without the states of these objects."""
+    return {**tree, "objects": {name: one for name, one in tree["objects"].items() if name not in names}}
+
+
 def _keys(record: Any, *left_out: str) -> dict[str, Any]:
     """Returns the keys of a part; those of `left_out` where they are empty."""
     return {name: one for name, one in vars(record).items() if name not in left_out or one}

@@ -26,6 +26,7 @@ from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._rank_states import EncodedState, join_states, leaf_hashes, pack, rank_state, unpack
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
+from samebits.train._committed_state import without_objects
 from samebits.train._ddp_buckets import fix_buckets
 from samebits.train._environment_check import RunSeed
 from samebits.train._loop.accelerate_loader import prepared
@@ -178,8 +179,7 @@ class Distributed:
         if self.shards is None:
             state["environment"] = dict(environment)  # the machines may differ
         elif self.of_rank_zero:
-            kept = {name: one for name, one in state["objects"].items() if name not in self.of_rank_zero}
-            compared = {**state, "objects": kept}
+            compared = without_objects(state, self.of_rank_zero)
         mine = EncodedState.of(compared)
         equal = len(set(self._group.gather_numbers(mine.digest(), doing))) == 1
         if self.shards is not None:
