@@ -26,12 +26,12 @@ def alone(forked):
     return run
 
 
-def of_all(names, **options):
-    return {name: programs.train(name, **options) for name in names}
+def of_all(names, epochs=3):
+    return {name: programs.train(name, epochs) for name in names}
 
 
-def of_plain():
-    return {name: programs.plain(name) for name, one in programs.PROGRAMS.items() if not one.draws}
+def of_plain(epochs=3):
+    return {name: programs.plain(name, epochs) for name, one in programs.PROGRAMS.items() if not one.draws}
 
 
 def test_one_process_ends_with_the_bits_of_plain_pytorch(alone):
@@ -85,6 +85,38 @@ def test_a_commit_resumes_with_any_number_of_processes(name, ranks, alone, tmp_p
         _, codes = ranks(world_size, of_several_kills, tmp_path, name, kill_at, code=None)
         assert codes == [-9] * world_size
     assert alone(of_several_kills, tmp_path, name, None) == expected
+
+
+@pytest.mark.slow
+def test_200_steps_of_all_programs_killed_and_resumed_with_other_numbers(ranks, alone, tmp_path):
+    """Killed with 3, 2, 4 and 1 processes at steps 40, 80, 120 and 160 of a program: one digest for each."""
+    expected = alone(of_all, list(programs.PROGRAMS), 50)
+    if (whole := alone(of_plain, 50)) != {name: expected[name] for name in whole}:
+        pytest.fail("plain PyTorch has other bits after 200 steps")
+    for name in programs.PROGRAMS:
+        for world_size, kill_at in ((3, 40), (2, 80), (4, 120), (1, 160)):
+            _, codes = ranks(world_size, long_and_killed, tmp_path, name, kill_at, code=None)
+            assert codes == [-9] * world_size
+        values, _ = ranks(2, long_and_killed, tmp_path, name, None)
+        assert values == [expected[name]] * 2
+
+
+def long_and_killed(folder, name, kill_at):
+    return programs.train(name, epochs=50, run_dir=folder / name, kill_at=kill_at)
+
+
+def switched(across):
+    samebits.enable_op_determinism(across=across)
+    return of_all(["Convnet", "Transformer"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("across", ["runs", "threads"])
+def test_the_bits_do_not_lean_on_where_torch_puts_a_tensor(across, ranks, alone):
+    """Gradients lie elsewhere on several ranks: with kernels of samebits and with torch's own the bits are equal."""
+    expected = alone(switched, across)
+    for world_size in (2, 3):
+        assert ranks(world_size, switched, across)[0] == [expected] * world_size
 
 
 def test_loader_workers_do_not_move_the_bits(ranks, alone):

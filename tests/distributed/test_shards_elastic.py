@@ -1,6 +1,8 @@
 """torchrun's agents die and join while a run with shards goes on: at any number of processes its bits are those of one."""
 
+import itertools
 import os
+import random
 import re
 import signal
 import socket
@@ -40,12 +42,15 @@ class Agent:
 
     def kill(self):
         """The machine is gone: the agent, and the rank that it started."""
-        children = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
-        ).stdout.split()
-        for pid in (self.process.pid, *map(int, children)):
+        for pid in (self.process.pid, *self.children(self.process.pid)):
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    @staticmethod
+    def children(pid):
+        """The processes that a process has started."""
+        found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+        return [int(one) for one in found.stdout.split()]
 
 
 def until(condition, agents):
@@ -77,17 +82,54 @@ def train_while_agents_change(folder, environment):
                 agent.kill()
 
 
-@pytest.mark.slow
-def test_agents_that_die_and_join_leave_the_bits_alone(tmp_path, root):
-    """2 -> 3 -> 2 ranks: the digest is that of one process that nobody disturbed."""
-    paths = [root / "src", root / "tests" / "support"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-    }
-    command = [sys.executable, PROGRAM, tmp_path / "whole", "0"]
+def alone(folder, environment):
+    """The digest of one process that nobody disturbed."""
+    command = [sys.executable, PROGRAM, folder / "whole", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    expected = re.search(r"END (\w+)", done.stdout)[1]
-    assert train_while_agents_change(tmp_path, environment) == {expected}
+    return re.search(r"END (\w+)", done.stdout)[1]
+
+
+@pytest.fixture
+def environment(root):
+    """That of each agent."""
+    paths = [root / "src", root / "tests" / "support"]
+    own = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+@pytest.mark.slow
+def test_agents_that_die_and_join_leave_the_bits_alone(tmp_path, environment):
+    """2 -> 3 -> 2 ranks: the digest is that of one process that nobody disturbed."""
+    assert train_while_agents_change(tmp_path, environment) == {alone(tmp_path, environment)}
+
+
+def start(folder, ranks, environment):
+    """One torchrun of several ranks on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(PROGRAM), str(folder / "run"), "0.05"]
+    log = (folder / f"{time.monotonic_ns()}.log").open("w+")
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True), log
+
+
+@pytest.mark.soak
+def test_30_kills_over_4_2_3_and_1_ranks(tmp_path, environment, soak):
+    """Killed at random instants, started with the next number of ranks: the digest of one process."""
+    draw, expected, kills = random.Random(1), alone(tmp_path, environment), 0
+    while kills < 30:
+        folder = tmp_path / str(kills)
+        folder.mkdir()
+        for size in itertools.cycle((4, 2, 3, 1)):
+            job, log = start(folder, size, environment)
+            try:
+                job.wait(draw.uniform(6, 14))
+            except subprocess.TimeoutExpired:
+                for pid in (job.pid, *Agent.children(job.pid)):
+                    os.kill(pid, signal.SIGKILL)
+                job.wait()
+                kills += 1
+                soak("kills of torchrun")
+                continue
+            log.seek(0)
+            assert {*re.findall(r"END (\w+)", log.read())} == {expected}
+            soak("runs that ended")
+            break

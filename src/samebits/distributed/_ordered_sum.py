@@ -231,6 +231,8 @@ class OrderedSum(GradientSum):
         """The first shard of the round."""
         self._before: Gradients = {}
         """The gradients from before the pass."""
+        self._memory: Gradients = {}
+        """Those of the last shard, whose memory and layout the whole gradients get."""
         self._came: list[Gradients] = []
         """The gradients of the shard under way: of the first backward, of the second, ..."""
         self._used: set[int] = set()
@@ -313,7 +315,7 @@ class OrderedSum(GradientSum):
         for number, before in self._before.items():
             if not used[number]:
                 self._parameters[number][1].grad = before
-        self._before = {}
+        self._before, self._memory = {}, {}
         return of_all[len(used) + 1 :]
 
     @override
@@ -322,6 +324,8 @@ class OrderedSum(GradientSum):
         assert gradient is not None
         self._used.add(number)
         parameter.grad = None
+        if self._first + self.world_size >= self._shards:  # the last shard of this rank
+            self._memory[number] = gradient
         bucket = self._bucket_of[number]
         if not self._is_eager:
             which = next((n for n, one in enumerate(self._came) if number not in one), len(self._came))
@@ -427,6 +431,8 @@ class OrderedSum(GradientSum):
             if used[number]:
                 parameter = self._parameters[number][1]
                 gradient = self._before.get(number)
+                if gradient is None:
+                    gradient = self._memory.pop(number, None)
                 if gradient is None:
                     gradient = _empty_gradient(parameter)
                 with torch.no_grad():
