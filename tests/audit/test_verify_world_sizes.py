@@ -73,7 +73,7 @@ def test_shards_are_equal_at_each_number_of_ranks(tmp_path):
     assert rows == dict.fromkeys(
         ["run again", "2 processes", "3 processes", "killed with 3 processes, resumed with 2 processes"], True
     )
-    assert "with 2 and 3 processes" in report["verdict"]
+    assert "as 2 and 3 processes, killed with 3 and resumed with 2" in report["verdict"]
     assert report["options"]["world_sizes"] == [1, 2, 3]
 
 

@@ -133,6 +133,18 @@ def backward_outside(run, step, own, net, optimizer):
     sum(one.sum() for one in net.parameters()).backward()
 
 
+def zeroes(run, step, own, net, optimizer):
+    for images, labels, _ in own:
+        optimizer.zero_grad()
+        F.cross_entropy(net(images), labels).backward()
+
+
+def zeroes_the_model(run, step, own, net, optimizer):
+    for images, labels, _ in own:
+        F.cross_entropy(net(images), labels).backward()
+        net.zero_grad(set_to_none=False)
+
+
 def leaves(run, step, own, net, optimizer):
     next(iter(own))
 
@@ -156,6 +168,8 @@ BODIES = {
     steps_inside: (InvalidArgumentError, "step the optimizer after the loop"),
     backward_outside: (InvalidArgumentError, "a backward outside"),
     leaves: (InvalidArgumentError, "has not come to its end"),
+    zeroes: (InvalidArgumentError, "behind the loop"),
+    zeroes_the_model: (InvalidArgumentError, "behind the loop"),
     counts: (TypeError, "step.shards"),
     too_few_values: (RanksError, "one value for each shard"),
     inner_shards: (InvalidArgumentError, "outermost"),
@@ -174,6 +188,50 @@ def refused(body):
 def test_a_body_that_loses_gradients_is_refused(body, world_size, ranks):
     """On one process and on all of several: the same message."""
     assert ranks(world_size, refused, body)[0] == [True] * world_size
+
+
+def clips(run, step, own, net, optimizer):
+    for images, labels, _ in own:
+        F.cross_entropy(net(images), labels).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+
+
+def test_one_process_sees_gradients_that_are_changed_between_shards():
+    """Clipping in the loop over shards is found by torch's count of writes, and said with the cure."""
+    with pytest.raises(InvalidArgumentError, match="behind the loop"):
+        train(body=clips)
+
+
+def of_an_attack(run, step, own, net, optimizer):
+    """An optimizer of other tensors steps within a shard, as an adversarial example is made."""
+    for images, labels, _ in own:
+        noise = torch.zeros_like(images, requires_grad=True)
+        attack = torch.optim.SGD([noise], 0.1)
+        for _ in range(2):
+            attack.zero_grad()
+            (noise.grad,) = torch.autograd.grad(F.cross_entropy(net(images + noise), labels), noise)
+            attack.step()
+        F.cross_entropy(net(images + noise.detach()), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def attacked():
+    train(body=of_an_attack)
+    return True
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_optimizer_of_other_tensors_may_step_in_a_shard(world_size, ranks):
+    """No false alarm: it has no parameter of the run."""
+    assert ranks(world_size, attacked)[0] == [True] * world_size
+
+
+def test_torchrun_without_a_process_group_is_named(monkeypatch, tmp_path):
+    """The message has the line to type, for the rank that got the directory and for the others."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidArgumentError, match=r"init_process_group\("):
+        train(run_dir=tmp_path / "run")
 
 
 def other_shards():
@@ -204,7 +262,7 @@ def unequal_state(run_dir, name):
             net[1].weight.data += dist.get_rank()
 
     with pytest.raises(RanksError, match="mean" if name == "state" else "weight") as caught:
-        train(body=body, run_dir=run_dir)
+        train(body=body, run_dir=run_dir, save="explicit")
     return str(caught.value)
 
 

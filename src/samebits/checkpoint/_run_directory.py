@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from samebits._context import process
 from samebits._disk import CURES, sync_folder
 from samebits.checkpoint._manifest import marker_text
@@ -176,8 +178,19 @@ def _lock_file(descriptor: int, path: Path) -> None:
         owner: list[Any] = text.split() or ["?", "?"]
         raise RunDirectoryError(
             f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
-            "Wait until it ends or stop it; two processes cannot write one run."
+            f"{_group_not_made() or 'Wait until it ends or stop it; two processes cannot write one run.'}"
         ) from None
+
+
+def _group_not_made() -> str:
+    """Returns the cure where torchrun has started several processes that know nothing of one another."""
+    number = os.environ.get("WORLD_SIZE", "1")
+    if number == "1" or (dist.is_available() and dist.is_initialized()):
+        return ""
+    return (
+        f"torchrun has started {number} processes, and torch.distributed is not initialized, so that each is "
+        'a run of its own. Call torch.distributed.init_process_group("gloo") before the Run.'
+    )
 
 
 def _await_writer(path: Path) -> None:

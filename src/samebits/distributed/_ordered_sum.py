@@ -10,7 +10,7 @@ parameter that a shard has not used counts as -0.0, the neutral element of IEEE 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -171,7 +171,14 @@ class GradientSum(ABC):
 
 
 class OneProcessSum(GradientSum):
-    """Those of one process: autograd adds them in the order of shards."""
+    """Those of one process: autograd adds them in the order of shards. It sees that nothing else does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: list[tuple[torch.Tensor | None, int]] = []
+        """Each gradient at the begin of the shard, and torch's count of writes into it."""
+        self._came: Counter[int] = Counter()
+        """The number of backwards in the shard, by parameter."""
 
     @override
     def arrange(self) -> None:
@@ -184,10 +191,25 @@ class OneProcessSum(GradientSum):
     @override
     def begin_shard(self) -> None:
         self.in_shard = True
+        self._came.clear()
+        self._begun = [
+            (parameter.grad, 0 if parameter.grad is None else parameter.grad._version)
+            for _, parameter in self._parameters
+        ]
 
     @override
     def end_shard(self) -> None:
+        """Ends the round. Raises `InvalidArgumentError` where not only backwards have written gradients."""
         self.in_shard = False
+        for number, ((before, version), (name, parameter)) in enumerate(
+            zip(self._begun, self._parameters, strict=True)
+        ):
+            now = parameter.grad
+            if before is None or (now is not None and now.requires_grad):
+                continue
+            if now is not before or now._version != version + self._came[number]:
+                raise changed_error(f"the gradient of {name} was changed")
+        self._begun = []
 
     @override
     def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
@@ -199,7 +221,7 @@ class OneProcessSum(GradientSum):
 
     @override
     def take(self, number: int, parameter: torch.nn.Parameter) -> None:
-        pass
+        self._came[number] += 1
 
     @override
     def close(self) -> None:
@@ -448,6 +470,14 @@ class GradientHook:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         self._total.came(self._number)
+
+
+def changed_error(what: str) -> InvalidArgumentError:
+    """Returns the error for gradients that the program changes between two shards."""
+    return InvalidArgumentError(
+        f"run.steps(shards=...): {what} inside the loop over the shards, so that the gradients of the shards "
+        "before are lost. zero_grad, clipping and unscaling stand behind the loop, once in a step."
+    )
 
 
 def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: int) -> list[GradientBucket]:

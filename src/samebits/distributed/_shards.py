@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from samebits._inspect.patching import Patches
 from samebits.distributed._buffers import Buffers
 from samebits.distributed._gloo_messages import GlooGroup
-from samebits.distributed._ordered_sum import OneProcessSum, OrderedSum
+from samebits.distributed._ordered_sum import OneProcessSum, OrderedSum, changed_error
 from samebits.distributed._refusals import named_parameters
 from samebits.errors import InvalidArgumentError, RanksError
 
@@ -44,6 +45,9 @@ class ShardedLoop:
         self._trained: set[int] = set()
         """The ids of the parameters that have required a gradient."""
         self._optimizer_hook = register_optimizer_step_pre_hook(self._check_step)
+        self._patches = Patches()
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._patches.put(owner, "zero_grad", self._checked(owner.zero_grad))
         self._pass = 0
         self._under_way = False
 
@@ -81,7 +85,19 @@ class ShardedLoop:
     def close(self) -> None:
         """Removes the hooks, and closes the connections."""
         self._optimizer_hook.remove()
+        self._patches.undo()
         self._sum.close()
+
+    def _checked(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        """Returns `zero_grad` for outside of the shards: on several ranks there is nothing to see of it."""
+
+        @functools.wraps(zero_grad)
+        def checked(owner: Any, *args: Any, **kwargs: Any) -> None:
+            if self._under_way and self._has_parameters(owner):
+                raise changed_error("zero_grad is called")
+            zero_grad(owner, *args, **kwargs)
+
+        return checked
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns the parameters that have required a gradient: frozen ones are not sent."""
@@ -92,8 +108,13 @@ class ShardedLoop:
         return [named for named in self._named if id(named[1]) in self._trained]
 
     def _check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._under_way:
+        if self._under_way and self._has_parameters(optimizer):
             self._raise_left(f"{type(optimizer).__name__}.step() is called")
+
+    def _has_parameters(self, owner: Any) -> bool:
+        """Returns True if an optimizer or a module has parameters of the run: it may have another within."""
+        named = named_parameters({"": owner})
+        return any(id(parameter) in self._trained for _, parameter in named)
 
     def _raise_left(self, event: str) -> NoReturn:
         raise InvalidArgumentError(

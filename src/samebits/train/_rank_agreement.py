@@ -199,7 +199,10 @@ class Distributed:
         """Raises `RanksError` on all ranks for the first of them whose state is not that of rank 0."""
         own = leaf_hashes(state)
         first = json.loads(self._group.broadcast(json.dumps(own).encode(), doing))
-        differing = sorted(path for path in {*own, *first} if own.get(path) != first.get(path))
+        paths = [path for path in own | first if own.get(path) != first.get(path)]
+        # one of each object, and what a program has computed itself first
+        by_object = {tuple(path.split(".")[:2]): path.removeprefix("objects.") for path in reversed(paths)}
+        differing = sorted(by_object.values(), key=lambda path: not path.startswith("run_state"))
         for rank, names in enumerate(self._group.gather_values(differing or ["its form"], doing)):
             if rank == 0:
                 continue

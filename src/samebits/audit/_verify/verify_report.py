@@ -301,8 +301,9 @@ def _way_in_words(group: str, checks: list[Check]) -> str:
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
     varied = [check.processes[0] for check in checks if check.processes]
     if group == "world-sizes":
-        sizes = dict.fromkeys(str(process.world_size) for process in varied)
-        return f"with {_join_words([*sizes])} process{'es' if [*sizes] != ['1'] else ''}"
+        sizes = [[str(process.world_size) for process in check.processes] for check in checks]
+        went_on = [f", killed with {one[0]} and resumed with {one[1]}" for one in sizes if len(one) > 1]
+        return f"as {_join_words([one[0] for one in sizes if len(one) == 1])} processes{''.join(went_on)}"
     if group == "workers":
         return f"with {_join_words([str(process.num_workers) for process in varied])} loader workers"
     if group == "threads":
@@ -341,7 +342,7 @@ _BY_GROUP = {
     "number of threads: compute it in torch",
     "world-sizes": "Share each batch out by shards, `for step, shards in run.steps(loader, epochs, "
     "shards=S)`, and compute what all ranks need from all shards (shards.sum); no draw, number or collective "
-    "of the script's own may follow the rank",
+    "of the script's own may follow the rank, and zero_grad and clipping stand behind the loop over shards",
     "cpu": "What computes outside of torch (NumPy, PIL, OpenCV) may give other bits on another CPU: compute "
     "it in torch, or once and store it",
 }

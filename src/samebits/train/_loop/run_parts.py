@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,12 @@ class RunParts:
             )
         if shards is None:
             return
+        started = os.environ.get("WORLD_SIZE", "1")
+        if started not in ("1", str(ranks.world_size)) and ranks.world_size == 1:
+            raise InvalidArgumentError(
+                f"{call}(shards={shards}): torchrun has started {started} processes, and torch.distributed "
+                'is not initialized. Call torch.distributed.init_process_group("gloo") before the Run.'
+            )
         if ranks.world_size > shards:
             raise InvalidArgumentError(
                 f"{call}(shards={shards}): these are {ranks.world_size} processes, and each needs a shard. "
