@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -139,12 +140,13 @@ class Buffers:
 
 
 def _buffers(named: Sequence[tuple[str, torch.nn.Module]]) -> list[_Buffer]:
-    found: dict[tuple[int, str], _Buffer] = {}
+    found: dict[Any, _Buffer] = {}
     for name, root in named:
         for path, module in root.named_modules():
-            for key in module._buffers:
+            for key, tensor in module._buffers.items():
                 whole = ".".join(part for part in (name, path, key) if part)
-                found.setdefault((id(module), key), _Buffer(module, key, whole))
+                place = (id(module), key) if tensor is None else id(tensor)  # two modules may share one
+                found.setdefault(place, _Buffer(module, key, whole))
     return list(found.values())
 
 

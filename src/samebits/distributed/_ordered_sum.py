@@ -97,20 +97,19 @@ class GradientSum(ABC):
 
     def __init__(self) -> None:
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        self._hooks: list[Any] = []
+        self._hooks: dict[int, Any] = {}
         self.in_shard = False
 
     def set_parameters(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         """Takes the parameters, each with its name, in the order of all ranks."""
-        if [id(one) for _, one in parameters] == [id(one) for _, one in self._parameters]:
-            return
-        self.remove_hooks()
-        self._parameters = list(parameters)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(GradientHook(self, number))
-            for number, (_, parameter) in enumerate(self._parameters)
-        ]
-        self.arrange()
+        if [id(one) for _, one in parameters] != [id(one) for _, one in self._parameters]:
+            self.remove_hooks()
+            self._parameters = list(parameters)
+            self.arrange()
+        for number, (_, parameter) in enumerate(self._parameters):
+            if parameter.requires_grad and number not in self._hooks:  # one may be frozen for a time
+                hook = GradientHook(self, number)
+                self._hooks[number] = parameter.register_post_accumulate_grad_hook(hook)
 
     @abstractmethod
     def arrange(self) -> None:
@@ -165,7 +164,7 @@ class GradientSum(ABC):
 
     def remove_hooks(self) -> None:
         """Removes the hooks."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
 
@@ -492,9 +491,9 @@ def _buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], world_size: i
         made.append(GradientBucket(numbers, sizes, shapes, *kind, piece=-(-sum(sizes) // world_size)))
 
     for number, (_, parameter) in reversed(list(enumerate(parameters))):
-        kind = parameter.dtype, parameter.device
+        kind = _gradient_dtype(parameter), parameter.device
         of_kind[kind].append(number)
-        size = sum(parameters[one][1].numel() for one in of_kind[kind]) * parameter.dtype.itemsize
+        size = sum(parameters[one][1].numel() for one in of_kind[kind]) * kind[0].itemsize
         if size >= BUCKET:
             close(kind)
     for kind in list(of_kind):
@@ -518,12 +517,17 @@ def _empty_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
     That is the parameter's, if it has no gaps, else the contiguous one.
     """
-    like = torch.empty_like(parameter)
+    like = torch.empty_like(parameter, dtype=_gradient_dtype(parameter))
     return (
         like
         if like.stride() == parameter.stride()
-        else torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        else torch.empty_like(like, memory_format=torch.contiguous_format)
     )
+
+
+def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Returns the dtype of a parameter's gradient, which torch 2.13 lets a program choose."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def _fill_neutral(tensor: torch.Tensor) -> None:

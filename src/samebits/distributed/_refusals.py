@@ -73,10 +73,14 @@ def named_parameters(objects: Mapping[str, Any]) -> list[tuple[str, torch.nn.Par
         for path, parameter in thing.named_parameters() if isinstance(thing, torch.nn.Module) else ():
             found.setdefault(id(parameter), (f"{name}.{path}", parameter))
     for name, thing in objects.items():
-        for number, group in enumerate(getattr(thing, "param_groups", ())):
-            for place, parameter in enumerate(group["params"]):
-                found.setdefault(id(parameter), (f"{name}.param_groups[{number}][{place}]", parameter))
+        for number, parameter in enumerate(parameters_of_optimizer(thing)):
+            found.setdefault(id(parameter), (f"parameter {number} of {name}", parameter))
     return list(found.values())
+
+
+def parameters_of_optimizer(thing: Any) -> list[torch.nn.Parameter]:
+    """Returns the parameters of an optimizer's groups; none of another object."""
+    return [parameter for group in getattr(thing, "param_groups", ()) for parameter in group["params"]]
 
 
 def _check_module(name: str, path: str, module: torch.nn.Module, call: str) -> None:

@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from samebits._context import Words
 from samebits._inspect.patching import Patches
+from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._ordered_sum import OneProcessSum, OrderedSum, changed_error
-from samebits.distributed._refusals import named_parameters
+from samebits.distributed._refusals import named_parameters, parameters_of_optimizer
 from samebits.errors import InvalidArgumentError, RanksError
 
 
@@ -31,14 +33,21 @@ class ShardedLoop:
         count: int,
         group: GlooGroup | None,
         objects: Mapping[str, Any],
-        begin_body: Callable[[tuple[str | int, ...]], None],
+        begin_body: Callable[[tuple[str | int, ...]], Words],
     ) -> None:
-        """`group`: the processes of the run; None for one. `begin_body` sets the keys of draws."""
+        """`group`: the processes of the run; None for one.
+
+        `begin_body` sets the keys of draws for a part of the body, and returns that of the part.
+        """
         self.count, self.group = count, group
         self.rank, self.world_size = (0, 1) if group is None else (group.rank, group.world_size)
         self.numbers = range(self.rank, count, self.world_size)
         self._objects, self._begin_body = objects, begin_body
         self._buffers = Buffers()
+        self._generators = OwnGenerators(
+            lambda: [[(name, getattr(thing, "target", thing)) for name, thing in objects.items()]]
+        )
+        """Generators that are objects of the run, or parts of one."""
         self._sum = OneProcessSum() if group is None else OrderedSum(group, count)
         self._known: list[int] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -71,12 +80,18 @@ class ShardedLoop:
         self._sum.begin_pass(self._pass)
         modules = [(name, one) for name, one in self._objects.items() if isinstance(one, torch.nn.Module)]
         self._buffers.begin_pass(modules)
+        self._generators.follow()
+        states = self._generators.save()
         for number, batch in zip(self.numbers, own, strict=True):
-            self._begin_body(("shard", number, *(("pass", self._pass) if self._pass else ())))
+            key = self._begin_body(("shard", number, *(("pass", self._pass) if self._pass else ())))
+            if states:
+                self._generators.set(key)
             self._sum.begin_shard()
             yield batch
             self._sum.end_shard()
             self._buffers.end_shard(number)
+        put_back(states)  # they are where they were: the draws of shards hang on the shard
+        self._check_known()
         self._buffers.end_pass(self._sum.end_pass(self._buffers.flags()), self._sum.broadcast)
         self._under_way = False
         self._begin_body(("after", self._pass))
@@ -102,14 +117,37 @@ class ShardedLoop:
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns the parameters that have required a gradient: frozen ones are not sent."""
         now = [id(one) for one in self._objects.values()]
-        if now != self._known:
+        now += [id(one) for thing in self._objects.values() for one in parameters_of_optimizer(thing)]
+        if now != self._known:  # another object, or an optimizer with other parameters
             self._known, self._named = now, named_parameters(self._objects)
         self._trained.update(id(one) for _, one in self._named if one.requires_grad)
         return [named for named in self._named if id(named[1]) in self._trained]
 
+    def _check_known(self) -> None:
+        """Raises `InvalidArgumentError` for a parameter that was first unfrozen between two shards."""
+        for name, parameter in self._named:
+            if parameter.grad is not None and id(parameter) not in self._trained:
+                raise InvalidArgumentError(
+                    f"run.steps(shards={self.count}): {name} was unfrozen inside the loop over the shards. "
+                    "Call requires_grad_(True) before the loop."
+                )
+
     def _check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_of_run(optimizer)
         if self._under_way and self._has_parameters(optimizer):
             self._raise_left(f"{type(optimizer).__name__}.step() is called")
+
+    def _check_of_run(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises `InvalidArgumentError` for gradients of parameters that the run does not know."""
+        for parameter in parameters_of_optimizer(optimizer):
+            known = id(parameter) in self._trained or parameter.grad is None
+            if not known and self._pass and isinstance(parameter, torch.nn.Parameter):
+                raise InvalidArgumentError(
+                    f"run.steps(shards={self.count}): {type(optimizer).__name__}.step() updates a parameter "
+                    f"of shape {tuple(parameter.shape)} that the run does not know, so that its gradient is "
+                    "that of this process alone. Give the module and the optimizer to the run: "
+                    "samebits.Run(..., model=model, optimizer=optimizer), or run.add."
+                )
 
     def _has_parameters(self, owner: Any) -> bool:
         """Returns True if an optimizer or a module has parameters of the run: it may have another within."""
@@ -183,6 +221,8 @@ def in_order(
     number, or other names.
     """
     own = [value if isinstance(value, dict) else {"": value} for value in values]
+    if any(not isinstance(name, str) for one in own for name in one):
+        raise InvalidArgumentError(f"{call}: the names in a dict are texts: {{'loss': ...}}.")
     plain = [{name: float(each) for name, each in one.items()} for one in own]
     of_ranks = [plain] if group is None else group.gather_values(plain, f"in {call}")
     ranks = len(of_ranks)

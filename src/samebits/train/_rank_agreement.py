@@ -211,8 +211,9 @@ class Distributed:
                     f"a commit of a run with shards={self.shards} is that of any number of processes, so its "
                     f"state must be equal on all ranks, and rank {rank} has another value than rank 0 in "
                     f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}. Compute it from all shards: "
-                    "shards.sum(values), or batches.sum(values) for batches = run.validate(...). Nothing was "
-                    "committed."
+                    "shards.sum(values), or batches.sum(values) for batches = run.validate(...). Weights "
+                    "that differ were updated by a gradient that no backward in the loop over the shards "
+                    "gave. Nothing was committed."
                 )
         raise RanksError(f"{doing} the states of the ranks have other forms. Nothing was committed.")
 

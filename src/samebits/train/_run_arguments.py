@@ -62,6 +62,11 @@ def explain_steps(call: WrongCall) -> str:
 
 def explain_epoch_steps(call: WrongCall) -> str:
     """Returns the message for `epoch.steps()`, with the line to type."""
+    if "shards" in call.unknown:
+        return (
+            f"epoch.steps({_given(call)}): the loop of run.epochs has no shards. Type\n"
+            f"    for step, shards in run.steps(loader, epochs=3, shards={call.named.get('shards')!r:.20}):"
+        )
     return _explain_loader("epoch.steps", call, [], "it takes one loader")
 
 

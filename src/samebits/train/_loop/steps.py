@@ -113,6 +113,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             self._source.end_body()
         if self._sharded is not None:
             self._sharded.check_over()
+            process.rank_key = ()
         self._advance()
         conflicting_settings.check()
         process.position = None
@@ -159,11 +160,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         step = Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name, self._shards)
         return step, batch if self._sharded is None else Shards(self._sharded, batch)
 
-    def _begin_part(self, path: tuple[str | int, ...]) -> None:
-        """Sets the keys of a part of the body: before, in, and after the loop over the shards."""
+    def _begin_part(self, path: tuple[str | int, ...]) -> Words:
+        """Sets the keys of a part of the body (before, in, after the shards), and returns its own."""
         process.rank_key = path
         position = self._loop.position(self._parts.loops.step)  # a new object: layers count their calls anew
         self._parts.begin_body(position, self._step_key, position.step)
+        return int_keys.fold(self._step_key, position.step, *path)
 
     def _fetch(
         self, read: Callable[[int, int], Any], position: Position, note: TakeNote, *, outermost: bool

@@ -26,6 +26,7 @@ class Validation(Iterable[Any]):
         self._parts = parts
         self._loader = loader
         self._every = None
+        self._ended = False
         if parts.shards is not None:
             self._every = parts.saving.ranks.rank, parts.saving.ranks.world_size
         at = process.position or parts.loops.position()
@@ -50,6 +51,11 @@ class Validation(Iterable[Any]):
             InvalidArgumentError: several ranks share batches out in another way than by shards.
         """
         ranks = self._parts.saving.ranks
+        if self._every is not None and not self._ended:
+            raise InvalidArgumentError(
+                "run.validate(...).sum: the loop over the batches was left, and each number of processes "
+                "leaves it at other batches. Read it to its end; for a part, give a loader of that part."
+            )
         if self._every is None and ranks.world_size > 1:
             raise InvalidArgumentError(
                 "run.validate(...).sum: without run.steps(shards=...) each rank reads what its loader gives. "
@@ -102,6 +108,7 @@ class Validation(Iterable[Any]):
                 yield batch
                 if ends:
                     break
+            self._ended = True
         finally:
             source.end_body()
             if loops.validation is self._first:  # otherwise its step ended long ago
