@@ -98,10 +98,11 @@ def summed(total, seed, passes):
         begin(parameters, started)
         total.begin_pass(0)
         for shard in range(total.rank, len(of_shards), total.world_size):
-            total.begin_shard()
+            total.begin_round()
+            total.in_shard = True
             for gradients in of_shards[shard]:
                 accumulate(parameters, gradients)
-            total.end_shard()
+            total.end_round()
         total.end_pass([])
         found.append(result(parameters))
     return found
@@ -168,10 +169,11 @@ def one_backward_more():
     total.set_parameters([("net.weight", parameter)])
     for step in range(2):
         total.begin_pass(0)
-        total.begin_shard()
+        total.begin_round()
+        total.in_shard = True
         for _ in range(1 + (step == 1 and dist.get_rank() == 1)):
             parameter.sum().backward()
-        total.end_shard()
+        total.end_round()
         try:
             total.end_pass([])
         except InvalidArgumentError as error:

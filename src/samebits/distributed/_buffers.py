@@ -150,9 +150,8 @@ def _buffers(named: Sequence[tuple[str, torch.nn.Module]]) -> list[_Buffer]:
     return list(found.values())
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    parts = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*parts)
+def _same_bits(*tensors: torch.Tensor) -> bool:
+    return torch.equal(*(tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

@@ -44,12 +44,6 @@ class GlooGroup:
         self.wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
         return tensor.tolist()
 
-    def max_flags(self, flags: Sequence[int], doing: str) -> list[int]:
-        """Returns the largest value of each flag (8 bits) over all ranks."""
-        tensor = torch.tensor(flags, dtype=torch.uint8)
-        self.wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
-        return tensor.tolist()
-
     def gather_numbers(self, number: int, doing: str) -> list[int]:
         """Returns the number of each rank."""
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -108,7 +109,7 @@ class GradientSum(ABC):
             self.arrange()
         for number, (_, parameter) in enumerate(self._parameters):
             if parameter.requires_grad and number not in self._hooks:  # one may be frozen for a time
-                hook = GradientHook(self, number)
+                hook = partial(self.came, number)
                 self._hooks[number] = parameter.register_post_accumulate_grad_hook(hook)
 
     @abstractmethod
@@ -120,12 +121,12 @@ class GradientSum(ABC):
         """Begins a loop over the shards; the gradients that are alive are where the sum starts."""
 
     @abstractmethod
-    def begin_shard(self) -> None:
-        """Begins this rank's shard of the round."""
+    def begin_round(self) -> None:
+        """Begins a round, or this rank's shard of it."""
 
     @abstractmethod
-    def end_shard(self) -> None:
-        """Ends the round."""
+    def end_round(self) -> None:
+        """Ends the round. Raises `InvalidArgumentError` where more than backwards has changed gradients."""
 
     @abstractmethod
     def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
@@ -136,19 +137,19 @@ class GradientSum(ABC):
         """Gives these tensors, which have no gaps, the content that they have on rank 0."""
 
     @abstractmethod
-    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def take(self, number: int, parameter: torch.Tensor) -> None:
         """Takes the gradient that a backward has just accumulated in a shard."""
 
     @abstractmethod
     def close(self) -> None:
         """Removes the hooks, and closes the connections."""
 
-    def came(self, number: int) -> None:
+    def came(self, number: int, parameter: torch.Tensor) -> None:
         """Checks and takes the gradient of a parameter that a backward has just accumulated.
 
         Raises `InvalidArgumentError` outside of a shard, `UnimplementedError` for a sparse one.
         """
-        name, parameter = self._parameters[number]
+        name = self._parameters[number][0]
         if not self.in_shard:
             raise InvalidArgumentError(
                 f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and "
@@ -188,8 +189,7 @@ class OneProcessSum(GradientSum):
         pass
 
     @override
-    def begin_shard(self) -> None:
-        self.in_shard = True
+    def begin_round(self) -> None:
         self._came.clear()
         self._begun = [
             (parameter.grad, 0 if parameter.grad is None else parameter.grad._version)
@@ -197,9 +197,7 @@ class OneProcessSum(GradientSum):
         ]
 
     @override
-    def end_shard(self) -> None:
-        """Ends the round. Raises `InvalidArgumentError` where not only backwards have written gradients."""
-        self.in_shard = False
+    def end_round(self) -> None:
         for number, ((before, version), (name, parameter)) in enumerate(
             zip(self._begun, self._parameters, strict=True)
         ):
@@ -219,7 +217,7 @@ class OneProcessSum(GradientSum):
         pass
 
     @override
-    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def take(self, number: int, parameter: torch.Tensor) -> None:
         self._came[number] += 1
 
     @override
@@ -228,7 +226,7 @@ class OneProcessSum(GradientSum):
 
 
 class OrderedSum(GradientSum):
-    """The gradients of one loop with shards, on several ranks; all of them call every method.
+    """Those of several ranks; all of them call every method.
 
     Most programs call backward once in a shard, and each bucket leaves as soon as its gradients are there.
     The first time that a pass (the first loop over the shards of a step, the second, ...) is seen its
@@ -253,7 +251,7 @@ class OrderedSum(GradientSum):
         self._before: Gradients = {}
         """The gradients from before the pass."""
         self._memory: Gradients = {}
-        """Those of the last shard, whose memory and layout the whole gradients get."""
+        """These, or those of the last shard: the whole gradients get their memory and layout."""
         self._came: list[Gradients] = []
         """The gradients of the shard under way: of the first backward, of the second, ..."""
         self._used: set[int] = set()
@@ -288,21 +286,12 @@ class OrderedSum(GradientSum):
         for place, (_, parameter) in enumerate(self._parameters):
             if parameter.grad is not None:
                 self._before[place], parameter.grad = parameter.grad, None
+        self._memory = dict(self._before)
         for bucket in self._buckets:
             bucket.total = None
             started = {n: self._before[n].detach() for n in bucket.numbers if n in self._before}
             if started:
                 bucket.total = bucket.slice_of(bucket.pack(started, self.world_size), self.rank).clone()
-
-    @override
-    def begin_shard(self) -> None:
-        self.in_shard = True
-        self._begin_round()
-
-    @override
-    def end_shard(self) -> None:
-        self.in_shard = False
-        self._end_round()
 
     @override
     def end_pass(self, flags: Sequence[int]) -> Sequence[int]:
@@ -312,10 +301,12 @@ class OrderedSum(GradientSum):
         before.
         """
         if self._first < self._shards:  # a last round in which this rank has no shard
-            self._begin_round()
-            self._end_round()
+            self.begin_round()
+            self.end_round()
         used = [int(number in self._used) for number in range(len(self._parameters))]
-        of_all = self._messages.max_flags([*used, int(self._repeated), *flags], "at the end of the shards")
+        of_all = self._messages.max_over_ranks(
+            [*used, int(self._repeated), *flags], "at the end of the shards"
+        )
         used, repeated = of_all[: len(used)], of_all[len(used)]
         if repeated:
             raise InvalidArgumentError(
@@ -340,13 +331,13 @@ class OrderedSum(GradientSum):
         return of_all[len(used) + 1 :]
 
     @override
-    def take(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def take(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         self._used.add(number)
         parameter.grad = None
         if self._first + self.world_size >= self._shards:  # the last shard of this rank
-            self._memory[number] = gradient
+            self._memory.setdefault(number, gradient)
         bucket = self._bucket_of[number]
         if not self._is_eager:
             which = next((n for n, one in enumerate(self._came) if number not in one), len(self._came))
@@ -376,14 +367,16 @@ class OrderedSum(GradientSum):
             dist.destroy_process_group(self._group)
             dist.destroy_process_group(self._gathers)
 
-    def _begin_round(self) -> None:
+    @override
+    def begin_round(self) -> None:
         self._next, self._came = 0, []
         if self._is_eager:
             self._came = [{}]
             for bucket in self._buckets:
                 bucket.missing = set(bucket.numbers)
 
-    def _end_round(self) -> None:
+    @override
+    def end_round(self) -> None:
         if self._is_eager:
             while self._next < len(self._buckets):
                 self._launch()
@@ -451,24 +444,11 @@ class OrderedSum(GradientSum):
         for number, part, shape in zip(bucket.numbers, parts, bucket.shapes, strict=False):
             if used[number]:
                 parameter = self._parameters[number][1]
-                gradient = self._before.get(number)
-                if gradient is None:
-                    gradient = self._memory.pop(number, None)
-                if gradient is None:
-                    gradient = _empty_gradient(parameter)
+                gradient = self._memory.pop(number, None)
+                gradient = _empty_gradient(parameter) if gradient is None else gradient
                 with torch.no_grad():
                     gradient.copy_(part.view(shape))
                 parameter.grad = gradient
-
-
-class GradientHook:
-    """The hook of one parameter."""
-
-    def __init__(self, total: GradientSum, number: int) -> None:
-        self._total, self._number = total, number
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        self._total.came(self._number)
 
 
 def changed_error(what: str) -> InvalidArgumentError:
@@ -518,11 +498,9 @@ def _empty_gradient(parameter: torch.Tensor) -> torch.Tensor:
     That is the parameter's, if it has no gaps, else the contiguous one.
     """
     like = torch.empty_like(parameter, dtype=_gradient_dtype(parameter))
-    return (
-        like
-        if like.stride() == parameter.stride()
-        else torch.empty_like(like, memory_format=torch.contiguous_format)
-    )
+    if like.stride() != parameter.stride():
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return like
 
 
 def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype:

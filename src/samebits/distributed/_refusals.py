@@ -27,8 +27,7 @@ def check_loader(loader: Any, shards: int, call: str) -> None:
         if isinstance(one, DistributedSampler) or getattr(one, "num_replicas", 1) > 1:
             raise InvalidArgumentError(
                 f"{call}: the loader has a {type(one).__name__}, and shards share each batch out already. "
-                "Leave it out: samebits.data.DataLoader(dataset, batch_size=<the global batch>, "
-                "shuffle=True)."
+                "Leave it out; shuffle=True shuffles, and batch_size is that of the global batch."
             )
     if getattr(loader, "batch_size", 0) is None and getattr(loader, "_auto_collation", True) is False:
         raise InvalidArgumentError(

@@ -35,10 +35,7 @@ class ShardedLoop:
         objects: Mapping[str, Any],
         begin_body: Callable[[tuple[str | int, ...]], Words],
     ) -> None:
-        """`group`: the processes of the run; None for one.
-
-        `begin_body` sets the keys of draws for a part of the body, and returns that of the part.
-        """
+        """`group`: of several processes. `begin_body` sets the keys of a part, and returns its own."""
         self.count, self.group = count, group
         self.rank, self.world_size = (0, 1) if group is None else (group.rank, group.world_size)
         self.numbers = range(self.rank, count, self.world_size)
@@ -86,9 +83,11 @@ class ShardedLoop:
             key = self._begin_body(("shard", number, *(("pass", self._pass) if self._pass else ())))
             if states:
                 self._generators.set(key)
-            self._sum.begin_shard()
+            self._sum.begin_round()
+            self._sum.in_shard = True
             yield batch
-            self._sum.end_shard()
+            self._sum.in_shard = False
+            self._sum.end_round()
             self._buffers.end_shard(number)
         put_back(states)  # they are where they were: the draws of shards hang on the shard
         self._check_known()
@@ -143,10 +142,9 @@ class ShardedLoop:
             known = id(parameter) in self._trained or parameter.grad is None
             if not known and self._pass and isinstance(parameter, torch.nn.Parameter):
                 raise InvalidArgumentError(
-                    f"run.steps(shards={self.count}): {type(optimizer).__name__}.step() updates a parameter "
-                    f"of shape {tuple(parameter.shape)} that the run does not know, so that its gradient is "
-                    "that of this process alone. Give the module and the optimizer to the run: "
-                    "samebits.Run(..., model=model, optimizer=optimizer), or run.add."
+                    f"run.steps(shards={self.count}): {type(optimizer).__name__} has a parameter of shape "
+                    f"{tuple(parameter.shape)} that the run does not know, with a gradient of this process "
+                    "alone. Give its module and the optimizer to samebits.Run, or to run.add."
                 )
 
     def _has_parameters(self, owner: Any) -> bool:

@@ -58,7 +58,6 @@ class SingleProcess:
     rank, world_size = 0, 1
     group: GlooGroup | None = None
     shards: int | None = None
-    """The logical shards of a batch, if the run has such."""
     of_rank_zero: frozenset[str] = frozenset()
     key: tuple[str | int, ...] = ()
     """Folded into a step's keys, so that ranks draw differently."""

@@ -54,7 +54,6 @@ class RunParts:
     replays: bool = False
     """True if the run has a replay check."""
     sharded: ShardedLoop | None = None
-    """The loop with shards that is under way."""
     stop_requested: bool = False
     """True if the loop under way should end."""
     entered: bool = False
@@ -73,49 +72,39 @@ class RunParts:
 
     def check_shards(self, loader: Any, shards: Any, call: str) -> None:
         """Raises, before anything is changed, where a loop cannot have `shards`; None: it has none."""
-        ranks = self.saving.ranks
+        size, where = self.saving.ranks.world_size, f"{call}(shards={shards})"
         if shards is not None:
             require_int(call, shards=shards)
         if self.loops.innermost is not None:
             if shards is not None:
-                raise InvalidArgumentError(
-                    f"{call}(shards={shards}): inside the body of another step. Only an outermost loop has "
-                    "shards."
-                )
+                raise InvalidArgumentError(f"{where}: only an outermost loop has shards, none in its body.")
             return
-        begun = self.run.resumed or self.loops.done
-        if self.shards != shards and (self.shards is not None or begun):
+        if self.shards != shards and (self.shards is not None or self.run.resumed or self.loops.done):
             raise RunMismatchError(
-                f"{call}(shards={shards}): the run in {self.run_dir} has shards={self.shards}, and the bits "
-                f"follow their number. Write shards={self.shards} in each of its loops, or use another run "
-                "directory."
+                f"{where}: the run in {self.run_dir} has shards={self.shards}, and the bits follow their "
+                f"number. Write shards={self.shards} in each of its loops, or use another run directory."
             )
         if shards is None:
             return
-        started = os.environ.get("WORLD_SIZE", "1")
-        if started not in ("1", str(ranks.world_size)) and ranks.world_size == 1:
-            raise InvalidArgumentError(
-                f"{call}(shards={shards}): torchrun has started {started} processes, and torch.distributed "
-                'is not initialized. Call torch.distributed.init_process_group("gloo") before the Run.'
+        started, why = os.environ.get("WORLD_SIZE", "1"), ""
+        if size == 1 and started != "1":
+            why = (
+                f"torchrun has started {started} processes, and torch.distributed is not initialized. Call "
+                'torch.distributed.init_process_group("gloo") before the Run'
             )
-        if ranks.world_size > shards:
-            raise InvalidArgumentError(
-                f"{call}(shards={shards}): these are {ranks.world_size} processes, and each needs a shard. "
-                f"Start at most {shards} (torchrun --nproc-per-node {shards}), or begin a new run with more "
-                "shards."
+        elif size > shards:
+            why = (
+                f"these are {size} processes, and each needs a shard. Start at most {shards} (torchrun "
+                f"--nproc-per-node {shards}), or begin a new run with more shards"
             )
-        if prepared(loader) is not None:
-            raise InvalidArgumentError(
-                f"{call}(shards={shards}): the loader was prepared by Accelerate, which shares batches out "
-                "in its own way. Pass a samebits.data.DataLoader, and do not prepare it."
-            )
-        if self.replays:
-            raise InvalidArgumentError(
-                f"{call}(shards={shards}): Run(replay_check=...) computes a step twice, which a step by "
-                "shards does not allow. Leave it out."
-            )
+        elif prepared(loader) is not None:
+            why = "Accelerate has prepared the loader, to share batches out in its way. Do not prepare it"
+        elif self.replays:
+            why = "Run(replay_check=...) computes a step twice, and shards do not. Leave it out"
+        if why:
+            raise InvalidArgumentError(f"{where}: {why}.")
         refusals.check_loader(loader, shards, call)
-        refusals.check_modules(self.objects, is_wrapped(self.objects), f"{call}(shards={shards})")
+        refusals.check_modules(self.objects, is_wrapped(self.objects), where)
         if self.shards is None:
             self.share(shards)
 
