@@ -115,7 +115,7 @@ def all_cases(seeds, bucket):
 
 
 @pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("bucket", [64, 1 << 20])
+@pytest.mark.parametrize("bucket", [64, pytest.param(1 << 20, marks=pytest.mark.slow)])
 def test_the_sum_is_plain_accumulation_bit_for_bit(world_size, bucket, ranks):
     """Unused parameters, odd numbers, existing gradients, several backwards, layouts, types; two passes each."""
     seeds = range(60)

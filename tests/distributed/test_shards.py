@@ -11,7 +11,7 @@ import shard_programs as programs
 from samebits import _digest as digest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WORLDS = [2, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5, 6))]
+WORLDS = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 5, 6))]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_any_number_of_processes_ends_with_the_bits_of_one(world_size, ranks, al
     assert values == [expected] * world_size
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_control_plain_ddp_ends_with_other_bits(world_size, ranks, alone):
     """DistributedDataParallel over the same shards differs from one process, so the comparison can fail."""
     expected = alone(of_all, ["Mlp"])["Mlp"]
@@ -77,7 +77,9 @@ def of_several_kills(folder, name, sizes):
     return programs.train(name, run_dir=folder / name, kill_at=sizes)
 
 
-@pytest.mark.parametrize("name", ["Convnet", "Transformer", "Gan"])
+@pytest.mark.parametrize(
+    "name", ["Convnet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("Transformer", "Gan"))]
+)
 def test_a_commit_resumes_with_any_number_of_processes(name, ranks, alone, tmp_path):
     """Killed with 3 processes, resumed with 2 and killed, resumed with 1: the digest is that of one process."""
     expected = alone(of_all, [name])[name]

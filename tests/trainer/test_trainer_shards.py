@@ -60,7 +60,9 @@ def fit(folder=None, kill_at=None, precision=None, **options):
     return digest.of_value(state), history.history["val_loss"]
 
 
-@pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", [None, *(pytest.param(one, marks=pytest.mark.slow) for one in ("bf16", "fp16"))]
+)
 def test_any_number_of_ranks_gives_one_history(precision, ranks, forked):
     """Validation of 7 uneven batches, a plateau, early stop, an average, accumulation, in each precision."""
     expected = forked(fit, None, None, precision).value
@@ -69,6 +71,7 @@ def test_any_number_of_ranks_gives_one_history(precision, ranks, forked):
         assert values == [expected] * world_size
 
 
+@pytest.mark.slow
 def test_some_steps_of_a_validation_are_the_same(ranks, forked):
     """`validation_steps=4`: two ranks read two each, and the mean is that of one process."""
     expected = forked(of_some).value
