@@ -86,7 +86,7 @@ def test_an_unknown_check_is_refused_with_those_there_are(command):
     """All values of --checks stand in the line."""
     code, out, err = command("verify", "--checks", "kills", "train.py")
     assert (code, out) == (2, "") and err.startswith(
-        "samebits: verify: --checks 'kills': choose from run-again, busy, replicas, kill, "
+        "samebits: verify: --checks 'kills': choose from run-again, busy, replicas, world-sizes, "
     )
 
 

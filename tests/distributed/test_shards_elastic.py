@@ -97,7 +97,7 @@ def environment(root):
     return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_agents_that_die_and_join_leave_the_bits_alone(tmp_path, environment):
     """2 -> 3 -> 2 ranks: the digest is that of one process that nobody disturbed."""
     assert train_while_agents_change(tmp_path, environment) == {alone(tmp_path, environment)}

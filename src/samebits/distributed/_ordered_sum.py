@@ -23,9 +23,9 @@ from typing_extensions import override
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
-BUCKET = 1 << 20
+BUCKET = 1 << 21
 """Bytes of a bucket, at least; the last one, and that of a large parameter, may have another size."""
-IN_FLIGHT = 16
+IN_FLIGHT = 8
 """Buckets under way at a time, at most: they take, with what comes, as much as one or two of DDP's."""
 
 _DOING = "in a loop over shards"
