@@ -149,7 +149,7 @@ def test_control_sums_of_ranks_differ(ranks):
     assert sum(plain(seed) != found for seed, found in zip(seeds, values[0], strict=True)) > 20
 
 
-def test_owners_of_a_round_may_change(ranks, monkeypatch):
+def test_owners_of_a_round_may_change():
     """A shard's gradient has its place by its number: pieces that come from other ranks give the same bits."""
     parameter = torch.nn.Parameter(torch.zeros(8))
     buckets = [module._buckets([("p", parameter)], 2)[0] for _ in range(2)]

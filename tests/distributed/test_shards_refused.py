@@ -1,5 +1,7 @@
 """What shards cannot do is refused by name, on all ranks, before anything is changed; what the message says to type works."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import samebits
 import shard_programs as programs
-from samebits.errors import InvalidArgumentError, RanksError, RunMismatchError, UnimplementedError
+from samebits.errors import (
+    InvalidArgumentError,
+    RanksError,
+    RunDirectoryError,
+    RunMismatchError,
+    UnimplementedError,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -232,6 +240,23 @@ def test_torchrun_without_a_process_group_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InvalidArgumentError, match=r"init_process_group\("):
         train(run_dir=tmp_path / "run")
+
+
+def enter(run_dir):
+    os.environ["WORLD_SIZE"] = "2"
+    with pytest.raises(RunDirectoryError, match=r"init_process_group\("), samebits.Run(run_dir):
+        pass
+    del os.environ["WORLD_SIZE"]
+    with pytest.raises(RunDirectoryError, match="Wait until it ends"), samebits.Run(run_dir):
+        pass
+    return True
+
+
+def test_a_directory_that_another_rank_holds_names_the_missing_group(forked, tmp_path):
+    """Two ranks without a process group are two runs; outside of torchrun the message is as ever (control)."""
+    samebits.set_random_seed(1)
+    with samebits.Run(tmp_path / "run"):
+        assert forked(enter, tmp_path / "run").value
 
 
 def other_shards():

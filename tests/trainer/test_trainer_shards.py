@@ -72,15 +72,16 @@ def test_any_number_of_ranks_gives_one_history(precision, ranks, forked):
 
 
 @pytest.mark.slow
-def test_some_steps_of_a_validation_are_the_same(ranks, forked):
-    """`validation_steps=4`: two ranks read two each, and the mean is that of one process."""
-    expected = forked(of_some).value
-    assert ranks(2, of_some)[0] == [expected] * 2
+@pytest.mark.parametrize("steps", [1, 4])
+def test_some_steps_of_a_validation_are_the_same(steps, ranks, forked):
+    """`validation_steps`: two ranks read two each of 4, one of them none of 1; the mean is that of one process."""
+    expected = forked(of_some, steps).value
+    assert ranks(2, of_some, steps)[0] == [expected] * 2
     assert expected != forked(fit).value
 
 
-def of_some():
-    return fit(validation_steps=4)
+def of_some(steps):
+    return fit(validation_steps=steps)
 
 
 def test_killed_with_three_ranks_and_resumed_with_other_numbers(ranks, forked, tmp_path):

@@ -305,8 +305,6 @@ class LoaderBatches(Dividing, Blocks):
 
     @override
     def sizes(self) -> list[int]:
-        if self._single:
-            return [1]  # a bare item, whose rows are not known
         if isinstance(self.order, SamplerOrder):
             return []
         size, rest = self.order.batch_size, self.order.length % self.order.batch_size

@@ -59,23 +59,17 @@ class GradientBucket:
         if not world_size:
             return torch.empty(0, dtype=self.dtype, device=self.device)
         flat = torch.empty(self.piece * world_size, dtype=self.dtype, device=self.device)
-        present = [gradients.pop(number, None) for number in self.numbers]
-        places = flat.split([*self.sizes, flat.numel() - sum(self.sizes)])
+        given = [gradients.pop(number, None) for number in self.numbers]
+        *places, rest = flat.split([*self.sizes, flat.numel() - sum(self.sizes)])
         filled = [
-            (one.view(shape), g)
-            for one, shape, g in zip(places, self.shapes, present, strict=False)
-            if g is not None
+            (at.view(s), g) for at, s, g in zip(places, self.shapes, given, strict=True) if g is not None
         ]
         if filled:
             torch._foreach_copy_([place for place, _ in filled], [gradient for _, gradient in filled])
-        for place, gradient in zip(places, [*present, None], strict=True):
+        for place, gradient in zip([*places, rest], [*given, None], strict=True):
             if gradient is None:
                 _fill_neutral(place)
         return flat
-
-    def slice_of(self, flat: torch.Tensor, rank: int) -> torch.Tensor:
-        """Returns the slice of a rank."""
-        return flat[rank * self.piece : (rank + 1) * self.piece]
 
     def add(self, parts: Iterable[torch.Tensor]) -> None:
         """Adds slices to the running sum, in their order."""
@@ -291,7 +285,8 @@ class OrderedSum(GradientSum):
             bucket.total = None
             started = {n: self._before[n].detach() for n in bucket.numbers if n in self._before}
             if started:
-                bucket.total = bucket.slice_of(bucket.pack(started, self.world_size), self.rank).clone()
+                flat = bucket.pack(started, self.world_size)
+                bucket.total = flat.view(self.world_size, bucket.piece)[self.rank].clone()
 
     @override
     def end_pass(self, flags: Sequence[int]) -> Sequence[int]:

@@ -202,10 +202,8 @@ class Distributed:
         # one of each object, and what a program has computed itself first
         by_object = {tuple(path.split(".")[:2]): path.removeprefix("objects.") for path in reversed(paths)}
         differing = sorted(by_object.values(), key=lambda path: not path.startswith("run_state"))
-        for rank, names in enumerate(self._group.gather_values(differing or ["its form"], doing)):
-            if rank == 0:
-                continue
-            if names != ["its form"]:
+        for rank, names in enumerate(self._group.gather_values(differing, doing)):
+            if names:
                 raise RanksError(
                     f"a commit of a run with shards={self.shards} is that of any number of processes, so its "
                     f"state must be equal on all ranks, and rank {rank} has another value than rank 0 in "
@@ -214,7 +212,10 @@ class Distributed:
                     "that differ were updated by a gradient that no backward in the loop over the shards "
                     "gave. Nothing was committed."
                 )
-        raise RanksError(f"{doing} the states of the ranks have other forms. Nothing was committed.")
+        raise RanksError(
+            f"{doing} the states of the ranks have equal values in other types (a list, a tuple), or share "
+            "other objects. Make them alike on all ranks. Nothing was committed."
+        )
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns the sums, with the same bits on all ranks. Raises `RanksError` when their names differ."""

@@ -213,8 +213,7 @@ class Trainer:
         best = BestCommits(run_options.get("keep_best", 0), run_options.pop("best", None))
         with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
             epochs = plan.epochs - self._logbook.initial_epoch
-            steps = run.steps(loader, epochs, steps_per_epoch=steps_per_epoch, shards=self.shards)
-            for step, batch in steps:
+            for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch, shards=self.shards):
                 self._step(run, forward, step, batch, callbacks)
                 # as in Keras, an epoch that is cut short has all of its end
                 if step.ends_epoch or self.stop_training:
@@ -420,10 +419,10 @@ class Trainer:
         assert plan.validation_data is not None
         own, batches = [], run.validate(plan.validation_data)
         for batch in batches:
-            values, count = self._evaluation.values(batch)
-            own.append({**values, _COUNT: count})
             if plan.validation_steps and run.rank + len(own) * run.world_size >= plan.validation_steps:
                 break
+            values, count = self._evaluation.values(batch)
+            own.append({**values, _COUNT: count})
         for one in batches.gather(own):
             self._logbook.validation.add(one, int(one.pop(_COUNT)))
         return dict

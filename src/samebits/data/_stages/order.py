@@ -18,7 +18,6 @@ from samebits._native import kernel
 from samebits.data._stages.stage import (
     INFINITE,
     Addressed,
-    Blocks,
     Dividing,
     Following,
     HoldingStream,
@@ -247,11 +246,11 @@ class StreamRepeat(_Repeating, Streamed):
 
 def every(stage: Stage, first: int, step: int) -> Stage:
     """Returns the elements `first`, `first` + `step`, ... of a bound stage, which keep their keys."""
-    if isinstance(stage, Dividing) and isinstance(stage, Blocks) and not isinstance(stage, Addressed):
-        stage.only = range(first, INFINITE, step)  # those of a loader keep their numbers, too
-        return stage
     if isinstance(stage, Addressed):
         return Slice(stage, "shard", range(first, stage.length, step))
+    if isinstance(stage, Dividing) and not isinstance(stage, Streamed):
+        stage.only = range(first, INFINITE, step)  # those of a loader keep their numbers, too
+        return stage
     return StreamSlice(stage, "shard", range(first, INFINITE, step))
 
 

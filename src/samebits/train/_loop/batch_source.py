@@ -234,8 +234,8 @@ class BatchSource:
         # a list may grow while it is read
         known = reading.length if isinstance(self._loader, DataLoader) else length(self._loader)
         if known is not None:
-            by_every = self._every is not None and isinstance(self._loader, Resumable)
-            return batch, batch_index + (self._every[1] if by_every and self._every else 1) >= known
+            step = self._every[1] if self._every and isinstance(self._loader, Resumable) else 1
+            return batch, batch_index + step >= known
         if isinstance(self._loader, Resumable):
             reading.before_ahead = self._loader.state_dict()
         following = self._draw(reading.iterator, epoch, batch_index + 1)

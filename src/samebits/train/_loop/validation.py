@@ -25,10 +25,8 @@ class Validation(Iterable[Any]):
     def __init__(self, parts: RunParts, loader: Iterable[Any], name: str) -> None:
         self._parts = parts
         self._loader = loader
-        self._every = None
-        self._ended = False
-        if parts.shards is not None:
-            self._every = parts.saving.ranks.rank, parts.saving.ranks.world_size
+        ranks, self._ended = parts.saving.ranks, False
+        self._every = None if parts.shards is None else (ranks.rank, ranks.world_size)
         at = process.position or parts.loops.position()
         self._first = at._replace(phase="validate", name=name, phase_batch=0)
         self._key = int_keys.fold(parts.key, at.loop, "validate", name, at.step)
