@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,9 +31,14 @@ class GlooGroup:
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)  # no rank is left out
         self._group = group
+        self._waiting: tuple[float, str] | None = None
+        """Since when, and in what, this process waits."""
+        self._closed = threading.Event()
+        threading.Thread(target=self._report, daemon=True, name="samebits-waits").start()
 
     def close(self) -> None:
         """Closes the connections."""
+        self._closed.set()
         if dist.is_initialized():  # otherwise the program has already destroyed all groups
             dist.destroy_process_group(self._group)
         # the connections end with the last reference: ranks that wait for this one must notice
@@ -40,9 +46,18 @@ class GlooGroup:
 
     def max_over_ranks(self, numbers: Sequence[int], doing: str) -> list[int]:
         """Returns the largest value of each number (64 bits, signed) over all ranks."""
+        return self.start_max_over_ranks(numbers)(doing)
+
+    def start_max_over_ranks(self, numbers: Sequence[int]) -> Callable[[str], list[int]]:
+        """Begins `max_over_ranks`; returns what waits for its result, and is called with `doing`."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        self.wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
-        return tensor.tolist()
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True)
+
+        def finish(doing: str) -> list[int]:
+            self.wait(work, doing)
+            return tensor.tolist()
+
+        return finish
 
     def gather_numbers(self, number: int, doing: str) -> list[int]:
         """Returns the number of each rank."""
@@ -88,24 +103,29 @@ class GlooGroup:
         return [tensor.numpy().tobytes() for tensor in found]
 
     def wait(self, work: dist.Work | None, doing: str) -> None:
-        """Waits for a collective of this group or another; prints a line with the rank after a while."""
+        """Waits for a message of this group or another; a line is printed with the rank after a while."""
         assert work is not None
-        begun = time.monotonic()
-        try:
-            work.wait(REPORT_AFTER)
-            return
-        except RuntimeError as error:
-            if work.is_completed() or time.monotonic() - begun < REPORT_AFTER.total_seconds() / 2:
-                raise self._lost_error(doing, error) from error
-        print(
-            f"samebits: rank {self.rank} has waited {REPORT_AFTER.seconds} s for the other ranks {doing}. "
-            "Does every rank get there, with as many batches?",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        self._waiting = time.monotonic(), doing
         try:
             work.wait()
         except RuntimeError as error:
             raise self._lost_error(doing, error) from error
+        finally:
+            self._waiting = None
+
+    def _report(self) -> None:
+        """Prints a line for each long wait, from a thread: gloo takes a timeout of `wait` for an error."""
+        seconds, reported = REPORT_AFTER.seconds, None
+        while not self._closed.wait(seconds / 10):
+            waiting = self._waiting
+            if waiting is None or waiting is reported or time.monotonic() - waiting[0] < seconds:
+                continue
+            reported = waiting
+            print(
+                f"samebits: rank {self.rank} has waited {seconds} s for the other ranks {waiting[1]}. "
+                "Does every rank get there, with as many batches?",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     def _lost_error(self, doing: str, error: Exception) -> RanksError:
         return RanksError(
