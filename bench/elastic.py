@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import samebits
 
 WIDTH, DEPTH, WORDS, TOKENS, ROWS = 192, 4, 200, 64, 4
-STEPS, UNTIMED = 5, 2
+STEPS, UNTIMED = 8, 2
 
 
 class Model(nn.Module):
