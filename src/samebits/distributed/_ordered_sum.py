@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from samebits.distributed._gloo_messages import GlooGroup
+from samebits.distributed._slice_messages import DOING, SliceMessages, added_slices
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
 BUCKET = 1 << 21
@@ -28,8 +29,6 @@ BUCKET = 1 << 21
 IN_FLIGHT = 16
 """Buckets under way at a time, at most: they take, with what comes, as much as two or three of DDP's. So a
 rank may be rounds ahead of another."""
-
-_DOING = "in a loop over shards"
 
 Gradients = dict[int, torch.Tensor]
 """By the number of the parameter."""
@@ -69,12 +68,7 @@ class GradientBucket:
 
     def add(self, parts: Iterable[torch.Tensor]) -> None:
         """Adds slices to the running sum, in their order."""
-        left = iter(parts)
-        if self.total is None:
-            first, second = next(left), next(left, None)
-            self.total = first.clone() if second is None else first + second
-        for part in left:
-            self.total.add_(part)
+        self.total = added_slices(self.total, parts)
 
 
 class _SpareMemory:
@@ -170,11 +164,7 @@ class GradientSum(ABC):
         """
         name = self._parameters[number][0]
         if not self.in_shard:
-            raise InvalidArgumentError(
-                f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and "
-                "of several processes no other would have its gradient. Put it into the loop: `for x, y in "
-                "shards: loss.backward()`."
-            )
+            raise outside_error(name)
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UnimplementedError(
                 f"run.steps(shards=...): the gradient of {name} is sparse, and cannot be sent by slices. "
@@ -211,19 +201,26 @@ class OneProcessSum(GradientSum):
     def begin_round(self) -> None:
         self._came.clear()
         self._begun = [
-            (parameter.grad, 0 if parameter.grad is None else parameter.grad._version)
+            (parameter.grad, 0 if parameter.grad is None else _memory_of(parameter.grad)._version)
             for _, parameter in self._parameters
         ]
 
     @override
     def end_round(self) -> None:
+        writes: Counter[int] = Counter()  # by memory: FSDP2's gradients are views of one tensor for a module
+        for number, (_, parameter) in enumerate(self._parameters):
+            if parameter.grad is not None:
+                writes[id(_memory_of(parameter.grad))] += self._came[number]
         for number, ((before, version), (name, parameter)) in enumerate(
             zip(self._begun, self._parameters, strict=True)
         ):
             now = parameter.grad
+            if self._came[number] > 1 and is_sharded(parameter):
+                raise several_error(name)
             if before is None or (now is not None and now.requires_grad):
                 continue
-            if now is not before or now._version != version + self._came[number]:
+            memory = _memory_of(before)
+            if now is not before or memory._version != version + writes[id(memory)]:
                 raise changed_error(f"the gradient of {name} was changed")
         self._begun = []
 
@@ -280,8 +277,7 @@ class OrderedSum(GradientSum):
         self._gathering: deque[tuple[GradientBucket, torch.Tensor, list[dist.Work]]] = deque()
         self._repeated = False
         self._spare = _SpareMemory()
-        self.sent_bytes = 0
-        """Bytes that this rank has sent to others."""
+        self._slices = SliceMessages(group)
 
     @property
     def _active(self) -> int:
@@ -356,8 +352,10 @@ class OrderedSum(GradientSum):
     def take(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        self._used.add(number)
         parameter.grad = None
+        if self.rank >= self._active:  # one more backward of a rank without a shard, for FSDP2
+            return
+        self._used.add(number)
         if self._first + self.world_size >= self._shards:  # the last shard of this rank
             self._memory.setdefault(number, gradient)
         bucket = self._bucket_of[number]
@@ -403,7 +401,7 @@ class OrderedSum(GradientSum):
             while self._next < len(self._buckets):
                 self._launch()
         else:
-            backwards = self._messages.max_over_ranks([len(self._came)], _DOING)[0]
+            backwards = self._messages.max_over_ranks([len(self._came)], DOING)[0]
             self._came += [{} for _ in range(backwards - len(self._came))]
             for bucket in self._buckets if backwards else ():
                 self._exchange_several(bucket)
@@ -421,7 +419,7 @@ class OrderedSum(GradientSum):
 
     def _receive(self) -> None:
         sent = self._under_way.popleft()
-        self._finish(sent.works)
+        self._slices.finish(sent.works)
         sent.bucket.add(sent.parts)
         self._spare.put(sent.flat, sent.received)
         if sent.is_last:  # the sum is whole: it leaves while others are still computed
@@ -431,23 +429,19 @@ class OrderedSum(GradientSum):
         """Sends the gradients of all backwards of a shard; those of one shard are added before the next's."""
         sent = [self._send(bucket, gradients) for gradients in self._came]
         for one in sent:
-            self._finish(one.works)
+            self._slices.finish(one.works)
         bucket.add(one.parts[shard] for shard in range(self._active) for one in sent)
 
     def _send(self, bucket: GradientBucket, gradients: Gradients) -> _Sent:
-        active, ranks = self._active, range(self.world_size)
+        active = self._active
         mine = self.rank < active
         flat = self._take_memory(bucket, self.world_size if mine else 0)
         received = self._take_memory(bucket, active - mine)
-        others = iter(received.view(-1, bucket.piece or 1))
-        parts = [flat if rank == self.rank else next(others) for rank in range(active)]
-        to = {}
         if mine:
-            slices = bucket.pack(gradients, flat).view(self.world_size, -1)
-            parts[self.rank] = slices[self.rank]
-            to = {rank: slices[rank] for rank in ranks if rank != self.rank}
-        received_of = {rank: part for rank, part in enumerate(parts) if rank != self.rank}
-        works = self._start(to, received_of, self._group)
+            bucket.pack(gradients, flat)
+        parts, works = self._slices.exchange(
+            flat.view(-1, bucket.piece or 1), received.view(-1, bucket.piece or 1), self._group
+        )
         return _Sent(bucket, flat, received, parts, self._first + active == self._shards, works)
 
     def _gather(self, bucket: GradientBucket) -> tuple[GradientBucket, torch.Tensor, list[dist.Work]]:
@@ -455,35 +449,14 @@ class OrderedSum(GradientSum):
         whole = self._take_memory(bucket, self.world_size)
         parts = dict(enumerate(whole.view(self.world_size, -1)))
         parts.pop(self.rank).copy_(bucket.total)
-        works = self._start(dict.fromkeys(parts, bucket.total), parts, self._gathers)
+        works = self._slices.start(dict.fromkeys(parts, bucket.total), parts, self._gathers)
         return bucket, whole, works
-
-    def _start(
-        self, to: Mapping[int, torch.Tensor], of: Mapping[int, torch.Tensor], group: dist.ProcessGroup
-    ) -> list[dist.Work]:
-        """Begins to send tensors to ranks, and to receive those of ranks.
-
-        So gloo copies nothing; its all-gather takes 3 times as long, its all-to-all twice (2 ranks, 7 MB).
-        """
-        steps = range(1, self.world_size)  # all ranks begin with the next one
-        after, before = ([(self.rank + sign * n) % self.world_size for n in steps] for sign in (1, -1))
-        messages = [(dist.isend, to[rank], rank) for rank in after if rank in to]
-        messages += [(dist.irecv, of[rank], rank) for rank in before if rank in of]
-        self.sent_bytes += sum(one.nbytes for one in to.values())
-        own = [
-            dist.P2POp(kind, one.view(torch.uint8), rank, group) for kind, one, rank in messages if len(one)
-        ]
-        return dist.batch_isend_irecv(own) if own else []
-
-    def _finish(self, works: Iterable[dist.Work]) -> None:
-        for work in works:
-            self._messages.wait(work, _DOING)
 
     def _hand_over(
         self, bucket: GradientBucket, whole: torch.Tensor, works: list[dist.Work], used: Sequence[int]
     ) -> None:
         """Gives the parameters of a bucket their gradients, in the layout that autograd would give them."""
-        self._finish(works)
+        self._slices.finish(works)
         bucket.total = None
         parts = whole.split([*bucket.sizes, whole.numel() - sum(bucket.sizes)])
         gradients, sums = [], []
@@ -504,11 +477,40 @@ class OrderedSum(GradientSum):
         return self._spare.take(bucket.piece * slices, bucket.dtype, bucket.device)
 
 
+def is_sharded(tensor: Any) -> bool:
+    """Returns True for a DTensor, as the parameters of `fully_shard` are: its import takes seconds."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def _memory_of(gradient: Any) -> torch.Tensor:
+    """Returns the tensor of which a gradient, or its rows on this rank, is a view; else itself."""
+    local = gradient._local_tensor if is_sharded(gradient) else gradient
+    return local if local._base is None else local._base
+
+
 def changed_error(what: str) -> InvalidArgumentError:
     """Returns the error for gradients that the program changes between two shards."""
     return InvalidArgumentError(
         f"run.steps(shards=...): {what} inside the loop over the shards, so that the gradients of the shards "
         "before are lost. zero_grad, clipping and unscaling stand behind the loop, once in a step."
+    )
+
+
+def outside_error(name: str) -> InvalidArgumentError:
+    """Returns the error for a gradient that does not come from a shard."""
+    return InvalidArgumentError(
+        f"run.steps(shards=...): a backward outside of the loop over the shards reached {name}, and of "
+        "several processes no other would have its gradient. Put it into the loop: `for x, y in shards: "
+        "loss.backward()`."
+    )
+
+
+def several_error(name: str) -> UnimplementedError:
+    """Returns the error for a parameter of FSDP2 that gets several gradients in a shard."""
+    return UnimplementedError(
+        f"run.steps(shards=...): {name}, of fully_shard, got its gradient from several backwards of a shard, "
+        "or in another order in one shard than in another, so that the order of the sum is lost. Call "
+        "backward once in a shard: (loss_a + loss_b).backward()."
     )
 
 

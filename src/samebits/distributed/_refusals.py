@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from samebits.data._resumable import Resumable
+from samebits.distributed._fsdp2 import fsdp_modules, reshard
+from samebits.distributed._ordered_sum import is_sharded
 from samebits.errors import InvalidArgumentError, UnimplementedError
+
+ELEMENTWISE = (
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax"),
+    *("Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop"),
+)
+"""Optimizers of torch that update an element by its own gradient and state alone."""
 
 
 def check_loader(loader: Any, shards: int, call: str) -> None:
@@ -51,12 +60,8 @@ def check_modules(objects: Mapping[str, Any], wrapped: bool, call: str) -> None:
     for name, thing in objects.items():
         for path, module in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
             _check_module(name, path, module, call)
+    _check_sharded(objects, call)
     for name, parameter in named_parameters(objects):
-        if type(parameter).__name__ == "DTensor":
-            raise UnimplementedError(
-                f"{call}: {name} is sharded over the ranks (fully_shard, tensor parallelism), which the next "
-                "version supports. Train replicas: leave fully_shard out."
-            )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise UnimplementedError(
                 f"{call}: {name} has a hook of register_post_accumulate_grad_hook, which would see the "
@@ -91,6 +96,11 @@ def _check_module(name: str, path: str, module: torch.nn.Module, call: str) -> N
             f"{call}: {whole} is a SyncBatchNorm, whose statistics would follow the number of processes. Use "
             "torch.nn.BatchNorm: each shard has its own statistics, and those of shard 0 are kept."
         )
+    if type(module).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine"):
+        raise UnimplementedError(
+            f"{call}: {whole} is a {type(module).__name__}, which sums gradients in an order that follows "
+            "the number of processes. Shard it with torch.distributed.fsdp.fully_shard."
+        )
     if getattr(module, "sparse", False) is True:
         raise UnimplementedError(
             f"{call}: {whole} ({type(module).__name__}) has sparse gradients, which cannot be sent by "
@@ -103,3 +113,118 @@ def _wrapper_error(name: str, kind: str, call: str) -> InvalidArgumentError:
         f"{call}: {name} is wrapped in {kind}, which sums gradients in an order that follows the number of "
         "processes. Leave the wrapper out: the shards' sum takes its place."
     )
+
+
+def check_not_committed(objects: Mapping[str, Any], run_dir: Any, call: str) -> None:
+    """Raises `UnimplementedError` where a commit would have to hold sharded parameters."""
+    if run_dir is not None and fsdp_modules(objects):
+        raise UnimplementedError(
+            f"{call}: commits do not support parameters of fully_shard yet. Give the Run None as directory."
+        )
+
+
+def _check_sharded(objects: Mapping[str, Any], call: str) -> None:
+    """Raises for DTensors, and for uses of FSDP2, whose sums do not have the bits of one process."""
+    modules = fsdp_modules(objects)
+    reshard(modules)  # so that the modules have the parameters that the optimizer has
+    parameters: dict[int, str] = {}
+    for name, module in modules:
+        state = module._get_fsdp_state()
+        for group in state._fsdp_param_groups:
+            if why := _unfit(group, len(state._fsdp_param_groups)):
+                raise UnimplementedError(f"{call}: {name} (fully_shard) {why}.")
+            parameters |= {id(one.sharded_param): f"{name}.{one._param_fqn}" for one in group.fsdp_params}
+    for name, parameter in named_parameters(objects):
+        if is_sharded(parameter) and id(parameter) not in parameters:
+            raise UnimplementedError(
+                f"{call}: {name} is a DTensor that fully_shard has not made, or its module is no object of "
+                "the run. Tensor, pipeline and expert parallelism are not supported: their sums follow the "
+                "number of processes. Leave them out, and give the whole model to samebits.Run."
+            )
+    if modules:
+        _check_wrappers(objects, call)
+        for name, thing in objects.items():
+            _check_optimizer(name, thing, objects, call)
+
+
+def _unfit(group: Any, groups: int) -> str:
+    """Returns why the sum cannot be made in the order of shards for these parameters of a module, if so."""
+    mesh = group.mesh_info.mesh
+    placed = {str(one.sharded_param.placements) for one in group.fsdp_params}
+    on_meta = [one._param_fqn for one in group.fsdp_params if one.sharded_param.device.type == "meta"]
+    if not hasattr(group, "reduce_scatter_unused_params"):
+        return f"needs torch 2.13, and this is {torch.__version__}"
+    if groups > 1:
+        return "has several meshes (shard_placement_fn). Shard all of its parameters over one mesh"
+    if mesh.ndim > 1 or group._is_hsdp:
+        return (
+            "has a mesh of several dimensions (HSDP, tensor parallelism), whose sums follow the number of "
+            "processes. Give fully_shard a mesh of one dimension, over all ranks"
+        )
+    if mesh.size() != (dist.get_world_size() if dist.is_initialized() else 1):
+        return "has a mesh of some of the ranks. Give fully_shard a mesh over all of them"
+    if placed - {"(Shard(dim=0),)"}:
+        return "is not sharded by rows (shard_placement_fn). Leave shard_placement_fn out"
+    if on_meta:
+        return (
+            f"has parameters on the meta device, which nobody has filled: {', '.join(on_meta[:3])}. Build "
+            "the model on a real device, and call fully_shard then: weights that are drawn when they are "
+            "sharded follow the number of processes"
+        )
+    if type(group.offload_policy).__name__ == "CPUOffloadPolicy":
+        return "has a CPUOffloadPolicy, which is not supported. Leave offload_policy out"
+    if type(group._reduce_scatter_comm).__name__ not in ("DefaultReduceScatter", "_ModuleSum"):
+        return (
+            "has a reduce-scatter of its own (set_custom_reduce_scatter, set_symm_mem_for_comm). Leave it out"
+        )
+    if group.gradient_divide_factor not in (None, 1.0) or group._all_reduce_hook is not None:
+        return (
+            "scales gradients (set_gradient_divide_factor), or has a hook of set_all_reduce_hook. Leave it "
+            "out, and divide the loss"
+        )
+    if not group.reduce_grads:
+        return "has set_requires_gradient_sync(False). Leave it out: each shard's gradient is added"
+    return ""
+
+
+def _check_wrappers(objects: Mapping[str, Any], call: str) -> None:
+    """Raises for what stands around a model of FSDP2, or around its optimizer."""
+    for name, thing in objects.items():
+        package = type(thing).__module__.split(".")[0]
+        if package in ("accelerate", "lightning", "lightning_fabric"):
+            raise UnimplementedError(
+                f"{call}: {name} is a {type(thing).__name__} of {package}, which adds the gradients of FSDP2 "
+                "in its own way. Call torch's fully_shard instead of its prepare or setup, and give "
+                "samebits.Run torch's optimizer."
+            )
+        for path, module in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
+            compiled = type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+            if compiled:
+                raise UnimplementedError(
+                    f"{call}: {'.'.join(part for part in (name, path) if part)} is compiled, which is not "
+                    "supported with fully_shard. Leave torch.compile out."
+                )
+
+
+def _check_optimizer(name: str, thing: Any, objects: Mapping[str, Any], call: str) -> None:
+    """Raises for an optimizer with other parameters than the sharded ones, or that mixes their elements."""
+    own = parameters_of_optimizer(thing)
+    if any(map(is_sharded, own)):
+        kind = type(thing)
+        known = kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim.")
+        if not known and not kind.__module__.startswith("samebits.rounding."):
+            raise UnimplementedError(
+                f"{call}: {name} is a {kind.__module__}.{kind.__name__}, and only optimizers that update "
+                "each element by itself have the same bits however rows are shared out: those of torch.optim "
+                f"named {', '.join(ELEMENTWISE)}, and samebits.rounding.optim."
+            )
+    modules = [one for one in objects.values() if isinstance(one, torch.nn.Module)]
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    known_ids = {id(parameter) for parameter in parameters}
+    shapes = {parameter.shape for parameter in parameters if is_sharded(parameter)}
+    for parameter in own:
+        if id(parameter) not in known_ids and not is_sharded(parameter) and parameter.shape in shapes:
+            raise InvalidArgumentError(
+                f"{call}: {name} has a parameter of shape {tuple(parameter.shape)} that no module has: it "
+                "was made before fully_shard, which replaces the parameters. Make the optimizer after it."
+            )

@@ -7,6 +7,7 @@ sum. So the weights after the step have the same bits for each W from 1 to S.
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,15 @@ from samebits._context import Words
 from samebits._inspect.patching import Patches
 from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
+from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, reshard
 from samebits.distributed._gloo_messages import GlooGroup
-from samebits.distributed._ordered_sum import OneProcessSum, OrderedSum, changed_error
+from samebits.distributed._ordered_sum import (
+    GradientSum,
+    OneProcessSum,
+    OrderedSum,
+    changed_error,
+    is_sharded,
+)
 from samebits.distributed._refusals import named_parameters, parameters_of_optimizer
 from samebits.errors import InvalidArgumentError, RanksError
 
@@ -45,7 +53,16 @@ class ShardedLoop:
             lambda: [[(name, getattr(thing, "target", thing)) for name, thing in objects.items()]]
         )
         """Generators that are objects of the run, or parts of one."""
-        self._sum = OneProcessSum() if group is None else OrderedSum(group, count)
+        self._modules = fsdp_modules(objects)
+        self._sums: list[GradientSum]
+        """One, or that of replicated parameters and then that of sharded ones."""
+        if group is None:
+            self._sums = [OneProcessSum()]
+        else:
+            self._sums = [plain := OrderedSum(group, count)]
+            if self._modules:
+                self._sums.append(Fsdp2Sum(group, count, plain, self._modules))
+        self._sum = self._sums[-1]
         self._known: list[int] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self._trained: set[int] = set()
@@ -61,7 +78,7 @@ class ShardedLoop:
         """Begins a step. Raises `InvalidArgumentError` if the loop over the shards before was left."""
         self.check_over()
         self._pass = 0
-        self._sum.set_parameters(self._parameters())  # so that a backward before the shards is seen
+        self._set_parameters()  # so that a backward before the shards is seen
 
     def check_over(self) -> None:
         """Raises `InvalidArgumentError` while a loop over the shards is under way."""
@@ -73,28 +90,41 @@ class ShardedLoop:
         if self._under_way:
             self._raise_left("another one begins")
         self._under_way = True
-        self._sum.set_parameters(self._parameters())
+        self._set_parameters()
         self._sum.begin_pass(self._pass)
         modules = [(name, one) for name, one in self._objects.items() if isinstance(one, torch.nn.Module)]
         self._buffers.begin_pass(modules)
         self._generators.follow()
         states = self._generators.save()
-        for number, batch in zip(self.numbers, own, strict=True):
+        more: list[tuple[int, Any]] = []
+        if self._runs_more:
+            # a copy, for the body may change its own
+            more = [(self.numbers[-1] + self.world_size, copy.deepcopy(own[0]))]
+        for number, batch in [*zip(self.numbers, own, strict=True), *more]:
             key = self._begin_body(("shard", number, *(("pass", self._pass) if self._pass else ())))
             if states:
                 self._generators.set(key)
             self._sum.begin_round()
-            self._sum.in_shard = True
+            for one in self._sums:
+                one.in_shard = True
             yield batch
-            self._sum.in_shard = False
+            for one in self._sums:
+                one.in_shard = False
             self._sum.end_round()
             self._buffers.end_shard(number)
         put_back(states)  # they are where they were: the draws of shards hang on the shard
         self._check_known()
         self._buffers.end_pass(self._sum.end_pass(self._buffers.flags()), self._sum.broadcast)
+        reshard(self._modules)
         self._under_way = False
         self._begin_body(("after", self._pass))
         self._pass += 1
+
+    def real(self, values: Iterable[Any]) -> list[Any]:
+        """Returns the values of this rank's shards, without that of a body that FSDP2 alone needed."""
+        own = list(values)
+        more = self._runs_more and len(own) == len(self.numbers) + 1
+        return own[:-1] if more else own
 
     def close(self) -> None:
         """Removes the hooks, and closes the connections."""
@@ -112,6 +142,27 @@ class ShardedLoop:
             zero_grad(owner, *args, **kwargs)
 
         return checked
+
+    @property
+    def _runs_more(self) -> bool:
+        """True for a rank that has no shard in the last round, where FSDP2's collectives need it."""
+        return len(self._sums) > 1 and len(self.numbers) < -(-self.count // self.world_size)
+
+    def _set_parameters(self) -> None:
+        """Hands each sum its parameters. Raises `InvalidArgumentError` for modules sharded since."""
+        if [id(module) for _, module in fsdp_modules(self._objects)] != [id(one) for _, one in self._modules]:
+            raise InvalidArgumentError(
+                f"run.steps(shards={self.count}): fully_shard was called after the loop began, and the "
+                "parameters that the run and the optimizer know are no longer those of the model. Call it "
+                "before the optimizer is made, and before samebits.Run."
+            )
+        reshard(self._modules)
+        named = self._parameters()
+        if len(self._sums) == 1:
+            self._sum.set_parameters(named)
+            return
+        for one, sharded in zip(self._sums, (False, True), strict=True):
+            one.set_parameters([(name, each) for name, each in named if is_sharded(each) is sharded])
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns the parameters that have required a gradient: frozen ones are not sent."""
@@ -205,11 +256,11 @@ class Shards(Iterable[Any]):
             RanksError: a rank has another number of values than shards, or other names.
             InvalidArgumentError: a name is no text.
         """
-        return sum_in_order(list(values), self._loop.count, self._loop.group, "shards.sum")
+        return sum_in_order(self._loop.real(values), self._loop.count, self._loop.group, "shards.sum")
 
     def gather(self, values: Iterable[Any]) -> list[dict[str, float]]:
         """Returns the values of all shards, in their order; the arguments and errors are those of `sum`."""
-        return in_order(list(values), self._loop.count, self._loop.group, "shards.gather")
+        return in_order(self._loop.real(values), self._loop.count, self._loop.group, "shards.gather")
 
 
 def sum_in_order(values: Sequence[Any], count: int | None, group: GlooGroup | None, call: str) -> Any:

@@ -1,0 +1,83 @@
+"""FSDP2 under `run.steps(shards=)`: the bits of the replicated run, for any number of processes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+import fsdp2_programs as programs
+import samebits
+import shard_programs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = list(programs.PROGRAMS)
+HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+WORLDS = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3, 4))]
+
+
+@pytest.fixture
+def alone(forked):
+    """Runs a function in a fresh process; returns its value."""
+
+    def run(work, *args):
+        ended = forked(work, *args)
+        assert ended.code == 0
+        return ended.value
+
+    return run
+
+
+def replicated(shards):
+    return {name: programs.train(name, shards_model=False, shards=shards) for name in NAMES}
+
+
+def sharded(shards):
+    """All programs; half of them keep the whole weights from forward to backward."""
+    return {
+        name: programs.train(name, shards=shards, reshard_after_forward=number % 2 == 0)
+        for number, name in enumerate(NAMES)
+    }
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_any_number_of_processes_ends_with_the_bits_of_the_replicated_run(world_size, ranks, alone):
+    """Statistics, dropout, autocast, accumulation, unused layers, a GAN; some ranks have fewer shards than others."""
+    shards = 6 if world_size == 4 else 3
+    expected = alone(replicated, shards)
+    assert ranks(world_size, sharded, shards)[0] == [expected] * world_size
+
+
+def in_halves():
+    return {name: programs.train(name, mp_policy=HALVES) for name in ("Mlp", "Convnet")}
+
+
+@pytest.mark.slow
+def test_weights_gathered_in_bfloat16_have_one_digest(ranks):
+    """With a MixedPrecisionPolicy the bits are other ones, and equal for 1, 2, 3 and 4 processes."""
+    expected = ranks(1, in_halves)[0][0]
+    for world_size in (2, 3, 4):
+        assert ranks(world_size, in_halves)[0] == [expected] * world_size
+
+
+def native():
+    """The same shards, by FSDP2 alone."""
+    samebits.set_random_seed(1)
+    program = programs.Mlp(True)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for module in program.net.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    for _ in range(2):
+        for batch in shard_programs.loader():
+            for shard in range(rank, shard_programs.SHARDS, world_size):
+                share = 1 / shard_programs.SHARDS
+                program.backward(0, *(part[shard :: shard_programs.SHARDS] for part in batch), share)
+            program.update(0)
+    return programs.digest.of_value(programs.whole(program.net.state_dict()))
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_control_native_fsdp2_ends_with_other_bits(world_size, ranks):
+    """FSDP2 without shards differs from one process of it, so the comparison can fail."""
+    assert ranks(world_size, native)[0][0] != ranks(1, native)[0][0]
