@@ -266,15 +266,11 @@ def other_shards():
         train(shards=1)
     with pytest.raises(InvalidArgumentError, match="Leave the wrapper out"):
         train(net=DistributedDataParallel(programs.Mlp().model()))
-    with pytest.raises(UnimplementedError, match="fully_shard"):
-        from torch.distributed.fsdp import fully_shard
-
-        train(net=fully_shard(programs.Mlp().model()))
     return True
 
 
 def test_ranks_that_are_not_alike_are_refused(ranks):
-    """Other shards, fewer shards than ranks, a wrapper, sharded parameters: all ranks raise."""
+    """Other shards, fewer shards than ranks, a wrapper: all ranks raise."""
     assert ranks(2, other_shards)[0] == [True] * 2
 
 
