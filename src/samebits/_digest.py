@@ -26,8 +26,17 @@ _LARGE = 1 << 24
 """Bytes of a state from which on threads pay off."""
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the rows of a DTensor that this process has; any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """Returns the bytes of any dense tensor on any device, as a C-contiguous array (a view if possible)."""
+    """Returns the bytes of any dense tensor on any device, as a C-contiguous array (a view if possible).
+
+    Those of a DTensor are the bytes that this process has: no collective begins.
+    """
+    tensor = local(tensor)
     try:
         array = tensor.numpy(force=True)
         return array if array.flags.c_contiguous else array.copy()

@@ -367,7 +367,7 @@ def test_ranks_that_differ_are_told(ranks, tmp_path):
         "stop": ("RanksError", "rank 1 is at the end of loop 'train' at step 4", "run.stop()"),
         "full disk": ("CommitError", "ulimit -f"),
         "foreign": ("RunDirectoryError", "novel.txt"),
-        "sharded": ("UnimplementedError", "DistributedDataParallel"),
+        "sharded": ("UnimplementedError", "run.steps(loader, shards=S)"),
     }  # fmt: skip
     for raised in results:
         assert raised.keys() == wanted.keys()

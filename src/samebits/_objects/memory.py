@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._digest import local
+
 
 def span(value: torch.Tensor | np.ndarray) -> tuple[int, int]:
     """Returns where the memory of a dense value begins and ends, in bytes from its first element.
@@ -49,6 +51,7 @@ def with_strides(array: np.ndarray, strides: Sequence[int]) -> np.ndarray:
 
 def fill_tensor(live: torch.Tensor, saved: Any) -> None:
     """Copies into a tensor, an expanded one, too, which torch does not write."""
+    live, saved = local(live), local(saved) if isinstance(saved, torch.Tensor) else saved
     apart = tuple(slice(None) if step else slice(1) for step in live.stride())
     with torch.no_grad():
         live[apart].copy_(saved[apart])

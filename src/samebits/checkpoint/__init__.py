@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
+    from samebits.checkpoint._dcp_reader import DCPReader as DCPReader
     from samebits.checkpoint._export import export as export
     from samebits.checkpoint._listing import list_commits as list_commits
     from samebits.checkpoint._listing import prune as prune

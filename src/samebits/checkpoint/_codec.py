@@ -22,6 +22,7 @@ import torch
 from samebits._objects.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint import _constants as constants
+from samebits.checkpoint._sharded_tensors import is_sharded, is_whole, local, unsupported
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -185,6 +186,8 @@ class Encoder:
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is not None:
             return encode_kind(self, value)
+        if is_sharded(value):
+            return self.sharded(value)
         if classes.is_instance(value):
             return self.instance(value)
         if constants.is_constant(value):
@@ -275,6 +278,20 @@ class Encoder:
         name = self.names.get(memory + view)
         if name is None:
             name = self.names[memory + view] = self.add(value.detach())
+        self.names_by_path[tuple(self.path)] = name
+        return {"tensor": name}
+
+    def sharded(self, value: torch.Tensor) -> dict[str, Any]:
+        """Adds a DTensor, with the node of a tensor: the tree is that of any layout. Returns its node."""
+        if is_whole(value):
+            return self.tensor(local(value))
+        if layout := unsupported(value):
+            raise unsavable(self.path, value, layout)
+        storage = local(value).untyped_storage().data_ptr()
+        key = (storage or id(value), local(value).storage_offset(), value.shape, value.dtype)  # 0: no rows
+        name = self.names.get(key)
+        if name is None:
+            name = self.names[key] = self.add(value.detach())
         self.names_by_path[tuple(self.path)] = name
         return {"tensor": name}
 

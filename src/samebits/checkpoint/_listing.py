@@ -14,8 +14,10 @@ from samebits.checkpoint._reading import (
     check_sizes,
     failure_reason,
     read_manifest,
-    read_state,
     sort_key,
+)
+from samebits.checkpoint._reading import (
+    verify as verify_commit,
 )
 from samebits.checkpoint._retention import Retention, step_of
 from samebits.checkpoint._store import commit_folders, lock_run_directory
@@ -50,7 +52,7 @@ class CommitInfo:
         """Total size in bytes of the files that the manifest names; None without a manifest."""
         if self.manifest is None:
             return None
-        return sum(entry["bytes"] for entry in self.manifest.files.values())
+        return self.manifest.nbytes
 
     def facts(self) -> dict[str, Any]:
         """Returns the fields for a report, JSON-able."""
@@ -110,7 +112,7 @@ def inspect_commit(folder: Folder, *, verify: bool) -> CommitInfo:
     try:
         manifest = read_manifest(folder)
         if verify:
-            read_state(folder, manifest)
+            verify_commit(folder, manifest)
         else:
             check_sizes(folder, manifest)
     except NewerCommitError as error:

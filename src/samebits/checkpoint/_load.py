@@ -25,9 +25,10 @@ import torch
 from samebits._context import is_url
 from samebits.checkpoint._rank_states import KEY as RANKS
 from samebits.checkpoint._rank_states import rank_state
-from samebits.checkpoint._reading import newest_valid, no_valid_commit_error, open_regular
+from samebits.checkpoint._reading import Folder, newest_valid, no_valid_commit_error, open_regular
 from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import MARKER
+from samebits.checkpoint._sharded_tensors import is_sharded, rows_like
 from samebits.checkpoint._store import check_path, commit_folders
 from samebits.errors import InvalidArgumentError, SamebitsError, WeightsFileError, WeightsMismatchError
 
@@ -80,22 +81,27 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
 
 def read_commit(run_dir: str | os.PathLike[str], step: int | None, rank: int = 0) -> dict[str, Any]:
     """Returns the state as `load_commit`; its large tensors are views of the file."""
-    folders = commit_folders(run_dir)
-    steps = sorted({step_of(folder.name) for folder in folders})
-    chosen = [folder for folder in folders if step in (None, step_of(folder.name))]
-    if not chosen:
-        raise InvalidArgumentError(
-            f"load_commit({os.fspath(run_dir)!r}, step={step}): there is no such commit. "
-            f"There are those of steps {', '.join(map(str, steps))}." if steps else
-            f"load_commit({os.fspath(run_dir)!r}): the run has not committed anything yet."
-        )  # fmt: skip
-    found, skipped = newest_valid(chosen)
+    found, skipped = newest_valid(choose_folders(run_dir, step, "load_commit"))
     if found is None:
         raise no_valid_commit_error(run_dir, skipped)
     state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(f"load_commit(rank={rank}): {run_dir} was made by {world_size} processes.")
     return rank_state(state, rank, world_size, os.fspath(run_dir))
+
+
+def choose_folders(run_dir: str | os.PathLike[str], step: int | None, call: str) -> list[Folder]:
+    """Returns the commits of a step, newest first; None: of any. Raises InvalidArgumentError for none."""
+    folders = commit_folders(run_dir)
+    steps = sorted({step_of(folder.name) for folder in folders})
+    chosen = [folder for folder in folders if step in (None, step_of(folder.name))]
+    if not chosen:
+        raise InvalidArgumentError(
+            f"{call}({os.fspath(run_dir)!r}, step={step}): there is no such commit. "
+            f"There are those of steps {', '.join(map(str, steps))}." if steps else
+            f"{call}({os.fspath(run_dir)!r}): the run has not committed anything yet."
+        )  # fmt: skip
+    return chosen
 
 
 def load_weights(
@@ -142,10 +148,12 @@ def load_weights(
             f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the "
             f"weights."
         )
-    state = _read_source(source, object, step)
-    before = {
-        name: value.clone() for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)
+    own = module.state_dict()
+    state = {
+        name: rows_like(own[name], value) if is_sharded(own.get(name)) else value
+        for name, value in _read_source(source, object, step).items()
     }
+    before = {name: value.clone() for name, value in own.items() if isinstance(value, torch.Tensor)}
     try:
         return module.load_state_dict(state, strict=strict)
     except RuntimeError as error:  # entries that fit are loaded by now

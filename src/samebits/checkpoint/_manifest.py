@@ -18,10 +18,12 @@ from samebits._context import VERSION
 from samebits._objects.memory import are_near
 from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._sharded_tensors import rows_of
 from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate, note_entry, signed
 from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
 
-SCHEMA = 1
+SCHEMA, IN_PARTS = 1, 2
+"""Of a commit with one file of tensors, and of one with a file for each rank."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ROLLING = re.compile(r"[a-z0-9-]+:[0-9a-f]{16}")
 LIMIT = 2**63
@@ -39,14 +41,14 @@ def samebits_version() -> str:
 
 
 def check_schema(values: Mapping[str, Any], file: object) -> None:
-    """Raises NewerCommitError for a later schema, CorruptCommitError for any other than `SCHEMA`."""
+    """Raises NewerCommitError for a later schema, CorruptCommitError for any other that is not read."""
     schema = values.get("schema")
-    if schema == SCHEMA:
+    if type(schema) is int and schema in (SCHEMA, IN_PARTS):
         return
-    kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
+    kind = NewerCommitError if type(schema) is int and schema > IN_PARTS else CorruptCommitError
     raise kind(
         f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this "
-        f"samebits {samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
+        f"samebits {samebits_version()} reads versions up to {IN_PARTS}. Read it with the one that wrote it."
     )
 
 
@@ -73,7 +75,7 @@ def check_fields(values: Mapping[str, Any]) -> None:
         if not FILE_NAME.fullmatch(name) or not isinstance(entry, dict) or not _is_count(entry.get("bytes")):
             raise ValueError(f"file {name!r}: {entry!r:.100}")
     for name, entry in values["tensors"].items():
-        if not _is_tensor_entry(entry):
+        if not _is_tensor_entry(entry) or not _has_parts(entry, values):
             raise ValueError(f"tensor {name!r}: {entry!r:.100}")
 
 
@@ -84,6 +86,23 @@ def _is_tensor_entry(entry: Any) -> bool:
     if not _are_counts(shape):
         return False
     return "stride" not in entry or (_are_counts(entry["stride"]) and are_near(shape, entry["stride"]))
+
+
+def _has_parts(entry: Any, values: Mapping[str, Any]) -> bool:
+    """Returns True for an entry whose parts have each row once and in order, or which needs none."""
+    parts, blocks = entry.get("parts"), entry.get("blocks")
+    if values["schema"] == SCHEMA:
+        return parts is blocks is None
+    if not isinstance(parts, list) or not isinstance(blocks, str) or not re.fullmatch("[0-9a-f]*", blocks):
+        return False
+    row = 0
+    for part in parts:
+        if not _are_counts(part) or len(part) != 3 or part[0] >= len(values["files"]):
+            return False
+        if part[1] != row or part[2] == 0:
+            return False
+        row += part[2]
+    return row == rows_of(entry["shape"])
 
 
 def _are_counts(values: Any) -> bool:
@@ -116,8 +135,12 @@ class Manifest:
     tree: Any
     """The plain half of the state, as `encode` returns it."""
     tensors: Mapping[str, Mapping[str, Any]]
-    """Name -> dtype, shape, digest of the bytes, and stride where it is not the contiguous one."""
-    files: Mapping[str, Mapping[str, int]]
+    """Name -> dtype, shape, digest of the bytes, and stride where it is not the contiguous one.
+
+    In a commit in parts: `parts` (number of the file, first row, rows), `blocks` (the digests of the blocks).
+    """
+    files: Mapping[str, Mapping[str, Any]]
+    """Name -> bytes; of a part rank and host of its writer, too."""
     parent: str | None
     """Digest of the commit before this one."""
     samebits: str = ""
@@ -144,6 +167,16 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Returns the content of the file: canonical JSON of all fields and `digest`, which sorts first."""
         return signed(self.digest, note_entry(self.note), self._body)
+
+    @property
+    def in_parts(self) -> bool:
+        """True if the tensors are in a file for each rank."""
+        return self.schema == IN_PARTS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files of tensors."""
+        return sum(entry["bytes"] for entry in self.files.values())
 
     @property
     def commit(self) -> Commit:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
+import torch
+
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import decode
 from samebits.checkpoint._manifest import MAX_MANIFEST_BYTES, Manifest
+from samebits.checkpoint._part_files import CommitFiles, Layouts
+from samebits.checkpoint._sharded_tensors import with_rows
 from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, TENSORS, TMP
 from samebits.errors import CorruptCommitError, NewerCommitError, SamebitsError
 
@@ -116,8 +120,10 @@ def check_sizes(folder: Folder, manifest: Manifest) -> None:
             raise CorruptCommitError(f"{folder}/{name} has {size} bytes, not {entry['bytes']}")
 
 
-def read_state(folder: Folder, manifest: Manifest) -> dict[str, Any]:
+def read_state(folder: Folder, manifest: Manifest, layouts: Layouts | None = None) -> dict[str, Any]:
     """Returns the state of a commit after verifying every digest; tensors on the CPU.
+
+    `layouts`: where the program, of one process, has DTensors.
 
     Raises:
         CorruptCommitError: a file is damaged, or the manifest holds a tree that `encode` does not write.
@@ -125,10 +131,38 @@ def read_state(folder: Folder, manifest: Manifest) -> dict[str, Any]:
         MemoryError: the tensors, which really are that large, do not fit into memory.
     """
     check_sizes(folder, manifest)
-    file, size = folder.open(TENSORS)
-    try:
+    if manifest.in_parts:
+        with CommitFiles(folder, manifest) as files:
+            tensors = {name: files.whole(name) for name in manifest.tensors}
+    else:
+        file, size = folder.open(TENSORS)
         with file:
             tensors = safetensors_file.read(file, size, manifest.tensors, f"{folder}/{TENSORS}")
+    like = {} if layouts is None else layouts(tensors)
+    return decode_state(
+        folder, manifest, {n: with_rows(like[n], one) if n in like else one for n, one in tensors.items()}
+    )
+
+
+def verify(folder: Folder, manifest: Manifest) -> None:
+    """Reads every byte of a commit, of one in parts without keeping it. Raises as `read_state` does."""
+    if not manifest.in_parts:
+        read_state(folder, manifest)
+        return
+    check_sizes(folder, manifest)
+    with CommitFiles(folder, manifest) as files:
+        files.verify()
+        # The tree is verified, too. Memory that nobody writes takes no room
+        tensors = {
+            name: torch.empty(info["shape"], dtype=vars(torch)[info["dtype"]])
+            for name, info in files.infos.items()
+        }
+    decode_state(folder, manifest, tensors)
+
+
+def decode_state(folder: Folder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Returns the state of verified tensors. Raises CorruptCommitError for a tree that no state has."""
+    try:
         state = decode(manifest.tree, tensors)
         if not isinstance(state, dict):
             raise TypeError(f"a state is a dict, not a {type(state).__name__}")
@@ -166,12 +200,15 @@ def sort_key(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, 
     return manifest.step, manifest.digest not in parents
 
 
+ReadState = Callable[[Any, Manifest], dict[str, Any]]
+
+
 def newest_valid(
-    folders: Iterable[F], check: Callable[[Any], None] | None = None
+    folders: Iterable[F], check: Callable[[Any], None] | None = None, read: ReadState = read_state
 ) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:
     """Returns the newest valid commit with its state, and the skipped ones with the reasons.
 
-    `check` raises CorruptCommitError for a state that is none of the caller's.
+    `check` raises CorruptCommitError for a state that is none of the caller's; `read` as `read_state`.
 
     Raises:
         NewerCommitError: a later samebits wrote one of them.
@@ -179,7 +216,7 @@ def newest_valid(
     good, skipped = read_manifests(folders)
     for folder, manifest in good:
         try:
-            state = read_state(folder, manifest)
+            state = read(folder, manifest)
             if check is not None:
                 check(state)
             return (folder, manifest, state), skipped

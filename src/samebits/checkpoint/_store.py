@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +20,16 @@ from samebits._arguments import require
 from samebits._context import is_url, resolve_run_dir
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._part_files import Layouts
 from samebits.checkpoint._prepared_commit import CommitPreparer, PreparedCommit
 from samebits.checkpoint._reading import (
     Folder,
     LocalFolder,
+    ReadState,
     newest_valid,
     no_valid_commit_error,
     read_manifest,
+    read_state,
 )
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, remote_folders
 from samebits.checkpoint._remote.remote_commits import RemoteCommits, staging_folder
@@ -143,7 +147,7 @@ class CommitStore:
         name = self.write_here(commit, on_tensors_written)
         self.publish(wait=True)
         self.warn()
-        return read_manifest(self._folder_of(name))
+        return read_manifest(self.folder_of(name))
 
     def write_here(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> str:
         """Makes a prepared commit durable on this machine, and returns its name. Raises CommitError."""
@@ -211,11 +215,17 @@ class CommitStore:
         for trouble in troubles:
             user_code.warn(trouble)
 
-    def newest(self, check: Callable[[Any], None] | None = None) -> tuple[Manifest, Any] | None:
+    def newest(
+        self,
+        check: Callable[[Any], None] | None = None,
+        layouts: Layouts | None = None,
+        read: ReadState | None = None,
+    ) -> tuple[Manifest, Any] | None:
         """Returns the newest commit whose every digest holds, and its state on the CPU; None without commits.
 
-        `check` raises CorruptCommitError for a state that is none of the caller's. Nothing is executed and
-        nothing deleted. Newer commits that are damaged are listed in `skipped`.
+        `check` raises CorruptCommitError for a state that is none of the caller's; `layouts`: where the
+        program has DTensors; `read` is called instead of `read_state`. Nothing is executed and nothing
+        deleted. Newer commits that are damaged are listed in `skipped`.
 
         Raises:
             CorruptCommitError: there are commits and none is valid; the message names the reason for each.
@@ -225,7 +235,7 @@ class CommitStore:
         self.folder.last, self.folder.corrupt, self._searched = None, set(), True
         remote: list[RemoteFolder] = [] if self._remote is None else remote_folders(self._remote.files)
         folders: list[Folder] = [*map(LocalFolder, local_commits(self.run_dir)), *remote]
-        found, self.skipped = newest_valid(folders, check)
+        found, self.skipped = newest_valid(folders, check, read or partial(read_state, layouts=layouts))
         skipped = [folder for folder, _ in self.skipped]
         if found is None and skipped:
             raise no_valid_commit_error(self.where, self.skipped)
@@ -288,10 +298,21 @@ class CommitStore:
                 "another run directory."
             )
 
-    def _folder_of(self, name: str) -> Folder:
-        local = LocalFolder(self.folder.commits / name)
-        if self._remote is None or local.path.exists():
-            return local
+    def finish_parts(self, temporary: Path, manifest: Manifest) -> None:
+        """Makes the part files in a temporary folder a commit, durable at a URL, too. Raises CommitError."""
+        self._base += 1
+        try:
+            self.folder.finish(temporary, manifest.commit, manifest.to_bytes())
+        except OSError as error:
+            raise self.write_error(error, manifest.step, manifest.nbytes) from error
+        self.publish(wait=True)
+        self.warn()
+
+    def folder_of(self, name: str) -> Folder:
+        """Returns a commit by its name: on this machine, else at the URL."""
+        found = LocalFolder(self.folder.commits / name)
+        if self._remote is None or found.path.exists():
+            return found
         return RemoteFolder(self._remote.files, name)
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -101,6 +101,21 @@ class GlooGroup:
             if len(tensor):
                 dist.recv(tensor, rank, self._group)
         return [tensor.numpy().tobytes() for tensor in found]
+
+    def exchange(
+        self, sent: Iterable[tuple[int, np.ndarray]], received: Iterable[tuple[int, int]], doing: str
+    ) -> Iterator[np.ndarray]:
+        """Sends bytes to ranks, and yields those that come: of (rank, size), in the order of each sender.
+
+        The arrays must not change until the last one has come.
+        """
+        under_way = [dist.isend(torch.from_numpy(data), rank, self._group) for rank, data in sent]
+        for rank, size in received:
+            tensor = torch.empty(size, dtype=torch.uint8)
+            self.wait(dist.irecv(tensor, rank, self._group), doing)
+            yield tensor.numpy()
+        for work in under_way:
+            self.wait(work, doing)
 
     def wait(self, work: dist.Work | None, doing: str) -> None:
         """Waits for a message of this group or another; a line is printed with the rank after a while."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from samebits._digest import local
 from samebits.errors import InvalidArgumentError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
@@ -143,6 +144,7 @@ def _optimizer_states(
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    one, other = local(one), local(other)
     if one.layout is not torch.strided or not one.numel() or one.data_ptr() != other.data_ptr():
         return False
     return (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())

@@ -18,21 +18,22 @@ import xxhash
 from samebits._arguments import is_int, require
 from samebits._context import Position, process
 from samebits._inspect import user_code
+from samebits.checkpoint._commit_parts import RanksReader, is_sharded
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
 from samebits.train import _object_checks as object_checks
 from samebits.train import _resume as resume
 from samebits.train._aliases import Aliases, RunState
 from samebits.train._async_commits import Commits
-from samebits.train._committed_state import CommittedState, ValidationState, gather
+from samebits.train._committed_state import CommittedState, ValidationState, gather, layouts
 from samebits.train._completeness.commit_notes import CommitNotes
 from samebits.train._environment_check import Environment, RunSeed
 from samebits.train._loop import entry_state
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._memory_check import check_memory
-from samebits.train._object_states import Stateful
-from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess
+from samebits.train._object_states import Stateful, parameters
+from samebits.train._rank_agreement import Decision, Opened, Ranks, SingleProcess, check_of_shards
 from samebits.train._resume import FindUnsaved
 from samebits.train._run_arguments import check_number
 
@@ -157,13 +158,31 @@ class CommitPolicy:
         self._deferred_error: SamebitsError | None = None
         """The error of an asynchronous commit: on rank 0, which raises it where all ranks do."""
 
-    def find(self) -> Opened:
+    def open(self, where: str) -> Opened:
+        """Returns the newest commit with the state of this rank, of which it reads what the program has."""
+        reader = None
+        if self.ranks.group is not None and self.commits is not None and self._sharded:
+
+            def check(manifest: Manifest, state: Any) -> None:
+                check_of_shards(manifest, str(self._run_dir))
+                object_checks.check_content(state, self._objects)
+
+            store = self.commits.store
+            reader = RanksReader(self.ranks.group, store, partial(layouts, self._objects), check)
+        return self.ranks.open(partial(self._find, reader), where, reader)
+
+    def _find(self, reader: RanksReader | None) -> Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
         if self.commits is None:
             return None
         store = self.commits.store
         store.open()
-        found = store.newest(partial(object_checks.check_content, objects=self._objects))
+        if reader is not None:
+            reader.check_seen()
+            found = store.newest(read=reader.read)
+        else:
+            check = partial(object_checks.check_content, objects=self._objects)
+            found = store.newest(check, partial(layouts, self._objects))
         for folder, reason in store.skipped:
             user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
@@ -315,6 +334,11 @@ class CommitPolicy:
                 raise
             self._deferred_error = error
 
+    @property
+    def _sharded(self) -> bool:
+        """True if parameters are DTensors: each rank has some rows."""
+        return any(map(is_sharded, parameters(self._objects).values()))
+
     def _state(self) -> CommittedState:
         self._forms.check_groups(self._objects)
         saved = gather(self._objects, self._run_state)
@@ -346,6 +370,12 @@ class CommitPolicy:
             "value": self._best.pop(),
             "note": self._notes.text,
         }
+        if self.ranks.group is not None and self._sharded:
+            writing = partial(self._notify, "commit_writing", position)
+            self._notify_durable(
+                self.commits.commit_parts(self.ranks.group, tree, position, facts, writing, check)
+            )
+            return
         if not wait and self.ranks.rank:
             self.commits.cadence.record_commit(time.perf_counter() - started)
             return

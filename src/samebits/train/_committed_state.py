@@ -6,7 +6,7 @@ The oldest have no `param_groups`; commits of before 2026-11-28 have `in_hand` i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
 from samebits._context import Position
+from samebits.checkpoint._commit_parts import is_sharded
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.train import _object_states as object_states
@@ -288,7 +289,7 @@ def gather(
         for name, thing in objects.items()
     }
     return CommittedState(
-        types={name: type(thing).__qualname__ for name, thing in objects.items()},
+        types={name: object_states.class_name(thing) for name, thing in objects.items()},
         objects=saved,
         grads=object_states.gradients(parameters),
         requires_grad={path: parameter.requires_grad for path, parameter in parameters.items()},
@@ -305,6 +306,34 @@ def gather(
         },
         run_state=dict(run_state),
     )
+
+
+_OF_ENTRY = "_with.tensors."
+"""In the names of tensors of the states of an epoch's begin and of a loop's end."""
+
+
+def layouts(objects: Mapping[str, Stateful], names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Returns the DTensors of a program by the names of a commit's tensors that take their layout.
+
+    The state of an optimizer is made by its first step: what has a parameter's shape has its layout.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, thing in objects.items():
+        values = thing.state_dict() if isinstance(thing, torch.nn.Module) else {}
+        found |= {f"objects.{name}.{path}": one for path, one in values.items() if is_sharded(one)}
+    for path, one in object_states.parameters(objects).items():
+        if is_sharded(one):
+            found |= {f"grads.{path}": one, f"optimizer_only.{path}": one}
+    optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
+    for name, optimizer in optimizers.items():
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        begin = f"objects.{name}.state."
+        for saved in (one.split(_OF_ENTRY)[-1] for one in names) if any(map(is_sharded, own)) else ():
+            number = saved.removeprefix(begin).partition(".")[0] if saved.startswith(begin) else ""
+            if number.isdecimal() and int(number) < len(own) and is_sharded(own[int(number)]):
+                found[saved] = own[int(number)]
+    of_entries = {one: one.split(_OF_ENTRY)[-1] for one in names if _OF_ENTRY in one}
+    return {**found, **{one: found[inner] for one, inner in of_entries.items() if inner in found}}
 
 
 def restore(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from samebits._digest import local
 from samebits._objects.memory import are_near, span
 from samebits.checkpoint._classes import items_of
 from samebits.errors import UnsavableStateError
@@ -100,6 +101,7 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def _value(owner: str, path: Path, role: str, value: Any) -> _CommittedValue:
     begin = end = 0
+    value = local(value) if isinstance(value, torch.Tensor) else value
     if isinstance(value, np.ndarray) or value.layout is torch.strided:
         at = value.__array_interface__["data"][0] if isinstance(value, np.ndarray) else value.data_ptr()
         begin, end = (at + side for side in span(value))

@@ -15,7 +15,7 @@ from samebits.checkpoint._manifest import Manifest
 from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.train import _committed_state as committed
 from samebits.train._committed_state import CommittedState
-from samebits.train._object_states import Stateful, has_form_of_torch, parameters, unsaved_buffers
+from samebits.train._object_states import Stateful, class_name, has_form_of_torch, parameters, unsaved_buffers
 from samebits.train._parameter_groups import Groups, arranged, named_parameters, names
 
 IN_EACH_POSITION = ("step", "epoch", "batch_index")
@@ -331,7 +331,7 @@ def check_not_lazy(name: str, obj: Any) -> None:
 
 def _differences(name: str, objects: Mapping[str, Stateful], saved: CommittedState) -> list[str]:
     obj = objects[name]
-    then, now = saved.types[name], type(obj).__qualname__
+    then, now = saved.types[name], class_name(obj)
     if then != now:
         return [f"{name} was a {then}, is a {now}"]
     if isinstance(obj, torch.nn.Module):

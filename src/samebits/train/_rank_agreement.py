@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from samebits import errors
 from samebits._context import Position, process
 from samebits._inspect import user_code
+from samebits.checkpoint._commit_parts import RanksReader
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._rank_states import EncodedState, join_states, leaf_hashes, pack, rank_state, unpack
 from samebits.distributed._gloo_messages import GlooGroup
@@ -62,7 +63,7 @@ class SingleProcess:
     key: tuple[str | int, ...] = ()
     """Folded into a step's keys, so that ranks draw differently."""
 
-    def open(self, find: Callable[[], Opened], where: str) -> Opened:
+    def open(self, find: Callable[[], Opened], where: str, reader: RanksReader | None = None) -> Opened:
         """Returns the newest commit, as `find` reads it, with the state of this rank."""
         found = find()
         return None if found is None else (found[0], rank_state(found[1], 0, 1, where))
@@ -111,10 +112,15 @@ class Distributed:
         """The names of objects that only rank 0 calls, whose state is in a commit with shards."""
         self._schedule = _AgreementSchedule()
 
-    def open(self, find: Callable[[], Opened], where: str) -> Opened:
-        """Opens the newest commit on rank 0 and sends it to all: every rank resumes from it, or none does."""
+    def open(self, find: Callable[[], Opened], where: str, reader: RanksReader | None = None) -> Opened:
+        """Opens the newest commit on rank 0 and sends it to all: every rank resumes from it, or none does.
+
+        With a `reader` each rank reads its own rows.
+        """
         doing = f"in opening {where}"
-        self._check_alike({"run_dir": where}, doing)
+        self._check_alike({"run_dir": where, "sharded": reader is not None}, doing)
+        if reader is not None:
+            return reader.open(find)
         if self.rank == 0:
             with self._sharing_errors(doing):
                 found = find()
@@ -287,6 +293,15 @@ class Distributed:
 Ranks = SingleProcess | Distributed
 
 
+def check_of_shards(manifest: Manifest, where: str) -> None:
+    """Raises `RunMismatchError` for a commit that a program with a sharded model cannot continue."""
+    if not is_of_shards(manifest):
+        raise RunMismatchError(
+            f"{where} was made without shards, so its bits follow the number of processes, and a sharded "
+            "model cannot continue it. Use another run directory, and run.steps(loader, shards=S)."
+        )
+
+
 def is_of_shards(manifest: Manifest) -> bool:
     """Returns True for a commit of a run with logical shards, which any number of processes continues."""
     return "shards" in manifest.environment
@@ -324,6 +339,7 @@ _CURES = {
     "rank all the same.",
     "seeded": "Call samebits.set_random_seed(seed) on all ranks.",
     "run_dir": "Give all ranks the same directory: rank 0 writes the commits of all.",
+    "sharded": "Call fully_shard on all ranks, before the Run.",
     "objects": "Give Run the same objects on all ranks.",
     "shards": "Give all ranks the same number of shards.",
     "batches": "Give every rank as many batches: samebits.data.Pipeline shares them out, "
@@ -341,8 +357,8 @@ def _check_not_sharded(objects: Mapping[str, Any]) -> None:
         parameters = thing.parameters() if isinstance(thing, torch.nn.Module) else ()
         if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
             raise UnimplementedError(
-                f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), "
-                "which commits do not support. Use DistributedDataParallel."
+                f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), and "
+                "without shards the bits would follow the number of ranks. Call run.steps(loader, shards=S)."
             )
 
 

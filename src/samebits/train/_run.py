@@ -517,7 +517,7 @@ class Run:
         environment = self._environment = self.parts.environment = Environment.current(
             self.objects, self.world_size
         )
-        found = saving.ranks.open(saving.find, where)
+        found = saving.open(where)
         manifest = None if found is None else found[0]
         if manifest is not None and rank_agreement.is_of_shards(manifest):
             self.parts.share(manifest.environment["shards"])

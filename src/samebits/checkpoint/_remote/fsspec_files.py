@@ -159,6 +159,9 @@ class _RemoteReader(AbstractContextManager[Any]):
         with self._files._translate_errors(f"read {self._name}"):
             return self._file.readinto(buffer)
 
+    def seek(self, place: int) -> int:
+        return self._file.seek(place)
+
     def close(self) -> None:
         self._file.close()
 
@@ -183,7 +186,8 @@ class RemoteFolder:
 
     def delete(self) -> None:
         """Deletes the manifest first: without it the rest is no commit."""
-        for file in (MANIFEST, TENSORS):
+        others = self.files.names(f"{COMMITS}/{self.name}") - {MANIFEST, TENSORS}
+        for file in (MANIFEST, TENSORS, *others):
             self.files.remove(f"{COMMITS}/{self.name}/{file}")
         self.files.remove_folder(f"{COMMITS}/{self.name}")
 

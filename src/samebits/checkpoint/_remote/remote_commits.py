@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, 
 from samebits.checkpoint._remote.writer_claim import WRITER, WriterClaim
 from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import COMMITS, MARKER
-from samebits.checkpoint._writer.commit_folder import MANIFEST, TENSORS, Commit, CommitFolder, commit_names
+from samebits.checkpoint._writer.commit_folder import MANIFEST, Commit, CommitFolder, commit_names
 from samebits.errors import CommitError, RemoteStorageError, RunDirectoryError, SamebitsError
 
 
@@ -123,11 +123,13 @@ class RemoteCommits:
     def _copy(self, name: str) -> None:
         local, remote = LocalFolder(self._folder.commits / name), f"{COMMITS}/{name}"
         try:  # what is open stays, whoever deletes it
-            with local.open(TENSORS)[0] as tensors, local.open(MANIFEST)[0] as manifest:
-                text = manifest.read()
+            with ExitStack() as opened:
+                text = opened.enter_context(local.open(MANIFEST)[0]).read()
+                files = {one: opened.enter_context(local.open(one)[0]) for one in json.loads(text)["files"]}
                 if name in self._damaged:
                     RemoteFolder(self.files, name).delete()
-                self.files.write(f"{remote}/{TENSORS}", tensors)
+                for one, file in files.items():
+                    self.files.write(f"{remote}/{one}", file)
         except FileNotFoundError:
             if any(step_of(other) > step_of(name) for other in commit_names(self._folder.commits)):
                 return  # which have replaced it

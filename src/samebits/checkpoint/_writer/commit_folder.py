@@ -123,34 +123,47 @@ class CommitFolder:
         """
         digests = digests or list(map(of_bytes, tensors))
         commit, manifest = template.sign(self.last.digest if self.last else None, digests)
-        if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
+        if self.last and self.is_last(commit):
             return self.last
-        renamed = self.identity is not None and self.identity != folder_identity(self.commits)
-        if renamed:  # another run may have its name now
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
-        temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
+        temporary = self.begin()
         try:
-            temporary.mkdir()
             if image is None:
                 write_file(temporary / TENSORS, (head, *tensors))
             else:
                 write_image(temporary / TENSORS, image)
             if on_tensors_written is not None:
                 on_tensors_written()
-            write_file(temporary / MANIFEST, (memoryview(manifest),))
-            sync_folder(temporary)
-            final = self.commits / commit.name
-            if final.exists():  # the same commit, which was damaged when this process read it
-                final.rename(self.commits / f"{TMP}{os.urandom(16).hex()}")
-            temporary.rename(final)
+            self.finish(temporary, commit, manifest)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        return commit
+
+    def is_last(self, commit: Commit) -> bool:
+        """Returns True if the last commit has this content."""
+        return bool(self.last and (self.last.step, self.last.content) == (commit.step, commit.content))
+
+    def begin(self) -> Path:
+        """Returns a new temporary folder for the files of a commit. Raises OSError."""
+        if self.identity is not None and self.identity != folder_identity(self.commits):
+            # renamed: another run may have its name now
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
+        temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
+        temporary.mkdir()
+        return temporary
+
+    def finish(self, temporary: Path, commit: Commit, manifest: bytes) -> None:
+        """Makes the files in a temporary folder a commit, and prunes old ones. Raises OSError."""
+        write_file(temporary / MANIFEST, (memoryview(manifest),))
+        sync_folder(temporary)
+        final = self.commits / commit.name
+        if final.exists():  # the same commit, which was damaged when this process read it
+            final.rename(self.commits / f"{TMP}{os.urandom(16).hex()}")
+        temporary.rename(final)
         self.corrupt.discard(commit.name)
         sync_folder(self.commits)
         self.last = commit
         self._prune(commit)
-        return commit
 
     def values(self) -> dict[str, float | None]:
         """Returns the values of the existing commits, by name."""

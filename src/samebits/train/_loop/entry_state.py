@@ -23,6 +23,7 @@ from samebits._inspect import user_code
 from samebits._objects.memory import fill_tensor
 from samebits._program import syntax_tree
 from samebits.checkpoint._codec import decode, encode
+from samebits.checkpoint._commit_parts import is_sharded
 from samebits.errors import UnsavableStateError
 
 EntryState = dict[str, Any]
@@ -54,6 +55,8 @@ def decoded(entry: EntryState) -> dict[str, Any]:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if is_sharded(tensor):
+        return tensor.clone()
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if tensor.numel():
         fill_tensor(copied, tensor)

@@ -1,0 +1,190 @@
+"""The files of tensors of a commit: which rank writes which rows, and the reads of any rows from them.
+
+A commit in parts has one safetensors file for each rank. Its manifest says for each tensor where its rows are
+(`parts`: number of the file, first row, number of rows) and the digests of its blocks (`blocks`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO
+
+import torch
+
+from samebits._byte_digest import of_bytes
+from samebits._digest import hash_threads
+from samebits.checkpoint import _safetensors_file as safetensors_file
+from samebits.checkpoint import _sharded_tensors as sharded_tensors
+from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._safetensors_file import Infos, nbytes
+from samebits.checkpoint._writer.commit_folder import TENSORS
+from samebits.errors import CorruptCommitError
+
+Layouts = Callable[[Iterable[str]], Mapping[str, torch.Tensor]]
+"""Returns for names of a commit's tensors those that the program has as DTensors, with these."""
+
+_CHUNK = 1 << 24
+"""Bytes that a check reads at once."""
+
+
+def part_name(rank: int) -> str:
+    """Returns the name of the file of a rank."""
+    return f"part-{rank:05d}.safetensors"
+
+
+def share_out(infos: Infos, sharded: Collection[str], world_size: int) -> dict[str, list[list[int]]]:
+    """Returns the parts of each tensor: (rank, first row, rows). Whole ones go where the fewest bytes are."""
+    sizes, parts = [0] * world_size, {}
+    for name in sharded:
+        shape = infos[name]["shape"]
+        begins = sharded_tensors.borders(shape[0], world_size)
+        counts = [after - begin for begin, after in itertools.pairwise(begins)]
+        parts[name] = [[rank, begins[rank], count] for rank, count in enumerate(counts) if count]
+        for rank, count in enumerate(counts):
+            sizes[rank] += nbytes({**infos[name], "shape": [count, *shape[1:]]})
+    for name in sorted(infos.keys() - set(sharded), key=lambda name: (-nbytes(infos[name]), name)):
+        rows, rank = sharded_tensors.rows_of(infos[name]["shape"]), sizes.index(min(sizes))
+        parts[name] = [[rank, 0, rows]] if rows else []
+        sizes[rank] += nbytes(infos[name])
+    return parts
+
+
+def infos_of_part(infos: Infos, parts: Mapping[str, Any], number: int) -> dict[str, dict[str, Any]]:
+    """Returns the entries of the tensors, or of their rows, in the file of that number."""
+    return {
+        name: {
+            "dtype": infos[name]["dtype"],
+            "shape": [rows, *infos[name]["shape"][1:]] if infos[name]["shape"] else [],
+        }
+        for name in infos
+        for file, _, rows in parts[name]
+        if file == number
+    }
+
+
+class CommitFiles(AbstractContextManager["CommitFiles"]):
+    """The tensors of a commit, read row by row; each file is checked when it is opened.
+
+    Every method raises CorruptCommitError for a file that is not as the manifest describes it, and OSError.
+    """
+
+    def __init__(self, folder: Any, manifest: Manifest) -> None:
+        self._folder, self.infos = folder, manifest.tensors
+        self._files = {name: entry["bytes"] for name, entry in manifest.files.items()}
+        self._names = sorted(self._files) if manifest.in_parts else [TENSORS]
+        self._open: dict[int, tuple[BinaryIO, dict[str, int]]] = {}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+        """Bytes of tensors that were read."""
+
+    def __exit__(self, *_: object) -> None:
+        for file, _places in self._open.values():
+            file.close()
+
+    def where(self, name: str) -> str:
+        """Returns a tensor in words, for an error."""
+        return f"{self._folder}: tensor {name!r}"
+
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        """Returns rows of a tensor in memory of their own; nothing is verified."""
+        info = self.infos[name]
+        parts = info.get("parts", [[0, 0, sharded_tensors.rows_of(info["shape"])]])
+        with self._lock:
+            for number, *_ in parts:  # checked before anything is allocated
+                self._file(number)
+        shape = [count, *info["shape"][1:]] if info["shape"] else []
+        found = safetensors_file.allocate({**info, "shape": shape}, self.where(name))
+        data = safetensors_file.raw(found)
+        size = sharded_tensors.row_bytes(info["shape"], found.dtype)
+        filled = 0
+        for number, begin, rows in parts:
+            start, end = max(begin, first), min(begin + rows, first + count)
+            if start >= end:
+                continue
+            with self._lock:
+                file, places = self._file(number)
+                file.seek(places[name] + (start - begin) * size)
+                into = data[(start - first) * size : (end - first) * size]
+                if safetensors_file.fill(file, into) != into.nbytes:
+                    raise CorruptCommitError(f"{self._folder}/{self._names[number]} is cut off")
+            filled += into.nbytes
+        if filled != data.nbytes:
+            raise CorruptCommitError(f"{self.where(name)} is not whole")
+        self.bytes_read += filled
+        return found
+
+    def verified_rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        """Returns rows of a tensor, verified; it reads as much more as the blocks of the first and last."""
+        info = self.infos[name]
+        total = sharded_tensors.rows_of(info["shape"])
+        if "blocks" not in info or count == total:
+            found = self.whole(name)
+            return found[first : first + count] if info["shape"] else found
+        size = sharded_tensors.block_size(nbytes(info))
+        row = nbytes(info) // max(total, 1)
+        begin, end = first * row // size * size, min(-(-(first + count) * row // size) * size, nbytes(info))
+        start, stop = (begin // row, -(-end // row)) if row else (first, first + count)
+        found = self.rows(name, start, stop - start)
+        data = safetensors_file.raw(found)[begin - start * row : end - start * row]
+        digests, at = sharded_tensors.block_digests([data], size).hex(), 2 * sharded_tensors.DIGEST_BYTES
+        if digests != info["blocks"][begin // size * at :][: len(digests)]:
+            raise CorruptCommitError(f"{self.where(name)} does not have the digest it was written with")
+        return found[first - start : first - start + count]
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Returns a tensor with its strides, verified."""
+        info = self.infos[name]
+        found = self.rows(name, 0, sharded_tensors.rows_of(info["shape"]))
+        self._check(name, [safetensors_file.raw(found)])
+        return safetensors_file.with_strides_of(info, found, self.where(name))
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Reads tensors, chunk by chunk and several at a time, and compares their digests."""
+
+        def check(name: str) -> None:
+            info = self.infos[name]
+            rows = sharded_tensors.rows_of(info["shape"])
+            step = max(1, _CHUNK * rows // max(nbytes(info), 1))
+            chunks = (self.rows(name, first, min(step, rows - first)) for first in range(0, rows, step))
+            self._check(name, map(safetensors_file.raw, chunks))
+
+        with hash_threads() as pool:
+            list(pool.map(check, self.infos if names is None else names))
+
+    def _check(self, name: str, pieces: Iterable[Any]) -> None:
+        info = self.infos[name]
+        if "blocks" in info:
+            size = sharded_tensors.block_size(nbytes(info))
+            same = sharded_tensors.block_digests(pieces, size).hex() == info["blocks"]
+        else:
+            same = of_bytes(*pieces) == info["digest"]
+        if not same:
+            raise CorruptCommitError(f"{self.where(name)} does not have the digest it was written with")
+
+    def _file(self, number: int) -> tuple[BinaryIO, dict[str, int]]:
+        if number not in self._open:
+            name = self._names[number]
+            infos = self.infos
+            if "parts" in next(iter(infos.values())):
+                infos = infos_of_part(infos, {one: infos[one]["parts"] for one in infos}, number)
+            head, order = safetensors_file.header(infos)
+            places, end = {}, len(head)
+            for one in order:
+                places[one], end = end, end + nbytes(infos[one])
+            file, size = self._folder.open(name)
+            file = getattr(
+                file, "detach", lambda opened=file: opened
+            )()  # a buffer would read what is not needed
+            self._open[number] = file, places
+            if not size == end == self._files[name]:
+                raise CorruptCommitError(
+                    f"{self._folder}/{name} has {size} bytes, not the {end} of its tensors"
+                )
+            if file.read(len(head)) != head:
+                raise CorruptCommitError(
+                    f"{self._folder}/{name} does not have the header that the manifest describes"
+                )
+        return self._open[number]
