@@ -15,7 +15,7 @@ from typing import Any
 from samebits._context import Observer
 
 LIST = Path(__file__).resolve().parent.parent / "tests" / "golden" / "public_names.txt"
-INNER = ("samebits.determinism.table", "samebits.rounding.optim")
+INNER = ("samebits.determinism.table", "samebits.nn.utils", "samebits.rounding.optim")
 """Public packages within public packages; the others are in `samebits.__all__`."""
 
 

@@ -70,7 +70,7 @@ class Language(nn.Module):
 
 
 class Transformer(Sharded):
-    """AdamW, bfloat16 by autocast, accumulation over two steps."""
+    """AdamW, bfloat16 by autocast, clipping, accumulation over two steps."""
 
     accumulate = 2
 
@@ -87,6 +87,10 @@ class Transformer(Sharded):
             logits = self.net(tokens[:, :-1], bool(labels[0] == 0))
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         (loss * share / self.accumulate).backward()
+
+    def update(self, number):
+        self.norm = samebits.nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+        super().update(number)
 
 
 class Gan(Sharded, programs.Gan):
@@ -107,7 +111,35 @@ class Gan(Sharded, programs.Gan):
             (F.softplus(-judge(fake)).mean() * share).backward()
 
 
-PROGRAMS = {one.__name__: one for one in (Mlp, Convnet, Transformer, Gan)}
+class Rounded(Sharded):
+    """Weights and state of 16 bits, rounded stochastically: rows of 27 elements, which no block of a stream fits."""
+
+    def layers(self):
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(108, 27), nn.Tanh(), nn.Linear(27, 5), nn.Tanh(), nn.Linear(5, 4)
+        ).bfloat16()
+
+    def optimizer(self, net):
+        return samebits.rounding.optim.AdamW(net.parameters(), lr=1e-2, state_dtype=torch.bfloat16)
+
+    def backward(self, number, images, labels, tokens, share):
+        (F.cross_entropy(self.net(images.bfloat16()).float(), labels) * share).backward()
+
+
+class RoundedSgd(Rounded):
+    """float16, momentum in float32."""
+
+    def layers(self):
+        return super().layers().half()
+
+    def optimizer(self, net):
+        return samebits.rounding.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def backward(self, number, images, labels, tokens, share):
+        (F.cross_entropy(self.net(images.half()).float(), labels) * share).backward()
+
+
+PROGRAMS = {one.__name__: one for one in (Mlp, Convnet, Transformer, Gan, Rounded, RoundedSgd)}
 
 
 def train(name, *, shards_model=True, epochs=2, shards=programs.SHARDS, **options):

@@ -10,6 +10,7 @@ shards than ranks the others run one more, whose results are thrown away.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,9 +21,15 @@ from typing_extensions import override
 
 from samebits._inspect.patching import Patches
 from samebits.distributed._gloo_messages import GlooGroup
-from samebits.distributed._ordered_sum import GradientSum, OrderedSum, outside_error, several_error
+from samebits.distributed._ordered_sum import (
+    GradientSum,
+    OrderedSum,
+    is_sharded,
+    outside_error,
+    several_error,
+)
 from samebits.distributed._slice_messages import SliceMessages, added_slices
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 
 _SETTINGS = (
     "_reduce_scatter_comm",
@@ -55,6 +62,26 @@ def reshard(modules: Iterable[tuple[str, Any]]) -> None:
     """
     for _, module in modules:
         module.reshard()
+
+
+def refuse_norms(patches: Patches) -> None:
+    """Lets torch's norm of gradients raise for DTensors: it adds in an order that follows their number."""
+    module = torch.nn.utils.clip_grad
+    total_norm = module._get_total_norm
+
+    @functools.wraps(total_norm)
+    def checked(tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if any(map(is_sharded, given)):
+            raise UnimplementedError(
+                "torch.nn.utils.clip_grad_norm_: of parameters of fully_shard its norm follows the number of "
+                "processes, and run.steps(shards=...) has one for any. Call "
+                "samebits.nn.utils.clip_grad_norm_, with the same arguments."
+            )
+        return total_norm(given, *args, **kwargs)
+
+    patches.put(module, "_get_total_norm", checked)
+    patches.put(torch.nn.utils, "get_total_norm", checked)
 
 
 class _ModuleSum:

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from samebits._context import Words
+from samebits._context import Words, process
 from samebits._inspect.patching import Patches
 from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
-from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, reshard
+from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, refuse_norms, reshard
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._ordered_sum import (
     GradientSum,
@@ -71,6 +71,9 @@ class ShardedLoop:
         self._patches = Patches()
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             self._patches.put(owner, "zero_grad", self._checked(owner.zero_grad))
+        if self._modules:
+            refuse_norms(self._patches)
+            self._patches.put(process, "rows_by_place", True)
         self._pass = 0
         self._under_way = False
 

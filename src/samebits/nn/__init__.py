@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
+    from samebits.nn import utils as utils
     from samebits.nn._compiled import compiled as compiled
     from samebits.nn._dropout import AlphaDropout as AlphaDropout
     from samebits.nn._dropout import Dropout as Dropout

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from samebits.errors import InvalidArgumentError
+from samebits.nn.utils import clip_grad_norm_
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,10 @@ class OptimizerStep:
 
     def _clip(self) -> None:
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
+            own = self._parameters()
+            by_rows = any(hasattr(parameter, "placements") for parameter in own)
+            clip = clip_grad_norm_ if by_rows else torch.nn.utils.clip_grad_norm_
+            clip(own, self.clip_norm)
         if self.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self._parameters(), self.clip_value)
 

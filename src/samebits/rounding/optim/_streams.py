@@ -23,6 +23,8 @@ from samebits.random._cpu.philox import block
 from samebits.random._process import seeds
 
 STREAM = int_keys.as_uint64("samebits.rounding.optim")
+BY_PLACE = -1
+"""No dimension of a mesh."""
 _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
@@ -62,9 +64,15 @@ def _step_key(base: Words, step: int) -> Words:
 
 
 def shard(param: Any) -> list[int]:
-    """Returns (dimension, coordinate) of this rank for each mesh dimension that shards a DTensor."""
+    """Returns (dimension, coordinate) of this rank for each mesh dimension that shards a DTensor.
+
+    In a loop with shards it is (BY_PLACE, the place of this rank's first element in the whole tensor).
+    """
     if not hasattr(param, "placements"):
         return []
+    if process.rows_by_place:  # sharded by rows over one dimension: other DTensors are refused there
+        rows = -(-len(param) // param.device_mesh.size()) * param.device_mesh.get_local_rank()
+        return [BY_PLACE, min(rows, len(param)) * param[:1].numel()]
     # A rank outside holds nothing.
     coordinate = param.device_mesh.get_coordinate() or [0] * len(param.placements)
     return [

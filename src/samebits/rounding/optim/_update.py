@@ -20,10 +20,13 @@ from samebits.rounding._cpu.tile_passes import run_rows
 from samebits.rounding.optim import _adamw_step as adamw_step
 from samebits.rounding.optim import _sgd_step as sgd_step
 from samebits.rounding.optim import _streams
+from samebits.rounding.optim._stored import STORED
 
 HALVES = (torch.bfloat16, torch.float16)
 STATE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FORMS: dict[str, ModuleType] = {"AdamW": adamw_step, "SGD": sgd_step}
+_IN_BLOCK = 8
+"""Elements of a stream's block, at most: two bytes for each."""
 Place = tuple[int | str, Sequence[int]]
 """Name, or else number, of a parameter, and the shard of it that is on this rank."""
 
@@ -43,11 +46,19 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
     form = _FORMS[rule]
     rows: dict[OnTeam, list[Any]] = {}
     changed: list[torch.Tensor] = []
-    for tensors, at, place, numbers in jobs:
-        weight, _, *others = tensors
-        step = int(at)
+    moved: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    for given_tensors, at, (name, shard), numbers in jobs:
+        tensors, step = given_tensors, int(at)
         keyed, readable = _kind(tuple([one.dtype for one in tensors]))
-        keys = _streams.keys(base, step, *place, keyed)
+        if shard[:1] == [_streams.BY_PLACE]:
+            lead = shard[1] % _IN_BLOCK
+            if lead:
+                tensors = [_behind(lead, one) for one in tensors]
+                moved.append((given_tensors, tensors))
+            keys = _further(_streams.keys(base, step, name, (), keyed), tensors, shard[1] - lead)
+        else:
+            keys = _streams.keys(base, step, name, shard, keyed)
+        weight, _, *others = tensors
         by = form.arguments(step, *numbers)
         if readable and _has_kernel_layout(tensors):
             given = (*by[0].pack, *[one.data_ptr() or address(one) for one in tensors])
@@ -58,6 +69,22 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
     for kernel, each in rows.items():
         run_rows(kernel, each)
     increment_version(changed)
+    for originals, copies in moved:
+        for original, one in zip(originals, copies, strict=True):
+            original.view(-1).copy_(one[len(one) - original.numel() :])
+
+
+def _behind(lead: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a flat copy behind `lead` elements: those before it in the block of the stream."""
+    return torch.cat([tensor.new_zeros(lead), tensor.reshape(-1)])
+
+
+def _further(keys: tuple[int, ...], tensors: list[torch.Tensor], elements: int) -> tuple[int, ...]:
+    """Returns the keys of weight and state moved on in their streams by `elements`, whole blocks."""
+    stored = [tensors[0], *tensors[2:]]
+    blocks = [elements * STORED[one.dtype].width // 16 for one in stored[: len(keys) // 2]]
+    pairs = zip(keys[::2], keys[1::2], blocks, strict=True)
+    return tuple(word for seed, at, count in pairs for word in (seed, (at + count) % (1 << 64)))
 
 
 @cache
