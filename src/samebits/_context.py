@@ -140,8 +140,8 @@ class _ProcessState:
     position: Position | None = None
     run_key: Words | None = None
     rows_by_place: bool = False
-    """True in a loop with shards of a model whose rows are on several ranks: a draw for an element hangs on its
-    place in the whole tensor."""
+    """True in a loop with shards and a sharded model: a draw for an element hangs on its place in the whole
+    tensor."""
     rank_key: tuple[str | int, ...] = ()
     """Folded into the keys of draws in a step where several processes share a run: ("rank", 2)."""
     generator: Any = None

@@ -17,9 +17,9 @@ from samebits.errors import InvalidArgumentError, UnimplementedError
 
 ELEMENTWISE = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax"),
-    *("Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop"),
+    *("Adagrad", "Adadelta", "ASGD", "RMSprop"),
 )
-"""Optimizers of torch that update an element by its own gradient and state alone."""
+"""Optimizers of torch that update an element by its own gradient and state alone (Rprop takes no rows)."""
 
 
 def check_loader(loader: Any, shards: int, call: str) -> None:
@@ -127,15 +127,15 @@ def _check_sharded(objects: Mapping[str, Any], call: str) -> None:
     """Raises for DTensors, and for uses of FSDP2, whose sums do not have the bits of one process."""
     modules = fsdp_modules(objects)
     reshard(modules)  # so that the modules have the parameters that the optimizer has
-    parameters: dict[int, str] = {}
+    known: set[int] = set()
     for name, module in modules:
         state = module._get_fsdp_state()
         for group in state._fsdp_param_groups:
             if why := _unfit(group, len(state._fsdp_param_groups)):
                 raise UnimplementedError(f"{call}: {name} (fully_shard) {why}.")
-            parameters |= {id(one.sharded_param): f"{name}.{one._param_fqn}" for one in group.fsdp_params}
+            known.update(id(one.sharded_param) for one in group.fsdp_params)
     for name, parameter in named_parameters(objects):
-        if is_sharded(parameter) and id(parameter) not in parameters:
+        if is_sharded(parameter) and id(parameter) not in known:
             raise UnimplementedError(
                 f"{call}: {name} is a DTensor that fully_shard has not made, or its module is no object of "
                 "the run. Tensor, pipeline and expert parallelism are not supported: their sums follow the "
@@ -151,7 +151,8 @@ def _unfit(group: Any, groups: int) -> str:
     """Returns why the sum cannot be made in the order of shards for these parameters of a module, if so."""
     mesh = group.mesh_info.mesh
     placed = {str(one.sharded_param.placements) for one in group.fsdp_params}
-    on_meta = [one._param_fqn for one in group.fsdp_params if one.sharded_param.device.type == "meta"]
+    own = group.fsdp_params
+    on_meta = [one._module_info.param_name for one in own if one.sharded_param.device.type == "meta"]
     if not hasattr(group, "reduce_scatter_unused_params"):
         return f"needs torch 2.13, and this is {torch.__version__}"
     if groups > 1:
@@ -212,6 +213,11 @@ def _check_optimizer(name: str, thing: Any, objects: Mapping[str, Any], call: st
     if any(map(is_sharded, own)):
         kind = type(thing)
         known = kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim.")
+        if known and any(group.get("fused") for group in thing.param_groups):
+            raise UnimplementedError(
+                f"{call}: {name} is a {kind.__name__}(fused=True), whose kernel computes the last elements of "
+                "a tensor in another way, and those of a rank's rows are others. Leave fused out."
+            )
         if not known and not kind.__module__.startswith("samebits.rounding."):
             raise UnimplementedError(
                 f"{call}: {name} is a {kind.__module__}.{kind.__name__}, and only optimizers that update "

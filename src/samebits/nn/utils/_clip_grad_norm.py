@@ -109,7 +109,7 @@ def _row_sums(tensor: torch.Tensor, power: float) -> torch.Tensor:
 
 
 def _halved(values: torch.Tensor, power: float) -> torch.Tensor:
-    """Returns the sum over the last dimension (inf: the largest): halves are added, in place, until one is."""
+    """Returns the sum over the last dimension (inf: the largest): halves are added, in place."""
     left = values.shape[-1]
     while left > 1:
         half = (left + 1) // 2
@@ -123,7 +123,7 @@ def _halved(values: torch.Tensor, power: float) -> torch.Tensor:
 
 
 def _of_all_ranks(gradients: Sequence[Any], rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the sums of all rows of each gradient; rows of DTensors come from their ranks, in one message."""
+    """Returns the sums of all rows of each gradient; of DTensors they come from the ranks, in one message."""
     whole = list(rows)
     placements = [getattr(one, "placements", ()) for one in gradients]
     sharded = [n for n, one in enumerate(placements) if any(each.is_shard() for each in one)]
@@ -133,11 +133,11 @@ def _of_all_ranks(gradients: Sequence[Any], rows: Sequence[torch.Tensor]) -> lis
     ranks = mesh.size()
     counts = [_rows_of_ranks(len(gradients[n]), ranks) for n in sharded]
     own = torch.cat([rows[n] for n in sharded])
-    padded = own.new_zeros(max(map(sum, zip(*counts, strict=True))))
+    of_rank = list(zip(*counts, strict=True))
+    padded = own.new_zeros(max(sum(sizes) for sizes in of_rank))
     padded[: len(own)] = own
     found = [torch.empty_like(padded) for _ in range(ranks)]
     dist.all_gather(found, padded, mesh.get_group())
-    of_rank = zip(*counts, strict=True)
     parts = [one.split([*sizes, len(one) - sum(sizes)]) for one, sizes in zip(found, of_rank, strict=True)]
     for place, n in enumerate(sharded):
         whole[n] = torch.cat([part[place] for part in parts])
