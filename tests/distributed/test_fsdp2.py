@@ -47,6 +47,44 @@ def test_any_number_of_processes_ends_with_the_bits_of_the_replicated_run(world_
     assert ranks(world_size, sharded, shards)[0] == [expected] * world_size
 
 
+def killed(folder, name, kill_at, shards_model=True):
+    return programs.train(name, shards_model=shards_model, run_dir=folder / name, kill_at=kill_at)
+
+
+@pytest.mark.parametrize("name", ["Gan", *(pytest.param(one, marks=pytest.mark.slow) for one in NAMES)])
+def test_a_commit_resumes_in_any_layout(name, ranks, alone, tmp_path):
+    """Killed as FSDP2 on 2 ranks, resumed replicated in one process, and as FSDP2 on 3: the replicated run's digest."""
+    expected = alone(plain, name)
+    assert ranks(2, killed, tmp_path, name, 3, code=None)[1] == [-9] * 2
+    assert ranks(1, killed, tmp_path, name, 5, False, code=None)[1] == [-9]
+    assert ranks(3, killed, tmp_path, name, None)[0] == [expected] * 3
+
+
+def plain(name):
+    return programs.train(name, shards_model=False)
+
+
+@pytest.mark.slow
+def test_200_steps_killed_and_resumed_with_other_numbers_and_layouts(ranks, alone, tmp_path):
+    """FSDP2 on 3, 2 and 4 ranks, replicated on 2, killed at steps 40, 80, 120 and 160: one digest for each program."""
+    for name in NAMES:
+        expected = alone(long_run, tmp_path, name, None, False, None)
+        for world_size, kill_at, shards_model in (
+            (3, 40, True),
+            (2, 80, True),
+            (2, 120, False),
+            (4, 160, True),
+        ):
+            _, codes = ranks(world_size, long_run, tmp_path, name, kill_at, shards_model, code=None)
+            assert codes == [-9] * world_size
+        assert ranks(2, long_run, tmp_path, name, None, True)[0] == [expected] * 2
+
+
+def long_run(folder, name, kill_at, shards_model, run_dir=""):
+    where = None if run_dir is None else folder / name
+    return programs.train(name, shards_model=shards_model, epochs=50, run_dir=where, kill_at=kill_at)
+
+
 def in_halves():
     return {name: programs.train(name, mp_policy=HALVES) for name in ("Mlp", "Convnet")}
 

@@ -1,5 +1,8 @@
 """The trainings of `shard_programs`, sharded by FSDP2: what they end with must have the digest of the replicated ones."""
 
+import os
+import signal
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -142,11 +145,13 @@ class RoundedSgd(Rounded):
 PROGRAMS = {one.__name__: one for one in (Mlp, Convnet, Transformer, Gan, Rounded, RoundedSgd)}
 
 
-def train(name, *, shards_model=True, epochs=2, shards=programs.SHARDS, **options):
+def train(
+    name, *, shards_model=True, epochs=2, shards=programs.SHARDS, run_dir=None, kill_at=None, **options
+):
     """Trains by shards on the ranks that there are; returns the digest of the whole state."""
     samebits.set_random_seed(1)
     program = PROGRAMS[name](shards_model, **options)
-    with samebits.Run(None, **program.objects()) as run:
+    with samebits.Run(run_dir, save=2, **program.objects()) as run:
         for step, own in run.steps(programs.loader(), epochs=epochs, shards=shards):
             for number in range(program.passes):
                 values = []
@@ -156,6 +161,8 @@ def train(name, *, shards_model=True, epochs=2, shards=programs.SHARDS, **option
                 if (step.number + 1) % program.accumulate == 0:
                     program.update(number)
             run.state.total = run.state.get("total", 0.0) + own.sum(values)
+            if step.number == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
         states = {one: thing.state_dict() for one, thing in program.objects().items()}
         return digest.of_value([whole(states), run.state.total])
 

@@ -115,14 +115,6 @@ def _wrapper_error(name: str, kind: str, call: str) -> InvalidArgumentError:
     )
 
 
-def check_not_committed(objects: Mapping[str, Any], run_dir: Any, call: str) -> None:
-    """Raises `UnimplementedError` where a commit would have to hold sharded parameters."""
-    if run_dir is not None and fsdp_modules(objects):
-        raise UnimplementedError(
-            f"{call}: commits do not support parameters of fully_shard yet. Give the Run None as directory."
-        )
-
-
 def _check_sharded(objects: Mapping[str, Any], call: str) -> None:
     """Raises for DTensors, and for uses of FSDP2, whose sums do not have the bits of one process."""
     modules = fsdp_modules(objects)
@@ -215,8 +207,8 @@ def _check_optimizer(name: str, thing: Any, objects: Mapping[str, Any], call: st
         known = kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim.")
         if known and any(group.get("fused") for group in thing.param_groups):
             raise UnimplementedError(
-                f"{call}: {name} is a {kind.__name__}(fused=True), whose kernel computes the last elements of "
-                "a tensor in another way, and those of a rank's rows are others. Leave fused out."
+                f"{call}: {name} is a {kind.__name__}(fused=True), whose kernel computes the last elements "
+                "of a tensor in another way, and those of a rank's rows are others. Leave fused out."
             )
         if not known and not kind.__module__.startswith("samebits.rounding."):
             raise UnimplementedError(

@@ -105,7 +105,6 @@ class RunParts:
             raise InvalidArgumentError(f"{where}: {why}.")
         refusals.check_loader(loader, shards, call)
         refusals.check_modules(self.objects, is_wrapped(self.objects), where)
-        refusals.check_not_committed(self.objects, self.run_dir, where)
         if self.shards is None:
             self.share(shards)
 
