@@ -103,33 +103,50 @@ def test_agents_that_die_and_join_leave_the_bits_alone(tmp_path, environment):
     assert train_while_agents_change(tmp_path, environment) == {alone(tmp_path, environment)}
 
 
-def start(folder, ranks, environment):
+class Job:
     """One torchrun of several ranks on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(PROGRAM), str(folder / "run"), "0.05"]
-    log = (folder / f"{time.monotonic_ns()}.log").open("w+")
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True), log
+
+    def __init__(self, folder, ranks, environment):
+        self.log = folder / f"{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += [str(PROGRAM), str(folder / "run"), "0.05"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def is_over(self):
+        return self.process.poll() is not None
+
+    def kill(self):
+        """torchrun, and the ranks that it started."""
+        for pid in (self.process.pid, *Agent.children(self.process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_30_kills_over_4_2_3_and_1_ranks(tmp_path, environment, soak):
-    """Killed at random instants, started with the next number of ranks: the digest of one process."""
+    """Killed at random instants after a step, started with the next number of ranks: the digest of one process."""
     draw, expected, kills = random.Random(1), alone(tmp_path, environment), 0
     while kills < 30:
         folder = tmp_path / str(kills)
         folder.mkdir()
         for size in itertools.cycle((4, 2, 3, 1)):
-            job, log = start(folder, size, environment)
-            try:
-                job.wait(draw.uniform(6, 14))
-            except subprocess.TimeoutExpired:
-                for pid in (job.pid, *Agent.children(job.pid)):
-                    os.kill(pid, signal.SIGKILL)
-                job.wait()
+            job = Job(folder, size, environment)
+            until(lambda job=job: "step" in job.text() or job.is_over(), [job])
+            deadline = time.monotonic() + draw.uniform(0, 2)
+            while time.monotonic() < deadline and not job.is_over():
+                time.sleep(0.05)
+            if not job.is_over():
+                job.kill()
                 kills += 1
                 soak("kills of torchrun")
                 continue
-            log.seek(0)
-            assert {*re.findall(r"END (\w+)", log.read())} == {expected}
+            assert {*re.findall(r"END (\w+)", job.text())} == {expected}, job.text()
             soak("runs that ended")
             break

@@ -261,7 +261,9 @@ class _TensorView(NamedTuple):
 
 def _keep(tensor: torch.Tensor) -> _TensorView:
     view, address = None, 0
-    if tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel():
+    is_part = hasattr(tensor, "full_tensor")  # a DTensor
+    on_cpu = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() > 0
+    if on_cpu and not is_part:
         array = digest.array_of(tensor)
         address = tensor.data_ptr()
         view = array if array.ctypes.data == address else None
