@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
@@ -274,13 +276,30 @@ def _hash_kept(views: list[_TensorView]) -> bytes | None:
     """Returns the hashes, or None if a tensor has moved (`.data = ...`, `.to(...)`, a resize)."""
     parts = []
     for tensor, address, shape, view, seed in views:
-        if view is None:
+        if hasattr(tensor, "full_tensor"):
+            parts.append(_hash_of_whole(tensor))
+        elif view is None:
             parts.append(leaf(tensor))
         elif tensor.data_ptr() != address or tensor.shape != shape:
             return None
         else:
             parts.append(xxhash.xxh3_64_digest(view, seed))
     return b"".join(parts)
+
+
+_last_hashes: Any = WeakTensorKeyDictionary()
+"""The last hash of each DTensor, and torch's count of writes into this rank's part then."""
+
+
+def _hash_of_whole(tensor: Any) -> bytes:
+    """Returns the hash of a DTensor; when the ranks have parted, that of the last step, if it still holds."""
+    writes = tensor._local_tensor._version
+    if dist.is_initialized():
+        _last_hashes[tensor] = writes, leaf(tensor)
+    known, found = _last_hashes.get(tensor, (None, b""))
+    if known != writes:
+        raise RuntimeError("a DTensor was changed after the process group was destroyed")
+    return found
 
 
 class _Structure:
