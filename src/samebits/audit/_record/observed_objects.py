@@ -161,6 +161,11 @@ class ObservedObjects:
             "sharded": any(type(one).__name__ == "ZeroRedundancyOptimizer" for one in optimizers),
         }
 
+    def has_dtensors(self) -> bool:
+        """Returns True if the ranks share out a parameter among them (`fully_shard`)."""
+        models = self.models().values()
+        return any(hasattr(one, "full_tensor") for model in models for one in model.parameters())
+
     def summary(self) -> list[str]:
         """Returns one line for each object."""
         things = [*self.models().items(), *self.optimizers().items()] or list(_prefix(self._roots).items())

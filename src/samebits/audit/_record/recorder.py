@@ -325,9 +325,10 @@ class Recorder(Observer, TorchListener):
         self._end_plain_steps()
         for text in (*lines_outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
-        final, seen, replicas = None, [], {}
+        final, seen, replicas, layout = None, [], {}, "replicated"
         try:
             seen = self._subjects.summary() + [f"loop {name}" for name in self._loops]
+            layout = "FSDP2" if self._subjects.has_dtensors() else layout
             final = self._subjects.final() if self._subjects.summary() else None
             replicas = self._subjects.replicas() if "RANK" in os.environ else {}
         except Exception as failure:
@@ -347,6 +348,7 @@ class Recorder(Observer, TorchListener):
             "resumed_from": self._resumed_from,
             "planned": None if None in self._loops.values() else sum(filter(None, self._loops.values())),
             "threads": self._threads,
+            "layout": layout,
             "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),

@@ -202,6 +202,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         across=end.get("across"),
         avx512=end.get("environment", {}).get("cpu_capability") != "AVX2",
         ranks=1 + len(others),
+        layout=end.get("layout", ""),
         unequal_replicas=_unequal_replicas(end),
     )
 

@@ -60,6 +60,8 @@ class BaselineFacts:
     """The number of processes of a job."""
     world_sizes: tuple[int, ...] = ()
     """The numbers of processes to compare; the baseline has the first."""
+    layout: str = ""
+    """The weights on the ranks: "replicated" or "FSDP2"."""
     unequal_replicas: str = ""
     """The reason why replicas may differ after a step; empty: DistributedDataParallel keeps them equal."""
 
@@ -166,7 +168,12 @@ def _world_sizes(facts: BaselineFacts, draw: random.Random) -> list[Check]:
         return [Check("world-sizes", "other world sizes", does_not_apply="--world-sizes 1,2,3 names them")]
     first, *others = facts.world_sizes
     found = [
-        Check("world-sizes", _processes(size), "world size", (ProcessVariation(world_size=size),))
+        Check(
+            "world-sizes",
+            _processes(size),
+            f"world size, {facts.layout}",
+            (ProcessVariation(world_size=size),),
+        )
         for size in others
     ]
     last = others[-1]
