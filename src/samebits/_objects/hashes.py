@@ -78,11 +78,10 @@ def leaf(value: Any) -> bytes:
 def _tensor(value: torch.Tensor) -> bytes:
     """Returns `digest.leaf`, with a shortcut for dense, contiguous CPU tensors of a type NumPy has.
 
-    A tensor on the meta device has no bytes: only type and shape count. A DTensor counts as a whole, for
-    which the ranks exchange its parts: all of them take the same hashes in the same order.
+    A tensor on the meta device has no bytes: only type and shape count. Of a DTensor
+    the bytes count that this process has.
     """
-    if hasattr(value, "full_tensor"):
-        value = value.full_tensor()
+    value = digest.local(value)
     if value.is_meta:
         return plain(("meta", str(value.dtype), tuple(value.shape)))
     try:

@@ -112,7 +112,7 @@ def of_tensor(value: torch.Tensor) -> bytes:
     """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
     if value.numel() * value.element_size() <= _LARGE or value.is_inference():
         return leaf(value)
-    now = (value._version, value.data_ptr())
+    now = (value._version, digest.local(value).data_ptr())
     if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
         return _HASHED[id(value)][2]
     hashed = leaf(value)

@@ -297,10 +297,13 @@ _last_hashes: Any = WeakTensorKeyDictionary()
 
 
 def _hash_of_whole(tensor: Any) -> bytes:
-    """Returns the hash of a DTensor; when the ranks have parted, that of the last step, if it still holds."""
+    """Returns the hash of a DTensor; all ranks call this.
+
+    When they have parted it is that of the last step, if it still holds.
+    """
     writes = tensor._local_tensor._version
     if dist.is_initialized():
-        _last_hashes[tensor] = writes, leaf(tensor)
+        _last_hashes[tensor] = writes, leaf(tensor.full_tensor())
     known, found = _last_hashes.get(tensor, (None, b""))
     if known != writes:
         raise RuntimeError("a DTensor was changed after the process group was destroyed")
