@@ -34,6 +34,13 @@ with samebits.Run("runs/x", net=net, optimizer=optimizer) as run:
 if dist.is_initialized():
     dist.destroy_process_group()
 """
+SHARDED = SHARDS.replace(
+    'if "RANK" in os.environ:\n    dist.init_process_group("gloo")\n',
+    "from torch.distributed.fsdp import fully_shard\n"
+    'alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}\n'
+    'dist.init_process_group("gloo", **alone)\n',
+).replace("optimizer = ", "fully_shard(net[0]); fully_shard(net)\noptimizer = ")
+"""The same script with FSDP2."""
 BROKEN = {
     "a draw keyed by rank": (
         ("loss = net(x)", "loss = net(x * torch.rand(5, generator=torch.Generator().manual_seed(rank)))"),
@@ -75,6 +82,17 @@ def test_shards_are_equal_at_each_number_of_ranks(tmp_path):
     )
     assert "as 2 and 3 processes, killed with 3 and resumed with 2" in report["verdict"]
     assert report["options"]["world_sizes"] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_fsdp2_is_equal_at_each_number_of_ranks(tmp_path):
+    """Weights that no rank has whole: rows for 2 processes and for a resume as 1, and the table says FSDP2."""
+    status, output, report = verify(tmp_path, SHARDED, "--world-sizes", "1,2")
+    assert status == 0, output
+    assert {row["check"]: row["equal"] for row in report["rows"]} == dict.fromkeys(
+        ["run again", "2 processes", "killed with 2 processes, resumed with 1 process"], True
+    )
+    assert "world size, FSDP2" in output
 
 
 @pytest.mark.slow
