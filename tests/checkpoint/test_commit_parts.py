@@ -77,7 +77,11 @@ def test_ranks_write_their_rows_and_any_number_reads_them(ranks, tmp_path):
         with safe_open(folder(three, 2) / f"part-{rank:05d}.safetensors", "pt") as file:
             rows = file.get_tensor("objects.model.large")
         assert torch.equal(rows, states.wholes(2)["large"].chunk(3)[rank])
-    assert [one.status for one in list_commits(three, verify=True)] == ["valid", "valid"]
+    listed = list_commits(three, verify=True)
+    assert [one.status for one in listed] == ["valid", "valid"]
+    assert [(one["name"], one["rank"], one["bytes"]) for one in listed[0].facts()["parts"]] == [
+        (f"part-{rank:05d}.safetensors", rank, sizes[rank]) for rank in range(3)
+    ]
     total = sum(one.nbytes for one in states.wholes().values())
     whole = sum(one.nbytes for one in states.plain().values() if hasattr(one, "nbytes"))
     for size in (2, 4):
@@ -305,7 +309,7 @@ def test_bad_input_is_one_message_on_all_ranks(ranks, tmp_path):
     for seen, fresh, mesh, unsavable in values:
         assert "rank 1 does not see the folder" in seen[1] and "shared file system" in seen[1]
         assert fresh is None
-        assert "mesh of 2 dimensions" in mesh[1] and "model" not in mesh[1]
+        assert "mesh of 2 dimensions" in mesh[1] and "fully_shard(model)" in mesh[1]
         assert "is a function" in unsavable[1]
 
 

@@ -22,7 +22,7 @@ import torch
 from samebits._objects.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint import _constants as constants
-from samebits.checkpoint._sharded_tensors import is_sharded, is_whole, local, unsupported
+from samebits.checkpoint._sharded_tensors import is_sharded, is_whole, local
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -285,8 +285,6 @@ class Encoder:
         """Adds a DTensor, with the node of a tensor: the tree is that of any layout. Returns its node."""
         if is_whole(value):
             return self.tensor(local(value))
-        if layout := unsupported(value):
-            raise unsavable(self.path, value, layout)
         storage = local(value).untyped_storage().data_ptr()
         key = (storage or id(value), local(value).storage_offset(), value.shape, value.dtype)  # 0: no rows
         name = self.names.get(key)

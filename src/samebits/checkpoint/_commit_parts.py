@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from samebits import errors
+from samebits._byte_digest import of_bytes
 from samebits._disk import sync_folder
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint import _sharded_tensors as sharded_tensors
@@ -44,29 +44,8 @@ PATIENCE = 10.0
 """Seconds until a folder that rank 0 has made must be seen by all ranks."""
 
 
-class Group(Protocol):
-    """The messages between the ranks (`samebits.distributed`)."""
-
-    rank: int
-    world_size: int
-
-    def broadcast(self, data: bytes, doing: str) -> bytes:
-        """Returns the data of rank 0."""
-        ...
-
-    def gather(self, data: bytes, doing: str) -> list[bytes]:
-        """Returns the data of ranks 1, 2, ... on rank 0."""
-        ...
-
-    def gather_values(self, values: list[Any], doing: str) -> list[list[Any]]:
-        """Returns the list of each rank."""
-        ...
-
-    def exchange(
-        self, sent: Iterable[tuple[int, np.ndarray]], received: Iterable[tuple[int, int]], doing: str
-    ) -> Iterable[np.ndarray]:
-        """Sends bytes to ranks, and yields those that come from ranks, of known sizes."""
-        ...
+Group = Any
+"""A `samebits.distributed` GlooGroup: its package is above this one."""
 
 
 def write_parts(
@@ -247,7 +226,7 @@ class _Contents:
             tensors={
                 name: {
                     **info, "parts": self.parts[name], "blocks": joined[name],
-                    "digest": sharded_tensors.tensor_digest(bytes.fromhex(joined[name])),
+                    "digest": of_bytes(bytes.fromhex(joined[name])),
                 }
                 for name, info in self.infos.items()
             },
@@ -258,14 +237,15 @@ class _Contents:
         return infos_of_part(self.infos, self.parts, rank)
 
 
-def check_mesh(name: str, tensor: torch.Tensor, group: Group) -> None:
+def check_mesh(name: str, tensor: Any, group: Group) -> None:
     """Raises UnimplementedError for a DTensor whose rows are not shared out over all ranks in order."""
-    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-    here = (mesh.ndim, mesh.size(), mesh.get_local_rank())
-    if sharded_tensors.unsupported(tensor) or here != (1, group.world_size, group.rank):
+    mesh = tensor.device_mesh
+    layout = [(type(one).__name__, getattr(one, "dim", None)) for one in tensor.placements]
+    if layout != [("Shard", 0)] or (mesh.size(), mesh.get_local_rank()) != (group.world_size, group.rank):
         raise UnimplementedError(
-            f"{name} is sharded in a way that commits do not support. Shard the rows over all ranks: "
-            'fully_shard(model, mesh=init_device_mesh("cpu", (world_size,))), or without a mesh.'
+            f"{name} is a DTensor with placements {tuple(tensor.placements)} on a mesh of {mesh.ndim} "
+            f"dimensions and size {mesh.size()}. Commits support rows that are shared out over all ranks: "
+            "fully_shard(model)."
         )
 
 
@@ -363,7 +343,7 @@ class RanksReader:
                     first = sharded_tensors.first_row(live)
                     tensors[name] = sharded_tensors.with_rows(live, files.rows(name, first, len(local(live))))
                     if not manifest.in_parts and number % group.world_size == group.rank:
-                        files.verify([name])  # no digest of rows is known: each rank verifies some in whole
+                        files.whole(name)  # no digest of rows is known: each rank verifies some in whole
                 self.bytes_read += files.bytes_read
             return tensors, {name: one for name, one in tensors.items() if is_sharded(one)}
 

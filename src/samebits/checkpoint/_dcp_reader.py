@@ -80,8 +80,7 @@ class DCPReader(StorageReader):
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns False: torch must not choose this reader for a path."""
-        return False
+        return False  # torch must not choose this reader for a path
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -103,12 +102,10 @@ class DCPReader(StorageReader):
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Returns the plan."""
         return plan
 
     @override
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Returns the plans."""
         return plans
 
     @override

@@ -54,6 +54,13 @@ class CommitInfo:
             return None
         return self.manifest.nbytes
 
+    @property
+    def parts(self) -> list[dict[str, Any]] | None:
+        """The files of a commit in parts: name, bytes, and who wrote it (rank, host); None for any other."""
+        if self.manifest is None or not self.manifest.in_parts:
+            return None
+        return [{"name": name, **entry} for name, entry in sorted(self.manifest.files.items())]
+
     def facts(self) -> dict[str, Any]:
         """Returns the fields for a report, JSON-able."""
         manifest = self.manifest
@@ -64,6 +71,7 @@ class CommitInfo:
             "reason": self.reason or None,
             "written": self.folder.modified(),
             "bytes": self.size,
+            "parts": self.parts,
             "position": None if manifest is None else dict(manifest.position),
             "finished": None if manifest is None else manifest.finished,
             "digest": None if manifest is None else manifest.digest,

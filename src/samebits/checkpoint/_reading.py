@@ -19,7 +19,7 @@ from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import decode
 from samebits.checkpoint._manifest import MAX_MANIFEST_BYTES, Manifest
 from samebits.checkpoint._part_files import CommitFiles, Layouts
-from samebits.checkpoint._sharded_tensors import with_rows
+from samebits.checkpoint._sharded_tensors import rows_like
 from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, TENSORS, TMP
 from samebits.errors import CorruptCommitError, NewerCommitError, SamebitsError
 
@@ -140,7 +140,7 @@ def read_state(folder: Folder, manifest: Manifest, layouts: Layouts | None = Non
             tensors = safetensors_file.read(file, size, manifest.tensors, f"{folder}/{TENSORS}")
     like = {} if layouts is None else layouts(tensors)
     return decode_state(
-        folder, manifest, {n: with_rows(like[n], one) if n in like else one for n, one in tensors.items()}
+        folder, manifest, {n: rows_like(like[n], one) if n in like else one for n, one in tensors.items()}
     )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import xxhash
 
-from samebits._byte_digest import of_bytes
 from samebits._digest import local as local
 
 LEAST_BLOCK = 4096
@@ -28,18 +27,10 @@ def is_sharded(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and local(value) is not value
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: Any) -> bool:
     """Returns True for a DTensor of which each rank has all: on a mesh of one, or a replicated one."""
-    kinds = {type(one).__name__ for one in _placements(tensor)}
-    return _mesh(tensor).size() == 1 or kinds == {"Replicate"}
-
-
-def unsupported(tensor: torch.Tensor) -> str:
-    """Returns the layout of a DTensor in words, if commits do not support it; else an empty text."""
-    mesh, placements = _mesh(tensor), _placements(tensor)
-    if mesh.ndim == 1 and type(placements[0]).__name__ == "Shard" and placements[0].dim == 0:
-        return ""
-    return f"a DTensor with placements {tuple(placements)} on a mesh of {mesh.ndim} dimensions"
+    kinds = {type(one).__name__ for one in tensor.placements}
+    return tensor.device_mesh.size() == 1 or kinds == {"Replicate"}
 
 
 def rows_of(shape: Sequence[int]) -> int:
@@ -57,17 +48,16 @@ def borders(rows: int, world_size: int) -> list[int]:
     return [min(rank * most, rows) for rank in range(world_size + 1)]
 
 
-def first_row(tensor: torch.Tensor) -> int:
+def first_row(tensor: Any) -> int:
     """Returns the first row of a DTensor that this rank has."""
-    mesh = _mesh(tensor)
+    mesh = tensor.device_mesh
     return borders(rows_of(tensor.shape), mesh.size())[mesh.get_local_rank()]
 
 
-def with_rows(like: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def with_rows(like: Any, rows: torch.Tensor) -> torch.Tensor:
     """Returns a DTensor with the layout of another, whose rows on this rank are `rows`."""
-    kind: Any = type(like)
-    return kind.from_local(
-        rows.to(local(like).device), _mesh(like), _placements(like), run_check=False, shape=like.shape,
+    return type(like).from_local(
+        rows.to(local(like).device), like.device_mesh, like.placements, run_check=False, shape=like.shape,
         stride=like.stride(),
     )  # fmt: skip
 
@@ -109,19 +99,6 @@ def block_digests(pieces: Iterable[np.ndarray], size: int) -> bytes:
     return b"".join([*found, hasher.digest()] if filled else found)
 
 
-def tensor_digest(blocks: bytes) -> str:
-    """Returns the digest of a tensor from the digests of its blocks."""
-    return of_bytes(blocks)
-
-
 def row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Returns the bytes of one row."""
     return math.prod(shape[1:]) * dtype.itemsize
-
-
-def _mesh(tensor: torch.Tensor) -> Any:
-    return tensor.device_mesh  # type: ignore[attr-defined]
-
-
-def _placements(tensor: torch.Tensor) -> Any:
-    return tensor.placements  # type: ignore[attr-defined]

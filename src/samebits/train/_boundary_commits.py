@@ -20,6 +20,7 @@ from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._commit_parts import RanksReader, is_sharded
 from samebits.checkpoint._manifest import Manifest
+from samebits.distributed._fsdp2 import fsdp_modules, reshard
 from samebits.errors import SamebitsError
 from samebits.train import _object_checks as object_checks
 from samebits.train import _resume as resume
@@ -337,9 +338,11 @@ class CommitPolicy:
     @property
     def _sharded(self) -> bool:
         """True if parameters are DTensors: each rank has some rows."""
+        reshard(fsdp_modules(self._objects))  # a forward without a backward has left some whole
         return any(map(is_sharded, parameters(self._objects).values()))
 
     def _state(self) -> CommittedState:
+        reshard(fsdp_modules(self._objects))
         self._forms.check_groups(self._objects)
         saved = gather(self._objects, self._run_state)
         saved.aliases = self._aliases.state(saved, self._objects)

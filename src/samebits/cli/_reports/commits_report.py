@@ -82,6 +82,7 @@ def _cells(commit: CommitInfo, steps: Mapping[str, str]) -> tuple[str, ...]:
         return str(commit.step), "-", _age(commit.folder.modified()), "-", "-", "-", commit.status
     state = commit.status + (", finished" if manifest.finished else "")
     size = "-" if commit.size is None else f"{commit.size / 1e6:.3f} MB"
+    size += f" in {len(commit.parts)} parts" if commit.parts else ""
     parent = "-" if manifest.parent is None else steps.get(manifest.parent) or _bits(manifest.parent)
     position = printable(_position(manifest.position))
     age, digest = _age(commit.folder.modified()), _bits(manifest.digest)
