@@ -10,7 +10,7 @@ import fsdp2_programs as programs
 import samebits
 import shard_programs
 from samebits.checkpoint import load_commit
-from samebits.errors import SamebitsError
+from samebits.errors import InvalidArgumentError, SamebitsError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["Convnet", "Transformer", "Gan"]
@@ -95,13 +95,21 @@ def raised_by(run_dir, shards_model, **options):
     return None
 
 
+def added_late(run_dir):
+    with samebits.Run(run_dir) as run, pytest.raises(InvalidArgumentError) as raised:
+        run.add("net", programs.Mlp(True).net)
+    return str(raised.value)
+
+
 def refused(run_dir):
-    return [raised_by(None, True), raised_by(run_dir, False), raised_by(run_dir, True, shards=2)]
+    late = added_late(run_dir.with_name("late"))
+    return [late, raised_by(None, True), raised_by(run_dir, False), raised_by(run_dir, True, shards=2)]
 
 
 def test_a_sharded_model_needs_shards(ranks, tmp_path):
     """A loop without shards, and the commit of one: refused on all ranks, with what to type; replicas may do without."""
-    for without, replicas, commit_without in ranks(2, refused, tmp_path / "run")[0]:
+    for late, without, replicas, commit_without in ranks(2, refused, tmp_path / "run")[0]:
+        assert "Run.add('net')" in late and "samebits.Run(run_dir, net=...)" in late
         assert without.startswith("UnimplementedError") and "run.steps(loader, shards=S)" in without
         assert replicas is None
         assert commit_without.startswith("RunMismatchError") and "was made without shards" in commit_without

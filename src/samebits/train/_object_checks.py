@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from samebits.checkpoint._commit_parts import is_sharded
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import CorruptCommitError, RunMismatchError, UnimplementedError, UnsavableStateError
+from samebits.errors import (
+    CorruptCommitError,
+    InvalidArgumentError,
+    RunMismatchError,
+    UnimplementedError,
+    UnsavableStateError,
+)
 from samebits.train import _committed_state as committed
 from samebits.train._committed_state import CommittedState
 from samebits.train._object_states import Stateful, class_name, has_form_of_torch, parameters, unsaved_buffers
@@ -315,6 +322,15 @@ def check_compiled(name: str, obj: Any) -> None:
             f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on "
             "which batch sizes came before, and a resumed process has met others. Use torch.compile(model, "
             "dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
+        )
+
+
+def check_not_sharded(name: str, obj: Any) -> None:
+    """Raises for a sharded module that comes when the commit has been read: each rank reads its own rows."""
+    if isinstance(obj, torch.nn.Module) and any(map(is_sharded, obj.parameters())):
+        raise InvalidArgumentError(
+            f"Run.add({name!r}): its parameters are sharded (fully_shard), and each rank reads its rows when "
+            f"the run is entered. Give it to the run: with samebits.Run(run_dir, {name}=...)."
         )
 
 

@@ -40,7 +40,7 @@ from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.run_parts import RunParts
 from samebits.train._loop.steps import LoopSteps, Steps
 from samebits.train._loop.validation import Validation
-from samebits.train._object_checks import check_compiled, check_not_lazy, is_like
+from samebits.train._object_checks import check_compiled, check_not_lazy, check_not_sharded, is_like
 from samebits.train._object_states import Stateful, note_objects
 from samebits.train._replay_check import ReplayCheck
 from samebits.train._resume import ResumeState
@@ -226,6 +226,8 @@ class Run:
         check_compiled(name, thing)
         if self.run_dir is not None:
             check_not_lazy(name, thing)
+            if self._environment is not None:
+                check_not_sharded(name, thing)
         self.parts.resuming.check_contains(name)
         if self._environment is not None and epoch is None:  # those of each epoch may be others
             self._environment.hyperparameters.check_added(
