@@ -3,7 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 import fsdp2_programs as programs
 import samebits
@@ -119,3 +123,54 @@ def native():
 def test_control_native_fsdp2_ends_with_other_bits(world_size, ranks):
     """FSDP2 without shards differs from one process of it, so the comparison can fail."""
     assert ranks(world_size, native)[0][0] != ranks(1, native)[0][0]
+
+
+def start(net, gradient):
+    """Gives each parameter a gradient of the same values, sharded or not, from before the loop."""
+    for number, parameter in enumerate(net.parameters()):
+        whole = torch.full(parameter.shape, -0.0 if number % 2 else 0.01)
+        if gradient:
+            like = hasattr(parameter, "placements")
+            parameter.grad = (
+                distribute_tensor(whole, parameter.device_mesh, parameter.placements) if like else whole
+            )
+
+
+def checkpointed(net):
+    for index in (1, 3):
+        net[index] = checkpoint_wrapper(net[index])
+
+
+def of_options(shards_model):
+    """Gradients from before, forwards outside of the shards, a validation of 4 batches, activation checkpointing."""
+    samebits.set_random_seed(1)
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(108, 17), nn.ReLU(), nn.Linear(17, 4), nn.Linear(4, 4))
+    checkpointed(net)
+    if shards_model:
+        for index in (1, 3):
+            fully_shard(net[index])
+        fully_shard(net)  # keeps its own parameters whole after a forward
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    found = []
+    with samebits.Run(None, net=net, optimizer=optimizer) as run:
+        for _, shards in run.steps(shard_programs.loader(), epochs=1, shards=3):
+            start(net, True)
+            for images, labels, _tokens in shards:
+                (F.cross_entropy(net(images), labels) / 3).backward()
+            found.append(float(net(torch.ones(2, 3, 6, 6)).detach().sum()))
+            optimizer.step()
+            optimizer.zero_grad()
+            batches = run.validate(samebits.data.DataLoader(shard_programs.Rows(), batch_size=12))
+            with torch.no_grad():
+                found.append(batches.sum([float(F.cross_entropy(net(one[0]), one[1])) for one in batches]))
+        batches = run.validate(shard_programs.loader(), name="after")
+        found.append(batches.sum([float(net(one[0]).detach().sum()) for one in batches]))
+    return programs.digest.of_value([programs.whole(net.state_dict()), found])
+
+
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2))])
+def test_the_other_steps_of_a_loop_have_the_bits_of_the_replicated_run(world_size, ranks, alone):
+    """Gradients from before, forwards around the update, batches that ranks do not share evenly, checkpointing."""
+    expected = alone(of_options, False)
+    assert ranks(world_size, of_options, True)[0] == [expected] * world_size

@@ -189,6 +189,7 @@ class ShardedLoop:
         self._check_of_run(optimizer)
         if self._under_way and self._has_parameters(optimizer):
             self._raise_left(f"{type(optimizer).__name__}.step() is called")
+        reshard(self._modules)
 
     def _check_of_run(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises `InvalidArgumentError` for gradients of parameters that the run does not know."""

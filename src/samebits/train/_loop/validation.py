@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Generator, Iterable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from samebits._context import notify, process
 from samebits._program import begins_for
-from samebits.distributed._shards import in_order, sum_in_order
+from samebits.distributed._shards import fsdp_modules, in_order, reshard, sum_in_order
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.train._loop.batch_source import BatchSource
@@ -25,7 +26,7 @@ class Validation(Iterable[Any]):
     def __init__(self, parts: RunParts, loader: Iterable[Any], name: str) -> None:
         self._parts = parts
         self._loader = loader
-        ranks, self._ended = parts.saving.ranks, False
+        ranks, self._ended, self._own, self._more = parts.saving.ranks, False, 0, False
         self._every = None if parts.shards is None else (ranks.rank, ranks.world_size)
         at = process.position or parts.loops.position()
         self._first = at._replace(phase="validate", name=name, phase_batch=0)
@@ -60,11 +61,31 @@ class Validation(Iterable[Any]):
                 "Add "
                 'up with run.sum_over_ranks({"loss": ..., "n": ...}).'
             )
-        return sum_in_order(list(values), None, ranks.group, "run.validate(...).sum")
+        return sum_in_order(self._real(values), None, ranks.group, "run.validate(...).sum")
 
     def gather(self, values: Iterable[Any]) -> list[dict[str, float]]:
         """Returns the values of all batches, in their order; the arguments are those of `sum`."""
-        return in_order(list(values), None, self._parts.saving.ranks.group, "run.validate(...).gather")
+        return in_order(self._real(values), None, self._parts.saving.ranks.group, "run.validate(...).gather")
+
+    def _real(self, values: Iterable[Any]) -> list[Any]:
+        """Returns the values of this rank's batches, without that of a body that FSDP2 alone needed."""
+        own = list(values)
+        return own[:-1] if self._more and len(own) == self._own + 1 else own
+
+    def _others_go_on(self, *, has_next: bool, has_one: bool) -> bool:
+        """Returns True if a rank has one more batch: all run a forward then, in which FSDP2 gathers weights.
+
+        Raises `InvalidArgumentError` on all ranks where one never had a batch.
+        """
+        group = self._parts.saving.ranks.group
+        assert group is not None
+        goes_on, lacks = group.max_over_ranks([has_next, not has_one], "in run.validate")
+        if goes_on and lacks:
+            raise InvalidArgumentError(
+                "run.validate: with fully_shard all ranks run a forward for each batch, and this loader has "
+                f"fewer batches than the {group.world_size} ranks. Make batch_size smaller."
+            )
+        return bool(goes_on)
 
     def __iter__(self) -> Generator[Any, None, None]:
         under_way = self._parts.loops.validation
@@ -80,6 +101,11 @@ class Validation(Iterable[Any]):
         parts, loops = self._parts, self._parts.loops
         restore_body = save_body(parts.objects)
         source = BatchSource(self._loader, self._key, None, "Run.validate", self._first, every=self._every)
+        sharded = fsdp_modules(parts.objects) if self._every is not None else []
+        reshard(sharded)
+        gathers = bool(sharded) and parts.saving.ranks.group is not None
+        copied: list[Any] = []
+        self._own, self._more = 0, False
         loops.validation = self._first
         notify("validation_begins", parts.run, self._first)
         try:
@@ -102,10 +128,19 @@ class Validation(Iterable[Any]):
                     if ends:
                         break
                     continue
+                if gathers:
+                    self._others_go_on(has_next=True, has_one=True)
+                    copied = copied or copy.deepcopy([batch])  # the body may change its own
                 parts.begin_body(position, self._key, "batch", number)
+                self._own += 1
                 yield batch
                 if ends:
                     break
+            if gathers and self._others_go_on(has_next=False, has_one=bool(copied)):
+                self._more = True
+                parts.begin_body(position, self._key, "batch", "more")
+                yield copied[0]
+                self._others_go_on(has_next=False, has_one=bool(copied))
             self._ended = True
         finally:
             source.end_body()
