@@ -1,10 +1,10 @@
-"""What logical shards cost: a step by shards against plain accumulation (one process) and DDP (several, gloo).
+"""What logical shards cost: a step against plain accumulation (one process), DDP and FSDP2 (several, gloo).
 
     python bench/elastic.py [ROUNDS] [--ranks 2] [--json FILE]
 
 A transformer of 1.86 million weights, 4 rows of 64 tokens a shard, one thread a rank. Modes are interleaved in the
 same processes; the figure is the median over rounds of the median of a few steps. DDP adds its gradients with
-no_sync in all but a step's last backward.
+no_sync in all but a step's last backward; FSDP2 adds them in each backward.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import samebits
@@ -53,10 +54,22 @@ def batches(shards):
     return torch.randint(WORDS, (STEPS * shards * ROWS, TOKENS + 1), generator=generator)
 
 
-def by_shards(shards):
+def sharded():
+    """The model by FSDP2."""
+    model = Model()
+    for layer in model.layers.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def fsdp2_by_shards(shards):
+    return by_shards(shards, sharded)
+
+
+def by_shards(shards, make=Model):
     """Seconds of each step of a run with shards."""
     samebits.set_random_seed(1)
-    model = Model()
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     loader = samebits.data.DataLoader(batches(shards), batch_size=shards * ROWS)
     taken = []
@@ -96,29 +109,47 @@ def alone(shards):
     return taken[UNTIMED:]
 
 
+def fsdp2(shards):
+    """Seconds of each step of FSDP2, which sends gradients in each backward."""
+    samebits.set_random_seed(1)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data, taken = batches(shards), []
+    for rows in data.split(shards * ROWS):
+        barrier()
+        begun = time.perf_counter()
+        for shard in range(rank, shards, world_size):
+            backward(model, rows[shard::shards], shards / world_size)
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(time.perf_counter() - begun)
+    return taken[UNTIMED:]
+
+
 def barrier():
     if dist.is_initialized():
         dist.barrier()
 
 
-def rank_main(rounds, shards):
+def rank_main(rounds, shards, modes):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    measured = measure(rounds, shards)
+    measured = measure(rounds, shards, modes)
     if dist.get_rank() == 0:
         print("times", *measured, flush=True)
     dist.destroy_process_group()
 
 
-def measure(rounds, shards):
+def measure(rounds, shards, modes=(by_shards, alone)):
     """Median seconds by shards and without, interleaved."""
-    times = {mode: [] for mode in (by_shards, alone)}
+    times = {mode: [] for mode in modes}
     for number in range(rounds + 1):
-        for mode in (by_shards, alone) if number % 2 else (alone, by_shards):
+        for mode in modes if number % 2 else modes[::-1]:
             taken = statistics.median(mode(shards))
             times[mode] += [taken] if number else []  # the first round warms up
-    return [statistics.median(times[mode]) for mode in (by_shards, alone)]
+    return [statistics.median(times[mode]) for mode in modes]
 
 
 def on_ranks(ranks, *words):
@@ -156,7 +187,9 @@ def main():
     parser.add_argument("--part", nargs=2)
     args = parser.parse_args()
     if args.part and args.part[0] == "rank":
-        return rank_main(args.rounds, int(args.part[1]))
+        return rank_main(args.rounds, int(args.part[1]), (by_shards, alone))
+    if args.part and args.part[0] == "fsdp2":
+        return rank_main(args.rounds, int(args.part[1]), (fsdp2_by_shards, fsdp2))
     if args.part:
         return memory_main(args.part[0], int(args.part[1]))
     warnings.simplefilter("ignore")
@@ -176,12 +209,24 @@ def main():
         rows.append([ranks, shards, ours * 1e3, theirs * 1e3, ours / theirs, sent, 8 * (ranks - 1) / ranks])
         print(f"{ranks} ranks, {shards} shards: {ours * 1e3:8.1f} ms, without {theirs * 1e3:8.1f} ms, ratio {ours / theirs:.3f}, "
               f"{sent:.1f} bytes a weight against {rows[-1][-1]:.1f}", flush=True)  # fmt: skip
+    sharded_rows = []
+    for shards in (args.ranks, 8):
+        ours, theirs = map(float, on_ranks(args.ranks, args.rounds, "--part", "fsdp2", shards))
+        sharded_rows.append([args.ranks, shards, ours * 1e3, theirs * 1e3, ours / theirs])
+        print(f"FSDP2, {args.ranks} ranks, {shards} shards: {ours * 1e3:8.1f} ms, without {theirs * 1e3:8.1f} ms, ratio {ours / theirs:.3f}",
+              flush=True)  # fmt: skip
     memory = [float(on_ranks(args.ranks, 1, "--part", mode, 8)[0]) for mode in ("by_shards", "alone")]
     print(f"peak of rank 0: {memory[0]:.0f} MiB, DDP {memory[1]:.0f} MiB")
     columns = [("ranks", "{}"), ("shards", "{}"), ("by shards", figures.MILLISECONDS), ("plain or DDP", figures.MILLISECONDS),
                ("ratio", figures.RATIO), ("bytes sent a weight", "{:.3g}"), ("DDP's", "{:.3g}")]  # fmt: skip
     peaks = [("by shards", "{:.0f} MiB"), ("DDP", "{:.0f} MiB")]
-    figures.save(file, steps=figures.table(columns, rows), memory=figures.table(peaks, [memory]))
+    of_fsdp2 = [*columns[:3], ("FSDP2", figures.MILLISECONDS), ("ratio", figures.RATIO)]
+    figures.save(
+        file,
+        steps=figures.table(columns, rows),
+        fsdp2=figures.table(of_fsdp2, sharded_rows),
+        memory=figures.table(peaks, [memory]),
+    )
     return None
 
 
