@@ -15,7 +15,9 @@ import shard_programs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = list(programs.PROGRAMS)
-HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+HALVES = [
+    MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=dtype) for dtype in (None, torch.float32)
+]
 WORLDS = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3, 4))]
 
 
@@ -90,7 +92,7 @@ def long_run(folder, name, kill_at, shards_model, run_dir=""):
 
 
 def in_halves():
-    return {name: programs.train(name, mp_policy=HALVES) for name in ("Mlp", "Convnet")}
+    return [programs.train(name, mp_policy=policy) for name in ("Mlp", "Gan") for policy in HALVES]
 
 
 @pytest.mark.slow
