@@ -343,6 +343,7 @@ def test_a_script_without_a_switch_has_none_in_the_json(tmp_path):
     assert report["environment"]["threads"] == torch.get_num_threads()
 
 
+@pytest.mark.slow
 def test_json_may_have_standard_output_alone(tmp_path):
     """`--json -`: the JSON and no table; progress is on standard error."""
     (tmp_path / "train.py").write_text(PLAIN)

@@ -137,7 +137,7 @@ states = st.recursive(
 
 
 @given(state=states)
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_nesting_comes_back_with_equal_types_and_bits_through_a_commit(state, tmp_path):
     """Any nested state is read back from disk with the types, bits, order and strides it was committed with."""
     folder = tmp_path / uuid4().hex

@@ -183,7 +183,7 @@ def committing(url, report):
             os.write(report, b"%d\n" % step)
 
 
-@pytest.mark.first_case_quick
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("other", ["a", "b"])
 def test_no_kill_loses_a_commit_that_was_reported(machine, tmp_path, other):

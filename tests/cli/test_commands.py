@@ -58,6 +58,7 @@ def test_run_seeds_a_script_that_seeds_nothing(recorded):
     assert ends[0]["final"] == ends[1]["final"] is not None
 
 
+@pytest.mark.slow
 def test_diff_says_equal_or_the_first_step_and_component(recorded):
     """Exit status 0, 1, and 2 where there is no record; the first two say how many steps were compared."""
     folder, _ = recorded
@@ -208,6 +209,7 @@ def test_sigterm_passes_through_as_75(tmp_path):
     assert process.wait(200) == 75
 
 
+@pytest.mark.slow
 def test_diff_writes_its_result_as_json(recorded):
     """`--json -` prints JSON alone, equal or not; a file stands beside the sentence; the exit status is the same."""
     folder, _ = recorded

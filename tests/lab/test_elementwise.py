@@ -86,6 +86,7 @@ def test_no_elementwise_op_differs_over_threads_that_the_table_promises():
     assert promised(found) == []
 
 
+@pytest.mark.slow
 @needs_vectors
 def test_without_ours_the_hunt_finds_each_gap():
     """Negative control: with torch's kernels the same samples differ, for every op that tells and is on the list."""

@@ -55,6 +55,7 @@ def test_names():
         review(only=["no_such_op"], sources=["battery"])
 
 
+@pytest.mark.slow
 def test_this_process_is_left_as_it_was():
     """The review changes neither threads, nor the switch, nor the generator of the process that asks for it."""
     before = torch.get_num_threads(), torch.random.get_rng_state()

@@ -104,8 +104,7 @@ def percent(total):
 @pytest.mark.parametrize(
     "batch",
     [
-        0,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(6)),
         *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, BATCHES)),
     ],
 )
