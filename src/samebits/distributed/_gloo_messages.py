@@ -138,7 +138,7 @@ class GlooGroup:
             reported = waiting
             print(
                 f"samebits: rank {self.rank} has waited {seconds} s for the other ranks {waiting[1]}. "
-                "Does every rank get there, with as many batches?",
+                "Does every rank get there, with as many batches and backwards?",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 
