@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-_INNER = ("determinism.table", "rounding.optim")
+_INNER = ("determinism.table", "nn.utils", "rounding.optim")
 """Public packages within public packages."""
 _BY_ANOTHER_NAME = {
     "Dataset": "samebits.data.Pipeline, or a torch.utils.data.Dataset in samebits.data.DataLoader",
