@@ -86,7 +86,7 @@ class Commits:
         on_tensors_written: Callable[[], None],
         check: Callable[[], None],
     ) -> list[Position]:
-        """Commits a state with DTensors, as `commit`, on all ranks: each writes its part, none waits less."""
+        """Commits a state with DTensors, as `commit`; all ranks call this, and each writes its part."""
         started = time.perf_counter()
         together(group, "in a commit", check)
         write_parts(
