@@ -21,14 +21,10 @@ import xxhash
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from samebits._byte_digest import of_bytes
+from samebits._dtensors import local
 
 _LARGE = 1 << 24
 """Bytes of a state from which on threads pay off."""
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of a DTensor that this process has; any other tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

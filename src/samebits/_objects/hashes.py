@@ -21,6 +21,7 @@ import xxhash
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
 from samebits._context import process
+from samebits._dtensors import local
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 CONSTANTS = (
@@ -81,7 +82,7 @@ def _tensor(value: torch.Tensor) -> bytes:
     A tensor on the meta device has no bytes: only type and shape count. Of a DTensor
     the bytes count that this process has.
     """
-    value = digest.local(value)
+    value = local(value)
     if value.is_meta:
         return plain(("meta", str(value.dtype), tuple(value.shape)))
     try:

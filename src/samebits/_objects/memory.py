@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits._digest import local
+from samebits._dtensors import local
 
 
 def span(value: torch.Tensor | np.ndarray) -> tuple[int, int]:

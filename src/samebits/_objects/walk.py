@@ -20,6 +20,7 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import _digest as digest
+from samebits._dtensors import local
 from samebits._inspect.user_code import is_library, is_user_type
 from samebits._objects.hashes import CONSTANTS, PLAIN, Leaves, leaf, nested, plain
 from samebits._objects.parts import attributes_of, closure_of, contents, defaults_of, own_names, reader_of
@@ -112,7 +113,7 @@ def of_tensor(value: torch.Tensor) -> bytes:
     """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
     if value.numel() * value.element_size() <= _LARGE or value.is_inference():
         return leaf(value)
-    now = (value._version, digest.local(value).data_ptr())
+    now = (value._version, local(value).data_ptr())
     if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
         return _HASHED[id(value)][2]
     hashed = leaf(value)

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from samebits._dtensors import is_dtensor, local
 from samebits._objects.memory import are_near, with_strides
 from samebits.checkpoint import _classes as classes
 from samebits.checkpoint import _constants as constants
-from samebits.checkpoint._sharded_tensors import is_sharded, is_whole, local
+from samebits.checkpoint._sharded_tensors import is_whole
 from samebits.errors import UnsavableStateError
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
@@ -186,7 +187,7 @@ class Encoder:
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is not None:
             return encode_kind(self, value)
-        if is_sharded(value):
+        if is_dtensor(value):
             return self.sharded(value)
         if classes.is_instance(value):
             return self.instance(value)

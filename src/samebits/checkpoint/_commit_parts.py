@@ -20,14 +20,13 @@ import torch
 from samebits import errors
 from samebits._byte_digest import of_bytes
 from samebits._disk import sync_folder
+from samebits._dtensors import borders, is_dtensor, local
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint import _sharded_tensors as sharded_tensors
 from samebits.checkpoint._codec import Tensors, encode
 from samebits.checkpoint._manifest import IN_PARTS, Manifest, samebits_version
 from samebits.checkpoint._part_files import CommitFiles, Layouts, infos_of_part, part_name, share_out
 from samebits.checkpoint._reading import decode_state, failure_reason
-from samebits.checkpoint._sharded_tensors import is_sharded as is_sharded
-from samebits.checkpoint._sharded_tensors import local
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.commit_folder import write_file
 from samebits.errors import (
@@ -154,7 +153,7 @@ class _Cut:
 
     def __init__(self, tensor: torch.Tensor, group: Group) -> None:
         shape, row = tensor.shape, sharded_tensors.row_bytes(tensor.shape, tensor.dtype)
-        bounds = [first * row for first in sharded_tensors.borders(shape[0], group.world_size)]
+        bounds = [first * row for first in borders(shape[0], group.world_size)]
         begin, end = bounds[group.rank], bounds[group.rank + 1]
         self.size = sharded_tensors.block_size(bounds[-1])
         self.lead = min(-(-begin // self.size) * self.size, end) - begin
@@ -178,7 +177,7 @@ class _Contents:
     def __init__(self, state: Mapping[str, Any], group: Group) -> None:
         self._group = group
         self.tree, self.tensors = encode(dict(state))
-        self.sharded: Tensors = {name: one for name, one in self.tensors.items() if is_sharded(one)}
+        self.sharded: Tensors = {name: one for name, one in self.tensors.items() if is_dtensor(one)}
         for name, tensor in self.sharded.items():
             check_mesh(name, tensor, group)
         self.infos = {name: safetensors_file.describe(one) for name, one in self.tensors.items()}
@@ -345,7 +344,7 @@ class RanksReader:
                     if not manifest.in_parts and number % group.world_size == group.rank:
                         files.whole(name)  # no digest of rows is known: each rank verifies some in whole
                 self.bytes_read += files.bytes_read
-            return tensors, {name: one for name, one in tensors.items() if is_sharded(one)}
+            return tensors, {name: one for name, one in tensors.items() if is_dtensor(one)}
 
         tensors, sharded = together(group, self._doing, read_rows)
         blocks = hash_rows(group, sharded, self._doing) if manifest.in_parts else {}

@@ -23,12 +23,13 @@ import safetensors.torch
 import torch
 
 from samebits._context import is_url
+from samebits._dtensors import is_dtensor
 from samebits.checkpoint._rank_states import KEY as RANKS
 from samebits.checkpoint._rank_states import rank_state
 from samebits.checkpoint._reading import Folder, newest_valid, no_valid_commit_error, open_regular
 from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import MARKER
-from samebits.checkpoint._sharded_tensors import is_sharded, rows_like
+from samebits.checkpoint._sharded_tensors import rows_like
 from samebits.checkpoint._store import check_path, commit_folders
 from samebits.errors import InvalidArgumentError, SamebitsError, WeightsFileError, WeightsMismatchError
 
@@ -150,7 +151,7 @@ def load_weights(
         )
     own = module.state_dict()
     state = {
-        name: rows_like(own[name], value) if is_sharded(own.get(name)) else value
+        name: rows_like(own[name], value) if is_dtensor(own.get(name)) else value
         for name, value in _read_source(source, object, step).items()
     }
     before = {name: value.clone() for name, value in own.items() if isinstance(value, torch.Tensor)}

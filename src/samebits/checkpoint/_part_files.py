@@ -16,6 +16,7 @@ import torch
 
 from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
+from samebits._dtensors import borders
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint import _sharded_tensors as sharded_tensors
 from samebits.checkpoint._manifest import Manifest
@@ -37,7 +38,7 @@ def share_out(infos: Infos, sharded: Collection[str], world_size: int) -> dict[s
     sizes, parts = [0] * world_size, {}
     for name in sharded:
         shape = infos[name]["shape"]
-        begins = sharded_tensors.borders(shape[0], world_size)
+        begins = borders(shape[0], world_size)
         counts = [after - begin for begin, after in itertools.pairwise(begins)]
         parts[name] = [[rank, begins[rank], count] for rank, count in enumerate(counts) if count]
         for rank, count in enumerate(counts):

@@ -16,9 +16,9 @@ import torch
 
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
+from samebits._dtensors import is_dtensor
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import Tensors, decode, encode
-from samebits.checkpoint._sharded_tensors import is_sharded
 from samebits.errors import CorruptCommitError, RunMismatchError
 
 KEY = "ranks"
@@ -95,12 +95,12 @@ def leaf_hashes(state: Mapping[str, Any]) -> dict[str, int]:
     return {
         path: found[path]
         for path, one, _ in digest.walk(dict(state))
-        if path in found and not is_sharded(one)
+        if path in found and not is_dtensor(one)
     }
 
 
 def _hash(tensor: torch.Tensor) -> int:
-    if is_sharded(tensor):  # the digests of a commit cover its rows
+    if is_dtensor(tensor):  # the digests of a commit cover its rows
         return digest.leaf([str(tensor.dtype), tuple(tensor.shape)])
     return digest.leaf((tensor, tuple(tensor.stride())))
 

@@ -14,17 +14,12 @@ import numpy as np
 import torch
 import xxhash
 
-from samebits._digest import local as local
+from samebits._dtensors import borders, local
 
 LEAST_BLOCK = 4096
 MOST_BLOCKS = 128
 DIGEST_BYTES = 16
 """Bytes of one block's digest."""
-
-
-def is_sharded(value: Any) -> bool:
-    """Returns True for a DTensor (its package is not imported for the question)."""
-    return isinstance(value, torch.Tensor) and local(value) is not value
 
 
 def is_whole(tensor: Any) -> bool:
@@ -36,16 +31,6 @@ def is_whole(tensor: Any) -> bool:
 def rows_of(shape: Sequence[int]) -> int:
     """Returns the number of rows that ranks share out: the first dimension; 1 of a single number."""
     return shape[0] if shape else 1
-
-
-def borders(rows: int, world_size: int) -> list[int]:
-    """Returns the first row of each rank, as `torch.chunk` gives them, and after them the number of rows.
-
-    >>> borders(5, 4)
-    [0, 2, 4, 5, 5]
-    """
-    most = -(-rows // world_size)
-    return [min(rank * most, rows) for rank in range(world_size + 1)]
 
 
 def first_row(tensor: Any) -> int:

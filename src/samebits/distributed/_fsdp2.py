@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
+from samebits._dtensors import is_dtensor
 from samebits._inspect.patching import Patches
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._ordered_sum import (
     GradientSum,
     OrderedSum,
-    is_sharded,
     outside_error,
     several_error,
 )
@@ -72,7 +72,7 @@ def refuse_norms(patches: Patches) -> None:
     @functools.wraps(total_norm)
     def checked(tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if any(map(is_sharded, given)):
+        if any(map(is_dtensor, given)):
             raise UnimplementedError(
                 "torch.nn.utils.clip_grad_norm_: of parameters of fully_shard its norm follows the number of "
                 "processes, and run.steps(shards=...) has one for any. Call "

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
+from samebits._dtensors import is_dtensor, local
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._slice_messages import DOING, SliceMessages, added_slices
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -215,7 +216,7 @@ class OneProcessSum(GradientSum):
             zip(self._begun, self._parameters, strict=True)
         ):
             now = parameter.grad
-            if self._came[number] > 1 and is_sharded(parameter):
+            if self._came[number] > 1 and is_dtensor(parameter):
                 raise several_error(name)
             if before is None or (now is not None and now.requires_grad):
                 continue
@@ -477,15 +478,10 @@ class OrderedSum(GradientSum):
         return self._spare.take(bucket.piece * slices, bucket.dtype, bucket.device)
 
 
-def is_sharded(tensor: Any) -> bool:
-    """Returns True for a DTensor, as the parameters of `fully_shard` are: its import takes seconds."""
-    return type(tensor).__name__ == "DTensor"
-
-
 def _memory_of(gradient: Any) -> torch.Tensor:
     """Returns the tensor of which a gradient, or its rows on this rank, is a view; else itself."""
-    local = gradient._local_tensor if is_sharded(gradient) else gradient
-    return local if local._base is None else local._base
+    own = local(gradient)
+    return own if own._base is None else own._base
 
 
 def changed_error(what: str) -> InvalidArgumentError:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from samebits._dtensors import is_dtensor
 from samebits.data._resumable import Resumable
 from samebits.distributed._fsdp2 import fsdp_modules, reshard
-from samebits.distributed._ordered_sum import is_sharded
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
 ELEMENTWISE = (
@@ -127,7 +127,7 @@ def _check_sharded(objects: Mapping[str, Any], call: str) -> None:
                 raise UnimplementedError(f"{call}: {name} (fully_shard) {why}.")
             known.update(id(one.sharded_param) for one in group.fsdp_params)
     for name, parameter in named_parameters(objects):
-        if is_sharded(parameter) and id(parameter) not in known:
+        if is_dtensor(parameter) and id(parameter) not in known:
             raise UnimplementedError(
                 f"{call}: {name} is a DTensor that fully_shard has not made, or its module is no object of "
                 "the run. Tensor, pipeline and expert parallelism are not supported: their sums follow the "
@@ -202,7 +202,7 @@ def _check_wrappers(objects: Mapping[str, Any], call: str) -> None:
 def _check_optimizer(name: str, thing: Any, objects: Mapping[str, Any], call: str) -> None:
     """Raises for an optimizer with other parameters than the sharded ones, or that mixes their elements."""
     own = parameters_of_optimizer(thing)
-    if any(map(is_sharded, own)):
+    if any(map(is_dtensor, own)):
         kind = type(thing)
         known = kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim.")
         if known and any(group.get("fused") for group in thing.param_groups):
@@ -219,9 +219,9 @@ def _check_optimizer(name: str, thing: Any, objects: Mapping[str, Any], call: st
     modules = [one for one in objects.values() if isinstance(one, torch.nn.Module)]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     known_ids = {id(parameter) for parameter in parameters}
-    shapes = {parameter.shape for parameter in parameters if is_sharded(parameter)}
+    shapes = {parameter.shape for parameter in parameters if is_dtensor(parameter)}
     for parameter in own:
-        if id(parameter) not in known_ids and not is_sharded(parameter) and parameter.shape in shapes:
+        if id(parameter) not in known_ids and not is_dtensor(parameter) and parameter.shape in shapes:
             raise InvalidArgumentError(
                 f"{call}: {name} has a parameter of shape {tuple(parameter.shape)} that no module has: it "
                 "was made before fully_shard, which replaces the parameters. Make the optimizer after it."

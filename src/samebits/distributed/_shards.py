@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samebits._context import Words, process
+from samebits._dtensors import is_dtensor
 from samebits._inspect.patching import Patches
 from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
@@ -27,7 +28,6 @@ from samebits.distributed._ordered_sum import (
     OneProcessSum,
     OrderedSum,
     changed_error,
-    is_sharded,
 )
 from samebits.distributed._refusals import named_parameters, parameters_of_optimizer
 from samebits.errors import InvalidArgumentError, RanksError
@@ -165,7 +165,7 @@ class ShardedLoop:
             self._sum.set_parameters(named)
             return
         for one, sharded in zip(self._sums, (False, True), strict=True):
-            one.set_parameters([(name, each) for name, each in named if is_sharded(each) is sharded])
+            one.set_parameters([(name, each) for name, each in named if is_dtensor(each) is sharded])
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Returns the parameters that have required a gradient: frozen ones are not sent."""

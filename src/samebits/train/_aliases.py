@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samebits._digest import local
+from samebits._dtensors import local
 from samebits.errors import InvalidArgumentError
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes

@@ -63,38 +63,27 @@ class Commits:
         facts: Mapping[str, Any],
         on_tensors_written: Callable[[], None],
         check: Callable[[], None],
+        group: Group | None = None,
     ) -> list[Position]:
         """Commits, waits until the commit is durable, and returns the earlier snapshots that have become so.
 
         `facts`: the fields of the manifest besides `position` and the state; `check` raises for a state that
-        cannot be restored.
+        cannot be restored; `group`: of ranks that all call this, each of which writes its rows of DTensors.
         """
         self._await_writer()
         started = time.perf_counter()
-        check()
-        made = self.store.prepare(state, step=position.step, position=position.to_dict(), **facts)
-        self.store.write(made, on_tensors_written)
+        facts = {**facts, "step": position.step, "position": position.to_dict()}
+        if group is None:
+            check()
+            self.store.write(self.store.prepare(state, **facts), on_tensors_written)
+        else:
+            together(group, "in a commit", check)
+            write_parts(group, self.store, state, on_tensors_written=on_tensors_written, **facts)
         self.cadence.record_commit(time.perf_counter() - started)
-        return [*self._take_durable(), position]
-
-    def commit_parts(
-        self,
-        group: Group,
-        state: dict[str, Any],
-        position: Position,
-        facts: Mapping[str, Any],
-        on_tensors_written: Callable[[], None],
-        check: Callable[[], None],
-    ) -> list[Position]:
-        """Commits a state with DTensors, as `commit`; all ranks call this, and each writes its part."""
-        started = time.perf_counter()
-        together(group, "in a commit", check)
-        write_parts(
-            group, self.store, state, step=position.step, position=position.to_dict(),
-            on_tensors_written=on_tensors_written, **facts,
-        )  # fmt: skip
-        self.cadence.record_commit(time.perf_counter() - started)
-        return [position]
+        earlier = (
+            self._take_durable() if group is None else []
+        )  # a commit in parts has no snapshots before it
+        return [*earlier, position]
 
     def reserve(self, state: dict[str, Any]) -> None:
         """Prepares for snapshots of such a state, beside the training, if the first would wait long."""

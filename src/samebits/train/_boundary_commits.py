@@ -17,8 +17,9 @@ import xxhash
 
 from samebits._arguments import is_int, require
 from samebits._context import Position, process
+from samebits._dtensors import is_dtensor
 from samebits._inspect import user_code
-from samebits.checkpoint._commit_parts import RanksReader, is_sharded
+from samebits.checkpoint._commit_parts import RanksReader
 from samebits.checkpoint._manifest import Manifest
 from samebits.distributed._fsdp2 import fsdp_modules, reshard
 from samebits.errors import SamebitsError
@@ -339,7 +340,7 @@ class CommitPolicy:
     def _sharded(self) -> bool:
         """True if parameters are DTensors: each rank has some rows."""
         reshard(fsdp_modules(self._objects))  # a forward without a backward has left some whole
-        return any(map(is_sharded, parameters(self._objects).values()))
+        return any(map(is_dtensor, parameters(self._objects).values()))
 
     def _state(self) -> CommittedState:
         reshard(fsdp_modules(self._objects))
@@ -373,11 +374,9 @@ class CommitPolicy:
             "value": self._best.pop(),
             "note": self._notes.text,
         }
+        writing = partial(self._notify, "commit_writing", position)
         if self.ranks.group is not None and self._sharded:
-            writing = partial(self._notify, "commit_writing", position)
-            self._notify_durable(
-                self.commits.commit_parts(self.ranks.group, tree, position, facts, writing, check)
-            )
+            self._notify_durable(self.commits.commit(tree, position, facts, writing, check, self.ranks.group))
             return
         if not wait and self.ranks.rank:
             self.commits.cadence.record_commit(time.perf_counter() - started)
@@ -391,9 +390,7 @@ class CommitPolicy:
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
-                durable = self.commits.commit(
-                    tree, position, facts, lambda: self._notify("commit_writing", position), check
-                )
+                durable = self.commits.commit(tree, position, facts, writing, check)
         self._notify_durable(durable)
 
     def _commit_inside(self, position: Position, find_unsaved: FindUnsaved | None) -> None:

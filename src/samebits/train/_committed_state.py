@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
 from samebits._context import Position
-from samebits.checkpoint._commit_parts import is_sharded
+from samebits._dtensors import is_dtensor
 from samebits.state import _in_place
 from samebits.state._attributes import Attributes
 from samebits.train import _object_states as object_states
@@ -320,17 +320,17 @@ def layouts(objects: Mapping[str, Stateful], names: Iterable[str]) -> dict[str, 
     found: dict[str, torch.Tensor] = {}
     for name, thing in objects.items():
         values = thing.state_dict() if isinstance(thing, torch.nn.Module) else {}
-        found |= {f"objects.{name}.{path}": one for path, one in values.items() if is_sharded(one)}
+        found |= {f"objects.{name}.{path}": one for path, one in values.items() if is_dtensor(one)}
     for path, one in object_states.parameters(objects).items():
-        if is_sharded(one):
+        if is_dtensor(one):
             found |= {f"grads.{path}": one, f"optimizer_only.{path}": one}
     optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
     for name, optimizer in optimizers.items():
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         begin = f"objects.{name}.state."
-        for saved in (one.split(_OF_ENTRY)[-1] for one in names) if any(map(is_sharded, own)) else ():
+        for saved in (one.split(_OF_ENTRY)[-1] for one in names) if any(map(is_dtensor, own)) else ():
             number = saved.removeprefix(begin).partition(".")[0] if saved.startswith(begin) else ""
-            if number.isdecimal() and int(number) < len(own) and is_sharded(own[int(number)]):
+            if number.isdecimal() and int(number) < len(own) and is_dtensor(own[int(number)]):
                 found[saved] = own[int(number)]
     of_entries = {one: one.split(_OF_ENTRY)[-1] for one in names if _OF_ENTRY in one}
     return {**found, **{one: found[inner] for one, inner in of_entries.items() if inner in found}}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits._digest import local
+from samebits._dtensors import local
 from samebits._objects.memory import are_near, span
 from samebits.checkpoint._classes import items_of
 from samebits.errors import UnsavableStateError

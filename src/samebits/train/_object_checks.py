@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits.checkpoint._commit_parts import is_sharded
+from samebits._dtensors import is_dtensor
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import (
     CorruptCommitError,
@@ -327,7 +327,7 @@ def check_compiled(name: str, obj: Any) -> None:
 
 def check_not_sharded(name: str, obj: Any) -> None:
     """Raises for a sharded module that comes when the commit has been read: each rank reads its own rows."""
-    if isinstance(obj, torch.nn.Module) and any(map(is_sharded, obj.parameters())):
+    if isinstance(obj, torch.nn.Module) and any(map(is_dtensor, obj.parameters())):
         raise InvalidArgumentError(
             f"Run.add({name!r}): its parameters are sharded (fully_shard), and each rank reads its rows when "
             f"the run is entered. Give it to the run: with samebits.Run(run_dir, {name}=...)."

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from samebits import errors
 from samebits._context import Position, process
+from samebits._dtensors import is_dtensor
 from samebits._inspect import user_code
 from samebits.checkpoint._commit_parts import RanksReader
 from samebits.checkpoint._manifest import Manifest
@@ -355,7 +356,7 @@ def _short(value: Any) -> str:
 def _check_not_sharded(objects: Mapping[str, Any]) -> None:
     for name, thing in objects.items():
         parameters = thing.parameters() if isinstance(thing, torch.nn.Module) else ()
-        if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
+        if any(map(is_dtensor, parameters)):
             raise UnimplementedError(
                 f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), and "
                 "without shards the bits would follow the number of ranks. Call run.steps(loader, shards=S)."

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from samebits._dtensors import is_dtensor
 from samebits.errors import InvalidArgumentError
 from samebits.nn.utils import clip_grad_norm_
 
@@ -129,7 +130,7 @@ class OptimizerStep:
     def _clip(self) -> None:
         if self.clip_norm is not None:
             own = self._parameters()
-            by_rows = any(hasattr(parameter, "placements") for parameter in own)
+            by_rows = any(map(is_dtensor, own))
             clip = clip_grad_norm_ if by_rows else torch.nn.utils.clip_grad_norm_
             clip(own, self.clip_norm)
         if self.clip_value is not None:

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from samebits import _digest as digest
 from samebits._byte_digest import of_bytes
+from samebits._dtensors import is_dtensor, local
 from samebits._objects.hashes import PLAIN, Leaves, leaf, of_nested, plain
 from samebits.train._loop.batch_source import length
 
@@ -164,7 +165,7 @@ class ObservedObjects:
     def has_dtensors(self) -> bool:
         """Returns True if the ranks share out a parameter among them (`fully_shard`)."""
         models = self.models().values()
-        return any(hasattr(one, "full_tensor") for model in models for one in model.parameters())
+        return any(is_dtensor(one) for model in models for one in model.parameters())
 
     def summary(self) -> list[str]:
         """Returns one line for each object."""
@@ -268,9 +269,8 @@ class _TensorView(NamedTuple):
 
 def _keep(tensor: torch.Tensor) -> _TensorView:
     view, address = None, 0
-    is_part = hasattr(tensor, "full_tensor")  # a DTensor
     on_cpu = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() > 0
-    if on_cpu and not is_part:
+    if on_cpu and not is_dtensor(tensor):
         array = digest.array_of(tensor)
         address = tensor.data_ptr()
         view = array if array.ctypes.data == address else None
@@ -281,7 +281,7 @@ def _hash_kept(views: list[_TensorView]) -> bytes | None:
     """Returns the hashes, or None if a tensor has moved (`.data = ...`, `.to(...)`, a resize)."""
     parts = []
     for tensor, address, shape, view, seed in views:
-        if hasattr(tensor, "full_tensor"):
+        if is_dtensor(tensor):
             parts.append(_hash_of_whole(tensor))
         elif view is None:
             parts.append(leaf(tensor))
@@ -301,7 +301,7 @@ def _hash_of_whole(tensor: Any) -> bytes:
 
     When they have parted it is that of the last step, if it still holds.
     """
-    writes = tensor._local_tensor._version
+    writes = local(tensor)._version
     if dist.is_initialized():
         _last_hashes[tensor] = writes, leaf(tensor.full_tensor())
     known, found = _last_hashes.get(tensor, (None, b""))

@@ -7,12 +7,14 @@ sum has another order for another number of rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from samebits._dtensors import borders, local
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
 _BLOCK = 1 << 18
@@ -71,7 +73,7 @@ def clip_grad_norm_(
                 "sharded by rows over one dimension. Pass parameters of fully_shard, or plain ones."
             )
     device = gradients[0].device
-    rows = [_row_sums(_local(gradient), power).to(device) for gradient in gradients]
+    rows = [_row_sums(local(gradient), power).to(device) for gradient in gradients]
     whole = _of_all_ranks(gradients, rows)
     total = _halved(torch.stack([_halved(one, power) for one in whole]), power)
     norm = total.sqrt() if power == 2.0 else total
@@ -79,12 +81,8 @@ def clip_grad_norm_(
         raise InvalidArgumentError(f"{call}(error_if_nonfinite=True): the norm is {float(norm)}.")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        _local(gradient).mul_(factor.to(gradient.device))
+        local(gradient).mul_(factor.to(gradient.device))
     return norm.to(torch.float64 if torch.float64 in {one.dtype for one in gradients} else torch.float32)
-
-
-def _local(gradient: Any) -> torch.Tensor:
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _by_rows(gradient: Any) -> bool:
@@ -131,7 +129,8 @@ def _of_all_ranks(gradients: Sequence[Any], rows: Sequence[torch.Tensor]) -> lis
         return whole
     mesh = gradients[sharded[0]].device_mesh
     ranks = mesh.size()
-    counts = [_rows_of_ranks(len(gradients[n]), ranks) for n in sharded]
+    bounds = [borders(len(gradients[n]), ranks) for n in sharded]
+    counts = [[after - begin for begin, after in itertools.pairwise(one)] for one in bounds]
     own = torch.cat([rows[n] for n in sharded])
     of_rank = list(zip(*counts, strict=True))
     padded = own.new_zeros(max(sum(sizes) for sizes in of_rank))
@@ -142,9 +141,3 @@ def _of_all_ranks(gradients: Sequence[Any], rows: Sequence[torch.Tensor]) -> lis
     for place, n in enumerate(sharded):
         whole[n] = torch.cat([part[place] for part in parts])
     return whole
-
-
-def _rows_of_ranks(rows: int, ranks: int) -> list[int]:
-    """Returns the number of rows of each rank, as `torch.chunk` cuts them: the last ranks may have none."""
-    size = -(-rows // ranks)
-    return [max(min(size, rows - rank * size), 0) for rank in range(ranks)]

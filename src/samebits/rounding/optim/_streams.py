@@ -8,6 +8,7 @@ is not replicated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from samebits._context import Words, process
+from samebits._dtensors import borders
 from samebits._native import kernel
 from samebits._unseeded import no_seed
 from samebits.random import _int_keys as int_keys
@@ -71,8 +73,9 @@ def shard(param: Any) -> list[int]:
     if not hasattr(param, "placements"):
         return []
     if process.rows_by_place:  # sharded by rows over one dimension: other DTensors are refused there
-        rows = -(-len(param) // param.device_mesh.size()) * param.device_mesh.get_local_rank()
-        return [BY_PLACE, min(rows, len(param)) * param[:1].numel()]
+        mesh = param.device_mesh
+        first = borders(len(param), mesh.size())[mesh.get_local_rank()]
+        return [BY_PLACE, first * math.prod(param.shape[1:])]
     # A rank outside holds nothing.
     coordinate = param.device_mesh.get_coordinate() or [0] * len(param.placements)
     return [

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
+from samebits._dtensors import local
 from samebits._inspect.user_code import (
     is_output_package,
     is_table,
@@ -182,7 +183,7 @@ def of_column(column: Any) -> bytes:
 
 def of_tensor(tensor: torch.Tensor) -> int:
     """Returns a tensor's address, equal for all its views; `-id(tensor)` if it is sparse, empty or lazy."""
-    tensor = digest.local(tensor)
+    tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
         return -id(tensor)
     return tensor.untyped_storage().data_ptr()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from samebits import _digest as digest
+from samebits._dtensors import local
 from samebits._inspect.user_code import is_user_type, keeps_attributes, may_hold_state
 from samebits._objects import rng_states, structure
 from samebits._objects.generators import generators_in
@@ -494,7 +494,7 @@ class StateSnapshot(Walk):
         if kinds_of_state.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
-            self.add(path, plain((value._version, digest.local(value).data_ptr())))
+            self.add(path, plain((value._version, local(value).data_ptr())))
             self._tensors[path] = weakref.ref(value)
         else:
             self.tensor(path, value, depth)

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from samebits._dtensors import is_dtensor
 from samebits._inspect import user_code
 from samebits._objects.memory import fill_tensor
 from samebits._program import syntax_tree
 from samebits.checkpoint._codec import decode, encode
-from samebits.checkpoint._commit_parts import is_sharded
 from samebits.errors import UnsavableStateError
 
 EntryState = dict[str, Any]
@@ -55,7 +55,7 @@ def decoded(entry: EntryState) -> dict[str, Any]:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if is_sharded(tensor):
+    if is_dtensor(tensor):
         return tensor.clone()
     copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if tensor.numel():
