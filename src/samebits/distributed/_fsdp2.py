@@ -74,9 +74,9 @@ def refuse_norms(patches: Patches) -> None:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if any(map(is_dtensor, given)):
             raise UnimplementedError(
-                "torch.nn.utils.clip_grad_norm_: of parameters of fully_shard its norm follows the number of "
-                "processes, and run.steps(shards=...) has one for any. Call "
-                "samebits.nn.utils.clip_grad_norm_, with the same arguments."
+                "torch's norm of gradients (clip_grad_norm_, get_total_norm) follows the number of processes "
+                "for parameters of fully_shard. Call samebits.nn.utils.clip_grad_norm_, with torch's "
+                "arguments: it returns a norm that does not."
             )
         return total_norm(given, *args, **kwargs)
 

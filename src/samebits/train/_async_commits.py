@@ -80,9 +80,8 @@ class Commits:
             together(group, "in a commit", check)
             write_parts(group, self.store, state, on_tensors_written=on_tensors_written, **facts)
         self.cadence.record_commit(time.perf_counter() - started)
-        earlier = (
-            self._take_durable() if group is None else []
-        )  # a commit in parts has no snapshots before it
+        # of commits in parts none was a snapshot
+        earlier = self._take_durable() if group is None else []
         return [*earlier, position]
 
     def reserve(self, state: dict[str, Any]) -> None:
