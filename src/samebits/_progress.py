@@ -19,11 +19,11 @@ class Progress:
 
     Args:
         description: the name of the work, beside the bar.
-        unit: the things counted, in the lines of a log ("cases"). Empty: a log gets no lines.
+        unit: the things counted, in the lines of a log ("runs ended"). Empty: a log gets no lines.
         shown: False: no bar and no such lines; `say` still prints.
 
     Example:
-        >>> with Progress("commits read") as progress:
+        >>> with Progress("MB of commits read") as progress:
         ...     list_commits("runs/digits", verify=True, on_progress=progress.update)
     """
 
@@ -54,7 +54,7 @@ class Progress:
         now = time.monotonic()
         if self._log_unit and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
-            self.say(f"{done} of {total} {self._log_unit} ended")
+            self.say(f"{done} of {total} {self._log_unit}")
 
     def expect_more(self, number: int) -> None:
         """Adds to the total."""

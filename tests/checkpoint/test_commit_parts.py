@@ -1,11 +1,13 @@
 """Commits in parts: each rank writes and reads its rows; what is damaged is an error or the commit before, and never a mixture."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,9 @@ from samebits.checkpoint import (
     prune,
 )
 from samebits.checkpoint import _manifest as manifests
+from samebits.checkpoint._reading import read_manifest, verify
 from samebits.checkpoint._sharded_tensors import block_digests, block_size
-from samebits.checkpoint._store import CommitStore
+from samebits.checkpoint._store import CommitStore, commit_folders
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import (
     CorruptCommitError,
@@ -125,11 +128,65 @@ def test_other_programs_read_parts(ranks, tmp_path):
     flip(folder(tmp_path / "run", 2) / "part-00001.safetensors", -1)
     with pytest.raises(dcp.api.CheckpointException, match="does not have the digest"):
         dcp.load({"model": states.wholes()}, storage_reader=DCPReader(tmp_path / "run"), no_dist=True)
-    assert [one.status for one in list_commits(tmp_path / "run", verify=True)] == ["damaged", "valid"]
+    seen = []
+    found = list_commits(tmp_path / "run", verify=True, on_progress=lambda *some: seen.append(some))
+    assert [one.status for one in found] == ["damaged", "valid"] and seen == sorted(seen) != []
+    assert "part-00001.safetensors" in found[0].reason and "part-00000" not in found[0].reason
     prune(tmp_path / "run", keep=1)
     assert (
         len(list((tmp_path / "run" / "commits").iterdir())) == 2
     )  # what is newer than the newest valid one stays
+
+
+class Meeting:
+    """A commit whose parts are read at a time: the first read of each waits for that of the others."""
+
+    def __init__(self, folder, parties):
+        self.folder, self.name, self.barrier = folder, folder.name, threading.Barrier(parties, timeout=20)
+
+    def open(self, name):
+        file, size = self.folder.open(name)
+        if name.startswith("part"):
+            file = Met(file, self.barrier)
+        return file, size
+
+
+class Met:
+    def __init__(self, file, barrier):
+        self.file, self.barrier, self.read, self.close, self.seek = (
+            file,
+            barrier,
+            file.read,
+            file.close,
+            file.seek,
+        )
+
+    def readinto(self, into):
+        if self.barrier is not None:
+            self.barrier.wait()
+            self.barrier = None
+        return self.file.readinto(into)
+
+
+def commit_two_blocks(run_dir):
+    store, group = CommitStore(run_dir), GlooGroup()
+    with store if dist.get_rank() == 0 else contextlib.nullcontext():
+        state = {"objects": {"model": {"w": states.sharded(torch.arange(2048.0))}}}
+        write_parts = _commit_parts.write_parts
+        write_parts(group, store, state, step=1, on_tensors_written=lambda: None, **states.FACTS)
+    group.close()
+
+
+def test_parts_are_verified_at_a_time(ranks, tmp_path):
+    """Two parts are read in two threads; control: a third that nobody reads is waited for in vain."""
+    ranks(2, commit_two_blocks, tmp_path / "run")
+    (found,) = commit_folders(tmp_path / "run")
+    manifest = read_manifest(found)
+    verify(Meeting(found, 2), manifest)
+    three = Meeting(found, 3)
+    three.barrier = threading.Barrier(3, timeout=0.5)
+    with pytest.raises(threading.BrokenBarrierError):
+        verify(three, manifest)
 
 
 def load_by_dcp(run_dir):

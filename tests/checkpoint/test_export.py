@@ -1,7 +1,9 @@
 """Commits to and from other programs' formats: every bit, and nothing that a file holds is executed."""
 
 import argparse
+import contextlib
 import io
+import json
 import os
 import pickle
 import shutil
@@ -19,7 +21,9 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits.checkpoint import export, load_commit, load_weights
+from samebits.checkpoint._commit_parts import write_parts
 from samebits.checkpoint._store import CommitStore
+from samebits.distributed._gloo_messages import GlooGroup
 from samebits.errors import (
     CorruptCommitError,
     InvalidArgumentError,
@@ -28,6 +32,7 @@ from samebits.errors import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from sharded_states import sharded
 from store_commits import write_commit
 
 FACTS = {"position": {}, "finished": False, "program": {}, "environment": {}}
@@ -83,6 +88,77 @@ def test_weights_go_out_and_come_back_bit_for_bit(saved, tmp_path, name):
         assert fresh.conv.weight.stride() == model.conv.weight.stride()
         assert fresh.one.weight is fresh.two.weight
     assert sorted(os.listdir(tmp_path)) == sorted(["run", *(f"{step}{name}" for step in (None, 1, 2))])
+
+
+def test_a_large_model_is_written_in_shards_with_an_index(saved, tmp_path):
+    """Past max_shard_size: files of at most that size (a larger tensor alone) and Hugging Face's index; equal bits; no size is an error."""
+    run_dir, model = saved
+    whole = safetensors.torch.load_file(export(run_dir, tmp_path / "one.safetensors", max_shard_size="1KB"))
+    (tmp_path / "m.safetensors").touch()  # readers would prefer it
+    index = export(run_dir, tmp_path / "m.safetensors", max_shard_size=100)
+    assert index == tmp_path / "m.safetensors.index.json" and not (tmp_path / "m.safetensors").exists()
+    listed = json.loads(index.read_bytes())
+    assert listed["metadata"] == {"total_size": sum(one.nbytes for one in whole.values())}
+    found, count = {}, len(set(listed["weight_map"].values()))
+    for number in range(1, count + 1):
+        name = f"m-{number:05d}-of-{count:05d}.safetensors"
+        tensors = safetensors.torch.load_file(tmp_path / name)
+        assert sum(one.nbytes for one in tensors.values()) <= 100 or len(tensors) == 1
+        assert {listed["weight_map"][one] for one in tensors} == {name}
+        found |= tensors
+    assert count > 2 and found.keys() == listed["weight_map"].keys()
+    assert bits_of(found) == bits_of(whole) == bits_of(model.state_dict())
+    assert export(run_dir, tmp_path / "m.safetensors", max_shard_size="5 gb").name == "m.safetensors"
+    for size in (0, "5 apples", -1, "1.5GB"):
+        with pytest.raises(InvalidArgumentError, match="max_shard_size"):
+            export(run_dir, tmp_path / "n.safetensors", max_shard_size=size)
+
+
+def bits_of(tensors):
+    return digest.of_value(dict(sorted(tensors.items())))
+
+
+PEAK = """
+import re, sys, torch
+from pathlib import Path
+from samebits.checkpoint import export, load_commit
+def peak():  # getrusage would give that of the parent
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+before = peak()
+for run_dir in sys.argv[1:]:
+    export(run_dir, run_dir + ".safetensors", max_shard_size="100MB")
+    print(peak() - before)
+load_commit(sys.argv[1])
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_an_export_does_not_hold_the_state(tmp_path, python, ranks):
+    """Of 256 MB, in one file and in parts, exports take less than a fifth of memory; load_commit (control) all. Equal files."""
+    with CommitStore(tmp_path / "whole") as store:
+        write_commit(store, 1, {"objects": {"model": many()}}, **FACTS)
+    ranks(2, commit_many, tmp_path / "parts")
+    *exports, load = python(PEAK, tmp_path / "whole", tmp_path / "parts").stdout.split()
+    assert max(map(int, exports)) < 50e6 and int(load) > 250e6
+    for number in range(1, 4):
+        one, two = (tmp_path / f"{name}-0000{number}-of-00003.safetensors" for name in ("whole", "parts"))
+        assert one.read_bytes() == two.read_bytes()
+        tensors = safetensors.torch.load_file(one)
+        assert tensors and all(torch.equal(value, many()[name]) for name, value in tensors.items())
+
+
+def many():
+    """32 tensors of 8 MB each."""
+    return {f"w{number}": torch.arange(2.0**21).view(1024, -1) + number for number in range(32)}
+
+
+def commit_many(run_dir):
+    store, group = CommitStore(run_dir), GlooGroup()
+    with store if group.rank == 0 else contextlib.nullcontext():
+        state = {"objects": {"model": {name: sharded(one) for name, one in many().items()}}}
+        write_parts(group, store, state, step=1, on_tensors_written=lambda: None, **FACTS)
+    group.close()
 
 
 def test_a_new_run_starts_from_the_weights_of_another(saved, tmp_path):

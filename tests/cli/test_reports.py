@@ -112,6 +112,17 @@ def test_no_column_of_commits_is_left_out_on_a_narrow_terminal(run, width):
     )
 
 
+@pytest.mark.slow
+def test_a_bar_shows_how_much_is_verified_on_a_terminal_alone(run):
+    """On a terminal a bar of MB stands above the table until all is read; a pipe gets the same lines without it."""
+    assert any(
+        "MB of commits read" in line
+        for line in on_terminal(100, "-m", "samebits", "commits", "--verify", run)
+    )
+    found = samebits("commits", "--verify", run)
+    assert found.stdout.count("valid") == 3 and "\x1b" not in found.stdout and found.stderr == ""
+
+
 def test_a_pipe_gets_plain_lines_with_whole_digests(run):
     """One line for each commit, without signs of a terminal."""
     out = samebits("commits", run).stdout

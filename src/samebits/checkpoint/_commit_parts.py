@@ -21,22 +21,14 @@ from samebits import errors
 from samebits._byte_digest import of_bytes
 from samebits._disk import sync_folder
 from samebits._dtensors import borders, is_dtensor, local
+from samebits.checkpoint import _part_files as part_files
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint import _sharded_tensors as sharded_tensors
 from samebits.checkpoint._codec import Tensors, encode
 from samebits.checkpoint._manifest import IN_PARTS, Manifest, samebits_version
-from samebits.checkpoint._part_files import CommitFiles, Layouts, infos_of_part, part_name, share_out
 from samebits.checkpoint._reading import decode_state, failure_reason
 from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.commit_folder import write_file
-from samebits.errors import (
-    CommitError,
-    CorruptCommitError,
-    RanksError,
-    RunDirectoryError,
-    SamebitsError,
-    UnimplementedError,
-)
 
 T = TypeVar("T")
 PATIENCE = 10.0
@@ -111,19 +103,20 @@ def write_parts(
 def together(group: Group, doing: str, work: Callable[[], T]) -> T:
     """Does `work` on each rank; raises on all what one of them has raised, the lowest rank's."""
     value: Any = None
-    raised: SamebitsError | None = None
+    raised: errors.SamebitsError | None = None
     try:
         value = work()
-    except SamebitsError as error:
+    except errors.SamebitsError as error:
         raised = error
     except OSError as error:
-        raised = CorruptCommitError(failure_reason(error))
+        raised = errors.CorruptCommitError(failure_reason(error))
     own = [] if raised is None else [type(raised).__name__, str(raised)]
     for rank, found in enumerate(group.gather_values(own, doing)):
         if found and rank == group.rank:
-            raise raised or RanksError(found[1])
+            raise raised or errors.RanksError(found[1])
         if found:
-            raise getattr(errors, found[0], RanksError)(f"rank {rank}: {found[1].removeprefix('rank 0: ')}")
+            kind = getattr(errors, found[0], errors.RanksError)
+            raise kind(f"rank {rank}: {found[1].removeprefix('rank 0: ')}")
     return value
 
 
@@ -181,7 +174,7 @@ class _Contents:
         for name, tensor in self.sharded.items():
             check_mesh(name, tensor, group)
         self.infos = {name: safetensors_file.describe(one) for name, one in self.tensors.items()}
-        self.parts = share_out(self.infos, self.sharded, group.world_size)
+        self.parts = part_files.share_out(self.infos, self.sharded, group.world_size)
 
     def whole_blocks(self) -> dict[str, bytes]:
         """Returns the digests of the blocks of the other tensors that this rank writes."""
@@ -197,14 +190,15 @@ class _Contents:
         """Writes the file of this rank, durably. Raises CommitError."""
         head, order = safetensors_file.header(self._of_part(self._group.rank))
         blocks = [memoryview(head), *(safetensors_file.raw(local(self.tensors[name])).data for name in order)]
+        path = folder / part_files.part_name(self._group.rank)
         try:
-            write_file(folder / part_name(self._group.rank), blocks)
+            write_file(path, blocks)
             sync_folder(folder)
         except OSError as error:
-            raise CommitError(
-                f"commit of step {step}: {folder / part_name(self._group.rank)} cannot be written: "
-                f"{error.strerror or error} ({sum(map(len, blocks)) / 1e6:.3f} MB wanted). Earlier commits "
-                "are untouched; remove the cause and run again."
+            raise errors.CommitError(
+                f"commit of step {step}: {path} cannot be written: {error.strerror or error} "
+                f"({sum(map(len, blocks)) / 1e6:.3f} MB wanted). Earlier commits are untouched; remove the "
+                "cause and run again."
             ) from error
 
     def manifest(self, found: Iterable[Sequence[Any]], *, step: int, **facts: Any) -> Manifest:
@@ -214,12 +208,14 @@ class _Contents:
         for name, text in joined.items():
             wanted = sharded_tensors.block_count(safetensors_file.nbytes(self.infos[name]))
             if len(text) != 2 * sharded_tensors.DIGEST_BYTES * wanted:
-                raise RanksError(f"a commit: the parts of {name} do not cover it. Nothing was committed.")
+                raise errors.RanksError(
+                    f"a commit: the parts of {name} do not cover it. Nothing was committed."
+                )
         files = {}
         for rank, host in enumerate(hosts):
             infos = self._of_part(rank)
             size = len(safetensors_file.header(infos)[0]) + sum(map(safetensors_file.nbytes, infos.values()))
-            files[part_name(rank)] = {"bytes": size, "rank": rank, "host": host}
+            files[part_files.part_name(rank)] = {"bytes": size, "rank": rank, "host": host}
         return Manifest(
             step=step, tree=self.tree, files=files, samebits=samebits_version(), schema=IN_PARTS,
             tensors={
@@ -233,7 +229,7 @@ class _Contents:
         )  # fmt: skip
 
     def _of_part(self, rank: int) -> dict[str, dict[str, Any]]:
-        return infos_of_part(self.infos, self.parts, rank)
+        return part_files.infos_of_part(self.infos, self.parts, rank)
 
 
 def check_mesh(name: str, tensor: Any, group: Group) -> None:
@@ -241,7 +237,7 @@ def check_mesh(name: str, tensor: Any, group: Group) -> None:
     mesh = tensor.device_mesh
     layout = [(type(one).__name__, getattr(one, "dim", None)) for one in tensor.placements]
     if layout != [("Shard", 0)] or (mesh.size(), mesh.get_local_rank()) != (group.world_size, group.rank):
-        raise UnimplementedError(
+        raise errors.UnimplementedError(
             f"{name} is a DTensor with placements {tuple(tensor.placements)} on a mesh of {mesh.ndim} "
             f"dimensions and size {mesh.size()}. Commits support rows that are shared out over all ranks: "
             "fully_shard(model)."
@@ -251,11 +247,11 @@ def check_mesh(name: str, tensor: Any, group: Group) -> None:
 class RanksReader:
     """Reads commits on all ranks at once: rank 0 finds them, and each rank reads what it needs.
 
-    `check` raises for a commit that is none of the program's.
+    `layouts`: part_files.Layouts; `check` raises for a commit that is none of the program's.
     """
 
     def __init__(
-        self, group: Group, store: CommitStore, layouts: Layouts, check: Callable[[Manifest, Any], None]
+        self, group: Group, store: CommitStore, layouts: Any, check: Callable[[Manifest, Any], None]
     ) -> None:
         self._group, self._store, self._layouts, self._check = group, store, layouts, check
         self._doing = f"in opening {store.where}"
@@ -286,7 +282,7 @@ class RanksReader:
             cure = "Give all ranks one folder of a shared file system"
             if str(self._store.where) != str(self._store.run_dir):
                 cure = "Commits are made in a folder first: set SAMEBITS_CACHE_DIR to one that all ranks see"
-            raise RunDirectoryError(
+            raise errors.RunDirectoryError(
                 f"{self._store.where}: the model is sharded, so each rank writes its part of a commit, and "
                 f"rank {', '.join(map(str, blind))} does not see the folder {self._store.run_dir} of rank 0, "
                 f"or may not write there. {cure}. Nothing was trained."
@@ -308,11 +304,11 @@ class RanksReader:
                 manifest = Manifest.from_bytes(self._group.broadcast(b"", self._doing))
                 try:
                     found = manifest, self._read(self._store.folder_of(message["read"]), manifest)
-                except SamebitsError:  # rank 0 has the same, and decides
+                except errors.SamebitsError:  # rank 0 has the same, and decides
                     found = None
             elif "error" in message:
                 name, text = message["error"]
-                kind = getattr(errors, name, RanksError)
+                kind = getattr(errors, name, errors.RanksError)
                 raise kind(f"rank 0: {text}" if text else f"rank 0 ended {self._doing} ({name})")
             else:
                 return found
@@ -332,7 +328,7 @@ class RanksReader:
         def read_rows() -> tuple[Tensors, Tensors]:
             like = self._layouts(manifest.tensors)
             tensors: Tensors = {}
-            with CommitFiles(folder, manifest) as files:
+            with part_files.CommitFiles(folder, manifest) as files:
                 for number, (name, info) in enumerate(manifest.tensors.items()):
                     live = like.get(name)
                     if live is None or list(live.shape) != info["shape"]:
@@ -351,11 +347,7 @@ class RanksReader:
 
         def finish() -> dict[str, Any]:
             for name, found in blocks.items():
-                first = 2 * sharded_tensors.DIGEST_BYTES * _Cut(sharded[name], group).first_block
-                if manifest.tensors[name]["blocks"][first : first + 2 * len(found)] != found.hex():
-                    raise CorruptCommitError(
-                        f"{folder}: tensor {name!r} does not have the digest it was written with"
-                    )
+                part_files.check_blocks(folder, manifest, name, _Cut(sharded[name], group).first_block, found)
             state = decode_state(folder, manifest, tensors)
             self._check(manifest, state)
             return state

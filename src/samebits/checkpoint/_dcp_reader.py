@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from samebits.checkpoint._load import choose_folders, object_state
 from samebits.checkpoint._part_files import CommitFiles
-from samebits.checkpoint._reading import check_sizes, decode_state, no_valid_commit_error, read_manifests
+from samebits.checkpoint._reading import check_sizes, no_valid_commit_error, outline, read_manifests
 
 
 class DCPReader(StorageReader):
@@ -62,15 +62,10 @@ class DCPReader(StorageReader):
             raise no_valid_commit_error(run_dir, skipped)
         self._folder, self._manifest = good[0]
         check_sizes(self._folder, self._manifest)
-        # Memory that nobody writes takes no room
-        holders = {
-            name: torch.empty(info["shape"], dtype=vars(torch)[info["dtype"]])
-            for name, info in self._manifest.tensors.items()
-        }
-        state: Any = decode_state(self._folder, self._manifest, holders)
+        state: Any
+        state, names = outline(self._folder, self._manifest)
         state = state.get("objects", state) if object is None else object_state(state, object, run_dir)
         self._values, _ = flatten_state_dict(dict(state))
-        names = {id(holder): name for name, holder in holders.items()}
         self._tensors = {path: names[id(value)] for path, value in self._values.items() if id(value) in names}
 
     @override

@@ -7,7 +7,9 @@ A file appears whole or not at all; equal tensors give equal bytes.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +21,9 @@ import torch
 from samebits import _digest as digest
 from samebits._disk import sync_folder
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._load import MODEL, TENSORS_ONLY, object_state, read_commit, refusal_reason
+from samebits.checkpoint._load import MODEL, TENSORS_ONLY, object_state, read_commit, refusal_reason, valid
+from samebits.checkpoint._part_files import CommitFiles
+from samebits.checkpoint._reading import verify
 from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES
 from samebits.errors import InvalidArgumentError, UnsavableStateError
 
@@ -33,12 +37,15 @@ def export(
     *,
     object: str | None = None,
     step: int | None = None,
+    max_shard_size: int | str = "5GB",
 ) -> Path:
     """Writes a commit in the format of the suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
 
     .safetensors: the tensors of one object, bit for bit, without strides (channels_last is restored as
     contiguous, with equal values) and ties (each name has its own copy): a module that loads it has both
-    already. .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's
+    already. One tensor at a time is in memory. A model larger than `max_shard_size` is written as Hugging
+    Face's libraries do: m-00001-of-00002.safetensors, ..., and m.safetensors.index.json, whose path is
+    returned. .pt, .pth: for `torch.load(weights_only=True)`, the result of `load_commit` or one object's
     state_dict: strides, ties and every bit are those of the commit. No suffix: a new folder, which
     `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads.
 
@@ -47,6 +54,8 @@ def export(
         path: of the new file or folder.
         object: the object to export; None: all of them, the model for .safetensors.
         step: of the commit; None: the newest valid one.
+        max_shard_size: of a .safetensors file, in bytes or as "5GB" (10^9 bytes), "200MB"; a larger tensor
+            has a file of its own.
 
     Raises:
         InvalidArgumentError: there is no such commit, object or folder, a folder for DCP is there already, or
@@ -78,17 +87,60 @@ def export(
         )
     if not suffix and where.exists():
         raise InvalidArgumentError(f"export to {where}: it is there already. Choose another folder.")
-    name = MODEL if suffix == TENSORS_ONLY and object is None else object
-    state: Any = read_commit(run_dir, step)
-    if name is not None:
-        state = object_state(state, name, run_dir)
+    limit = _bytes_of(max_shard_size)
     if suffix == TENSORS_ONLY:
-        save_safetensors(state, where)
-    elif suffix:
+        folder, manifest, (state, names) = valid(run_dir, step, "export", verify)
+        state = object_state(state, MODEL if object is None else object, run_dir)
+        with CommitFiles(folder, manifest, safetensors_file.mapped) as files:
+            return _export_safetensors(state, where, limit, lambda one: files.whole(names[id(one)]))
+    state = read_commit(run_dir, step)
+    if object is not None:
+        state = object_state(state, object, run_dir)
+    if suffix:
         _export_pickled(state, where)
     else:
-        _export_dcp(state.get("objects", state) if name is None else {name: state}, where)
+        _export_dcp(state.get("objects", state) if object is None else {object: state}, where)
     return where
+
+
+def _bytes_of(size: int | str) -> int:
+    parts = re.fullmatch(r"(\d+)([KMGT]?)B?", str(size).replace(" ", "").upper())
+    number = int(parts[1]) * 1000 ** " KMGT".index(parts[2] or " ") if parts else 0
+    if number < 1:
+        raise InvalidArgumentError(
+            f"export(max_shard_size={size!r}): must be bytes, or as in '5GB', '200MB'."
+        )
+    return number
+
+
+def _export_safetensors(
+    state: Mapping[str, Any], path: Path, limit: int, read: Callable[[torch.Tensor], torch.Tensor]
+) -> Path:
+    """Writes one file, or several and their index; `read` returns the content of a tensor of `state`."""
+    check_safetensors(state, path)
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    room = limit
+    for name, tensor in state.items():
+        if shards[-1] and tensor.nbytes > room:
+            shards.append({})
+            room = limit
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    if len(shards) == 1:
+        _write_safetensors(state, path, read)
+        return path
+    index = path.with_name(f"{path.name}.index.json")
+    index.unlink(missing_ok=True)  # it would name files of two exports
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        file = path.with_name(f"{path.stem}-{number:05d}-of-{len(shards):05d}{TENSORS_ONLY}")
+        _write_safetensors(shard, file, read)
+        places |= dict.fromkeys(shard, file.name)
+    size = sum(tensor.nbytes for tensor in state.values())
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
+    write_whole(index, lambda file: file.write(f"{text}\n".encode()))
+    path.unlink(missing_ok=True)  # readers would prefer one file
+    return index
 
 
 def _export_pickled(state: Any, path: Path) -> None:
@@ -141,26 +193,35 @@ def save_weights(state: Mapping[str, Any], path: Path) -> None:
         OSError: the disk refuses.
     """
     if path.suffix == TENSORS_ONLY:
-        save_safetensors(state, path)
+        check_safetensors(state, path)
+        _write_safetensors(state, path)
     else:
         save_pickled(dict(state), path)
 
 
-def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state` as safetensors; tied weights under each of their names, as readers expect."""
+def check_safetensors(state: Mapping[str, Any], path: Path) -> None:
+    """Raises InvalidArgumentError for a value that safetensors cannot hold."""
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
             what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise InvalidArgumentError(
                 f"{path}: state_dict()[{name!r}] is a {what}, which safetensors cannot hold. Use a .pt file."
             )
-    data = {name: safetensors_file.raw(tensor) for name, tensor in state.items()}
+
+
+def _write_safetensors(
+    state: Mapping[str, torch.Tensor],
+    path: Path,
+    read: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> None:
+    """Writes a file, tied weights under each of their names, as readers expect; `read` returns contents."""
     head, order = safetensors_file.header(
         {name: safetensors_file.describe(tensor) for name, tensor in state.items()}
     )
 
     def write(file: BinaryIO) -> None:
-        file.writelines((memoryview(head), *(data[name].data for name in order)))
+        file.write(head)
+        file.writelines(safetensors_file.raw(read(state[name])).data for name in order)
 
     write_whole(path, write)
 
@@ -170,7 +231,7 @@ def save_pickled(value: Any, path: Path) -> None:
     write_whole(path, lambda file: torch.save(value, file))
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes to a temporary file, fsyncs it, and renames it to `path`. Raises OSError."""
     # Always this name: what a kill leaves is gone with the next save
     fresh = path.with_name(f".{path.name}.tmp")

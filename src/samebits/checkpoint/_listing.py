@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits._arguments import require
+from samebits.checkpoint import _reading as reading
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._reading import (
-    Folder,
-    check_sizes,
-    failure_reason,
-    read_manifest,
-    sort_key,
-)
-from samebits.checkpoint._reading import (
-    verify as verify_commit,
-)
 from samebits.checkpoint._retention import Retention, step_of
 from samebits.checkpoint._store import commit_folders, lock_run_directory
 from samebits.errors import CorruptCommitError, NewerCommitError
@@ -30,7 +21,7 @@ VALID, WHOLE, NEWER, DAMAGED = "valid", "whole", "newer", "damaged"
 class CommitInfo:
     """One commit, with as much of it as can be read."""
 
-    folder: Folder
+    folder: reading.Folder
     status: str
     """valid: all digests hold. whole: the manifest's holds, the files have their sizes. Or newer, damaged."""
     manifest: Manifest | None
@@ -50,9 +41,7 @@ class CommitInfo:
     @property
     def size(self) -> int | None:
         """Total size in bytes of the files that the manifest names; None without a manifest."""
-        if self.manifest is None:
-            return None
-        return self.manifest.nbytes
+        return None if self.manifest is None else self.manifest.nbytes
 
     @property
     def parts(self) -> list[dict[str, Any]] | None:
@@ -86,9 +75,10 @@ def list_commits(
     verify: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CommitInfo]:
-    """Returns the commits in `run_dir` (path or URL), newest first; `on_progress(done, total)` follows each.
+    """Returns the commits in `run_dir` (path or URL), newest first.
 
-    With `verify` every byte is read. A commit that a live run deletes meanwhile is left out.
+    With `verify` every byte is read, and `on_progress(done, total)` is called with numbers of megabytes. A
+    commit that a live run deletes meanwhile is left out.
 
     Raises:
         RunDirectoryError: there is no run directory.
@@ -102,31 +92,38 @@ def list_commits(
         >>> [(commit.step, commit.status) for commit in commits]
         [(3, 'valid'), (2, 'valid'), (1, 'valid')]
     """
-    folders = commit_folders(run_dir)
-    found = []
-    for number, folder in enumerate(folders):
-        found.append(inspect_commit(folder, verify=verify))
+    found = [inspect_commit(folder, verify=False) for folder in commit_folders(run_dir)]
+    done, total = 0, sum(listed.size or 0 for listed in found)
+
+    def on_read(size: int) -> None:
+        nonlocal done
+        done += size
         if on_progress is not None:
-            on_progress(number + 1, len(folders))
+            on_progress(done // 10**6, total // 10**6)
+
+    if verify:
+        found = [inspect_commit(listed.folder, verify=True, on_read=on_read) for listed in found]
     if not all(listed.usable for listed in found):
         there = {folder.name for folder in commit_folders(run_dir)}
         found = [listed for listed in found if listed.usable or listed.folder.name in there]
     return _newest_first(found)
 
 
-def inspect_commit(folder: Folder, *, verify: bool) -> CommitInfo:
-    """Reads one commit; with `verify`, every byte of it."""
+def inspect_commit(
+    folder: reading.Folder, *, verify: bool, on_read: Callable[[int], None] = lambda _: None
+) -> CommitInfo:
+    """Reads one commit; with `verify`, every byte of it; `on_read` is called with numbers of bytes."""
     manifest = None
     try:
-        manifest = read_manifest(folder)
+        manifest = reading.read_manifest(folder)
         if verify:
-            verify_commit(folder, manifest)
+            reading.verify(folder, manifest, on_read)
         else:
-            check_sizes(folder, manifest)
+            reading.check_sizes(folder, manifest)
     except NewerCommitError as error:
         return CommitInfo(folder, NEWER, None, str(error))
     except (OSError, CorruptCommitError) as error:
-        return CommitInfo(folder, DAMAGED, manifest, failure_reason(error))
+        return CommitInfo(folder, DAMAGED, manifest, reading.failure_reason(error))
     return CommitInfo(folder, VALID if verify else WHOLE, manifest)
 
 
@@ -183,6 +180,6 @@ def _newest_first(listed: Sequence[CommitInfo]) -> list[CommitInfo]:
     parents = {commit.manifest.parent for commit in listed if commit.manifest is not None}
 
     def key(commit: CommitInfo) -> tuple[int, bool]:
-        return (commit.step, False) if commit.manifest is None else sort_key(commit.manifest, parents)
+        return (commit.step, False) if commit.manifest is None else reading.sort_key(commit.manifest, parents)
 
     return sorted(listed, key=key, reverse=True)

@@ -24,9 +24,9 @@ import torch
 
 from samebits._context import is_url
 from samebits._dtensors import is_dtensor
+from samebits.checkpoint import _reading as reading
 from samebits.checkpoint._rank_states import KEY as RANKS
 from samebits.checkpoint._rank_states import rank_state
-from samebits.checkpoint._reading import Folder, newest_valid, no_valid_commit_error, open_regular
 from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import MARKER
 from samebits.checkpoint._sharded_tensors import rows_like
@@ -82,16 +82,22 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
 
 def read_commit(run_dir: str | os.PathLike[str], step: int | None, rank: int = 0) -> dict[str, Any]:
     """Returns the state as `load_commit`; its large tensors are views of the file."""
-    found, skipped = newest_valid(choose_folders(run_dir, step, "load_commit"))
-    if found is None:
-        raise no_valid_commit_error(run_dir, skipped)
-    state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
+    _, _, state = valid(run_dir, step, "load_commit", reading.read_state)
+    world_size = len(state.get(RANKS, [])) + 1
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(f"load_commit(rank={rank}): {run_dir} was made by {world_size} processes.")
     return rank_state(state, rank, world_size, os.fspath(run_dir))
 
 
-def choose_folders(run_dir: str | os.PathLike[str], step: int | None, call: str) -> list[Folder]:
+def valid(run_dir: str | os.PathLike[str], step: int | None, call: str, read: Any) -> tuple[Any, Any, Any]:
+    """Returns folder and manifest of a commit, and the result of `read`; raises as `load_commit`."""
+    found, skipped = reading.newest_valid(choose_folders(run_dir, step, call), read=read)
+    if found is None:
+        raise reading.no_valid_commit_error(run_dir, skipped)
+    return found
+
+
+def choose_folders(run_dir: str | os.PathLike[str], step: int | None, call: str) -> list[reading.Folder]:
     """Returns the commits of a step, newest first; None: of any. Raises InvalidArgumentError for none."""
     folders = commit_folders(run_dir)
     steps = sorted({step_of(folder.name) for folder in folders})
@@ -235,7 +241,7 @@ def read_dcp(folder: Path, name: str) -> dict[str, torch.Tensor]:
             f"{folder} is neither a run directory nor a folder of torch.distributed.checkpoint (there is no "
             f"{DCP_METADATA})."
         )
-    file, size = open_regular(folder / DCP_METADATA)
+    file, size = reading.open_regular(folder / DCP_METADATA)
     with file:
         if size > MAX_METADATA_BYTES:
             raise WeightsFileError(f"{folder / DCP_METADATA} is larger than {MAX_METADATA_BYTES} bytes")
@@ -272,7 +278,7 @@ def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, An
 def _read_chunk(folder: Path, place: Any) -> torch.Tensor:
     if Path(place.relative_path).name != place.relative_path or getattr(place, "transform_descriptors", None):
         raise WeightsFileError(f"{folder} has a part in {place.relative_path!r}, no plain file in it")
-    file, size = open_regular(folder / place.relative_path)
+    file, size = reading.open_regular(folder / place.relative_path)
     with file:
         if not 0 <= place.offset <= place.offset + place.length <= size:
             raise WeightsFileError(f"{folder / place.relative_path} is cut off")

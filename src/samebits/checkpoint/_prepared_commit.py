@@ -18,17 +18,8 @@ import torch
 from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
 from samebits._objects.memory import span
+from samebits.checkpoint import _codec as codec
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._codec import (
-    MAX_DEPTH,
-    OBJECTS,
-    SMALL,
-    TENSORS,
-    Encoder,
-    encode,
-    repeated,
-    unsavable,
-)
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
@@ -58,7 +49,7 @@ class StateLayout:
         self._types = list(map(type, values))
         tuples = {number for number, kind, _ in self._containers if kind is tuple}
         self._objects = [
-            number for number, kind in enumerate(self._types) if kind in OBJECTS or number in tuples
+            number for number, kind in enumerate(self._types) if kind in codec.OBJECTS or number in tuples
         ]
         self._identities = _partition([id(values[number]) for number in self._objects])
         leaves = {path: number for number, path in enumerate(paths)}
@@ -69,18 +60,18 @@ class StateLayout:
         def mark(path: _Path, value: Any, node: Any) -> Any:
             """Returns a mark with the number of a plain leaf; the tree of anything else."""
             number = leaves.get(path)
-            if number is None or type(value) in TENSORS or type(value) is np.ndarray:
+            if number is None or type(value) in codec.TENSORS or type(value) is np.ndarray:
                 return node
             if _plain_json(value) is None:
                 raise LayoutError
             return f"{token}{number}"
 
-        encoder = Encoder(mark, repeated(state))
+        encoder = codec.Encoder(mark, codec.repeated(state))
         pieces = re.split(f'"{token}([0-9]+)"', canonical_json(encoder.node(state)))
         self._text = pieces
         self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
         self._known: list[Any] = [_UNSET] * len(self._plain)
-        self._tensors = [number for number, kind in enumerate(self._types) if kind in TENSORS]
+        self._tensors = [number for number, kind in enumerate(self._types) if kind in codec.TENSORS]
         self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
         self._tensor_kinds = _tensor_kinds([values[number] for number in self._tensors])
         self._array_kinds = _array_kinds([values[number] for number in self._arrays])
@@ -183,7 +174,7 @@ def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[
             containers.append((number, kind, len(value)))
             values += value
             paths += [(*path, index) for index in range(len(value))]
-        if len(path) > MAX_DEPTH:
+        if len(path) > codec.MAX_DEPTH:
             raise LayoutError
     return values, paths, containers
 
@@ -224,7 +215,7 @@ def _partition(memory: list[int]) -> list[int]:
 def _plain_json(value: Any) -> str | None:
     """Returns the canonical JSON of a value; None for one that holds tensors, lists, dicts and the like."""
     kind = type(value)
-    if kind is int and -SMALL <= value < SMALL:
+    if kind is int and -codec.SMALL <= value < codec.SMALL:
         return repr(value)
     if kind is float and value - value == 0:
         return repr(value)
@@ -243,11 +234,13 @@ def _plain_numbers(values: Any) -> bool:
     kinds = set(map(type, values))
     if not kinds <= _NUMBERS:
         return False
-    return int not in kinds or all(-SMALL <= value < SMALL for value in values if type(value) is int)
+    return int not in kinds or all(
+        -codec.SMALL <= value < codec.SMALL for value in values if type(value) is int
+    )
 
 
 def _encode_json(value: Any) -> str | None:
-    encoder = Encoder()
+    encoder = codec.Encoder()
     text = canonical_json(encoder.node(value))
     return None if encoder.tensors or encoder.met_objects else text
 
@@ -323,7 +316,7 @@ class CommitPreparer:
                 return self._flatten_by_layout(state)
             except LayoutError:
                 self._layouts_fit = False
-        tree, tensors = encode(state)
+        tree, tensors = codec.encode(state)
         layout = FileLayout({name: safetensors_file.describe(tensor) for name, tensor in tensors.items()})
         return layout, [tensors[name] for name in layout.names], canonical_json(tree)
 
@@ -353,4 +346,4 @@ def _raw(name: str, source: torch.Tensor | np.ndarray) -> np.ndarray:
     try:
         return safetensors_file.raw(source)
     except NotImplementedError as error:
-        raise unsavable([name], source, f"a view that torch cannot copy ({error})") from error
+        raise codec.unsavable([name], source, f"a view that torch cannot copy ({error})") from error

@@ -144,20 +144,23 @@ def read_state(folder: Folder, manifest: Manifest, layouts: Layouts | None = Non
     )
 
 
-def verify(folder: Folder, manifest: Manifest) -> None:
-    """Reads every byte of a commit, of one in parts without keeping it. Raises as `read_state` does."""
-    if not manifest.in_parts:
-        read_state(folder, manifest)
-        return
+def verify(
+    folder: Folder, manifest: Manifest, on_read: Callable[[int], None] = lambda _: None
+) -> tuple[dict[str, Any], dict[int, str]]:
+    """Reads every byte of a commit without keeping it; `on_read` is called with numbers of bytes.
+
+    Returns the `outline`. Raises as `read_state` does.
+    """
     check_sizes(folder, manifest)
-    with CommitFiles(folder, manifest) as files:
-        files.verify()
-        # The tree is verified, too. Memory that nobody writes takes no room
-        tensors = {
-            name: torch.empty(info["shape"], dtype=vars(torch)[info["dtype"]])
-            for name, info in files.infos.items()
-        }
-    decode_state(folder, manifest, tensors)
+    with CommitFiles(folder, manifest, safetensors_file.mapped) as files:
+        files.verify(on_read)
+    return outline(folder, manifest)
+
+
+def outline(folder: Folder, manifest: Manifest) -> tuple[dict[str, Any], dict[int, str]]:
+    """Returns a state whose tensors have no content, and their names in the commit, by `id`; none is read."""
+    tensors = {name: safetensors_file.mapped(info, str(folder)) for name, info in manifest.tensors.items()}
+    return decode_state(folder, manifest, tensors), {id(one): name for name, one in tensors.items()}
 
 
 def decode_state(folder: Folder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -200,7 +203,7 @@ def sort_key(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, 
     return manifest.step, manifest.digest not in parents
 
 
-ReadState = Callable[[Any, Manifest], dict[str, Any]]
+ReadState = Callable[[Any, Manifest], Any]
 
 
 def newest_valid(

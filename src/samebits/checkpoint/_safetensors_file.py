@@ -125,6 +125,14 @@ def view(memory: mmap.mmap, begin: int, dtype: torch.dtype, shape: Sequence[int]
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin).view(dtype).view(shape)
 
 
+def mapped(info: Mapping[str, Any], where: str) -> torch.Tensor:
+    """Returns a tensor that takes no room until it is written, and none once it is freed: malloc keeps it."""
+    if nbytes(info) == 0:
+        return allocate(info, where)
+    memory = mmap.mmap(-1, nbytes(info), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return view(memory, 0, _dtype(info), info["shape"])
+
+
 def _is_large(info: Mapping[str, Any]) -> bool:
     return nbytes(info) >= _LARGE and "stride" not in info
 
@@ -143,7 +151,7 @@ def _view_one(memory: mmap.mmap, begin: int, info: Mapping[str, Any], where: str
     page = begin // mmap.PAGESIZE * mmap.PAGESIZE
     memory.madvise(_POPULATE_READ, page, begin + nbytes(info) - page)  # an error of the disk is raised here
     tensor = view(memory, begin, _dtype(info), info["shape"])
-    _check_digest(raw(tensor), info, where)
+    check_digest(raw(tensor), info, where)
     digests.verified[tensor] = info["digest"]
     return tensor
 
@@ -153,7 +161,7 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
     data = raw(tensor)
     if fill(file, data) != data.nbytes:
         raise CorruptCommitError(f"{where} is cut off")
-    _check_digest(data, info, where)
+    check_digest(data, info, where)
     return with_strides_of(info, tensor, where)
 
 
@@ -163,7 +171,7 @@ def with_strides_of(info: Mapping[str, Any], tensor: torch.Tensor, where: str) -
         return tensor
     strided = _with_strides(tensor, info["stride"])
     if not np.array_equal(raw(strided), raw(tensor)):  # places that share memory have one value
-        raise _digest_error(where)
+        raise digest_error(where)
     return strided
 
 
@@ -174,12 +182,14 @@ def _with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return strided
 
 
-def _check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
+def check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
+    """Raises CorruptCommitError for bytes of another digest."""
     if of_bytes(data) != info["digest"]:
-        raise _digest_error(where)
+        raise digest_error(where)
 
 
-def _digest_error(where: str) -> CorruptCommitError:
+def digest_error(where: str) -> CorruptCommitError:
+    """Returns the error for a damaged tensor."""
     return CorruptCommitError(f"{where} does not have the digest it was written with")
 
 

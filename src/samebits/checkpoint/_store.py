@@ -19,18 +19,10 @@ from typing import Any, Self
 from samebits._arguments import require
 from samebits._context import is_url, resolve_run_dir
 from samebits._inspect import user_code
+from samebits.checkpoint import _reading as reading
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._part_files import Layouts
 from samebits.checkpoint._prepared_commit import CommitPreparer, PreparedCommit
-from samebits.checkpoint._reading import (
-    Folder,
-    LocalFolder,
-    ReadState,
-    newest_valid,
-    no_valid_commit_error,
-    read_manifest,
-    read_state,
-)
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, remote_folders
 from samebits.checkpoint._remote.remote_commits import RemoteCommits, staging_folder
 from samebits.checkpoint._remote.writer_claim import WriterClaim
@@ -54,7 +46,7 @@ class CommitStore:
         url = str(where) if is_url(where) else None
         self.where = url or Path(where)
         """The path or the URL, for messages."""
-        self.skipped: list[tuple[Folder, str]] = []
+        self.skipped: list[tuple[reading.Folder, str]] = []
         """Commits that the last `newest()` could not use, and the reasons."""
         self._directory = RunDirectory(staging_folder(url) if url else Path(where))
         self.folder = CommitFolder(self._directory.commits, Retention(keep, keep_best))
@@ -147,7 +139,7 @@ class CommitStore:
         name = self.write_here(commit, on_tensors_written)
         self.publish(wait=True)
         self.warn()
-        return read_manifest(self.folder_of(name))
+        return reading.read_manifest(self.folder_of(name))
 
     def write_here(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> str:
         """Makes a prepared commit durable on this machine, and returns its name. Raises CommitError."""
@@ -219,7 +211,7 @@ class CommitStore:
         self,
         check: Callable[[Any], None] | None = None,
         layouts: Layouts | None = None,
-        read: ReadState | None = None,
+        read: reading.ReadState | None = None,
     ) -> tuple[Manifest, Any] | None:
         """Returns the newest commit whose every digest holds, and its state on the CPU; None without commits.
 
@@ -234,14 +226,18 @@ class CommitStore:
         """
         self.folder.last, self.folder.corrupt, self._searched = None, set(), True
         remote: list[RemoteFolder] = [] if self._remote is None else remote_folders(self._remote.files)
-        folders: list[Folder] = [*map(LocalFolder, local_commits(self.run_dir)), *remote]
-        found, self.skipped = newest_valid(folders, check, read or partial(read_state, layouts=layouts))
+        folders: list[reading.Folder] = [*map(reading.LocalFolder, local_commits(self.run_dir)), *remote]
+        found, self.skipped = reading.newest_valid(
+            folders, check, read or partial(reading.read_state, layouts=layouts)
+        )
         skipped = [folder for folder, _ in self.skipped]
         if found is None and skipped:
-            raise no_valid_commit_error(self.where, self.skipped)
+            raise reading.no_valid_commit_error(self.where, self.skipped)
         if found is not None:
             self.folder.last = found[1].commit
-            self.folder.corrupt = {folder.name for folder in skipped if isinstance(folder, LocalFolder)}
+            self.folder.corrupt = {
+                folder.name for folder in skipped if isinstance(folder, reading.LocalFolder)
+            }
         if self._remote is not None:
             self._remote.note(remote, skipped)
             self.publish()
@@ -275,7 +271,7 @@ class CommitStore:
         """Finds the newest commit again: another process may have made one. Its tensors are not read."""
         for path in local_commits(self.run_dir):
             try:
-                found = read_manifest(LocalFolder(path)).commit
+                found = reading.read_manifest(reading.LocalFolder(path)).commit
             except (OSError, SamebitsError):
                 continue
             if self.last is None or found.step >= self.last.step:
@@ -308,9 +304,9 @@ class CommitStore:
         self.publish(wait=True)
         self.warn()
 
-    def folder_of(self, name: str) -> Folder:
+    def folder_of(self, name: str) -> reading.Folder:
         """Returns a commit by its name: on this machine, else at the URL."""
-        found = LocalFolder(self.folder.commits / name)
+        found = reading.LocalFolder(self.folder.commits / name)
         if self._remote is None or found.path.exists():
             return found
         return RemoteFolder(self._remote.files, name)
@@ -346,7 +342,7 @@ def check_path(path: Any, name: str) -> None:
         ) from None
 
 
-def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
+def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[reading.Folder]:
     """Returns the commits in a run directory, newest step first.
 
     Raises:
@@ -356,7 +352,7 @@ def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
     where = find_run_directory(run_dir)
     if isinstance(where, str):
         return remote_folders(FsspecFiles(where))
-    return [LocalFolder(path) for path in local_commits(where)]
+    return [reading.LocalFolder(path) for path in local_commits(where)]
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def sentence_of(error: Any, name: str, command: Any) -> str:
     if kind == "NoSuchOption":
         return _no_such_option(error, name)
     if kind == "MissingParameter":
-        return _missing(error.param, command)
+        return f"{_name_of(error.param)} is missing. {_example(command)}"
     if kind == "BadOptionUsage":
         return _bad_usage(error, command)
     if isinstance(error, typer.BadParameter) and error.param is not None:
@@ -47,10 +47,6 @@ def _no_such_option(error: Any, name: str) -> str:
     page = " ".join(filter(None, (PROGRAM, name, "-h")))
     advice = f"Did you mean {' or '.join(near)}?" if near else f"`{page}` lists the options."
     return f"there is no option {error.option_name}. {advice}"
-
-
-def _missing(parameter: Any, command: Any) -> str:
-    return f"{_name_of(parameter)} is missing. {_example(command)}"
 
 
 def _bad_usage(error: Any, command: Any) -> str:
@@ -85,7 +81,8 @@ def exit_on_user_error(what: str) -> Iterator[None]:
     except (SamebitsError, typer.Exit):
         raise
     except (Exception, SystemExit) as error:
-        print(printable(f"{_text(error)}samebits: {what}: {_last(error)}"), file=sys.stderr)
+        last = "".join(traceback.format_exception_only(error)).strip()
+        print(printable(f"{_text(error)}samebits: {what}: {last}"), file=sys.stderr)
         raise typer.Exit(2) from None
 
 
@@ -94,10 +91,6 @@ def _text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = user_frames(frames)
     return "".join(traceback.format_list(own or ([] if isinstance(error, SyntaxError) else frames)))
-
-
-def _last(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def printable(text: str) -> str:

@@ -17,19 +17,9 @@ from samebits.data._calls.user_function import Function
 from samebits.data._collate import PadCollate, default_collate
 from samebits.data._options import Executor, OnConflict, Options, Remainder, StartMethod
 from samebits.data._resumable import Resumable
-from samebits.data._stages import combine, order
+from samebits.data._stages import combine, map_filter, order
 from samebits.data._stages.batch import Batch, Bucket, Pack, StreamBatch
 from samebits.data._stages.enumerate import Enumerate, StreamEnumerate
-from samebits.data._stages.map_filter import (
-    Filter,
-    FlatMap,
-    Map,
-    MapBatches,
-    Operation,
-    Unbatch,
-    apply,
-    batching_below,
-)
 from samebits.data._stages.sources import Cache, IterableSource, Random, Range, Source, StreamCache
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -129,7 +119,7 @@ class Pipeline(Resumable):
         options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
-        return Pipeline(self._apply(Map, function, stateful)._stage, options)
+        return Pipeline(self._apply(map_filter.Map, function, stateful)._stage, options)
 
     def map_batches(
         self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
@@ -139,21 +129,21 @@ class Pipeline(Resumable):
         A parameter named `key` gets one key for each row, of shape (rows, 2): the keys that `map` before
         `batch` would have given to the elements.
         """
-        if batching_below(self._stage) is None:
+        if map_filter.batching_below(self._stage) is None:
             raise InvalidArgumentError(
                 f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use "
                 "map for single elements"
             )
-        mapped = self._apply(MapBatches, function, stateful)
+        mapped = self._apply(map_filter.MapBatches, function, stateful)
         return Pipeline(mapped._stage, self._options.with_changes(**options))
 
     def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Keeps the elements for which `predicate(element)` is true; `stateful` as for `map`."""
-        return self._apply(Filter, predicate, stateful)
+        return self._apply(map_filter.Filter, predicate, stateful)
 
     def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Returns all elements of the finite iterables `function(element)`; `stateful` is as for `map`."""
-        return self._apply(FlatMap, function, stateful)
+        return self._apply(map_filter.FlatMap, function, stateful)
 
     def interleave(
         self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
@@ -281,7 +271,7 @@ class Pipeline(Resumable):
 
     def unbatch(self) -> Pipeline:
         """Returns the rows of every batch."""
-        return self._apply(Unbatch, list, None)
+        return self._apply(map_filter.Unbatch, list, None)
 
     def bucket_by_length(
         self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
@@ -413,10 +403,10 @@ class Pipeline(Resumable):
         return Pipeline(stage, self._options)
 
     def _apply(
-        self, operation: type[Operation], function: Callable[..., Any], stateful: bool | None
+        self, operation: type[map_filter.Operation], function: Callable[..., Any], stateful: bool | None
     ) -> Pipeline:
         called = Function(function, operation.kind, stateful=stateful)
-        return self._append_stage(apply(operation(called), self._stage))
+        return self._append_stage(map_filter.apply(operation(called), self._stage))
 
     def _append(self, addressed: Any, streamed: Any, *arguments: Any, **named: Any) -> Pipeline:
         """Appends the stage by index where this pipeline can be read so, else the one by stream."""

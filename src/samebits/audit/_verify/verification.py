@@ -18,17 +18,8 @@ from samebits._progress import Progress
 from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._record.record_file import Record
+from samebits.audit._verify import check_plan
 from samebits.audit._verify.baseline import BaselineComparison, facts_of
-from samebits.audit._verify.check_plan import (
-    GROUPS,
-    KILLS,
-    BaselineFacts,
-    Check,
-    ProcessVariation,
-    checks_after,
-    run_again,
-    within,
-)
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
 from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport
@@ -66,7 +57,7 @@ def verify(request: Request) -> VerifyReport:
     while True:
         with (
             scratch_folder(keep=request.keep, outside=user) as scratch,
-            Progress("baseline", "runs") as progress,
+            Progress("baseline", "runs ended") as progress,
             ExitStack() as stack,
         ):
             if request.keep:
@@ -91,9 +82,10 @@ def verify_demo(request: Request) -> VerifyReport:
 
 def _check(request: Request) -> None:
     for option, names in (("--checks", request.groups), ("--require", request.require)):
-        if unknown := set(names) - {*GROUPS, *KILLS}:
+        known = (*check_plan.GROUPS, *check_plan.KILLS)
+        if unknown := set(names) - {*known}:
             raise InvalidArgumentError(
-                f"{option} {','.join(sorted(unknown))!r}: choose from {', '.join((*GROUPS, *KILLS))}."
+                f"{option} {','.join(sorted(unknown))!r}: choose from {', '.join(known)}."
             )
 
 
@@ -113,7 +105,9 @@ class _Verification:
         job = "" if number is None else f"--nproc-per-node {number}, "
         job += f"--world-sizes {sizes}, " if sizes else ""
         self.progress.say(f"verifying: {command}   ({job}--seed {self.request.seed})")
-        first = await self.runner.run(ProcessVariation(), self._root("baseline"), self.request.timeout)
+        first = await self.runner.run(
+            check_plan.ProcessVariation(), self._root("baseline"), self.request.timeout
+        )
         baselines = self._require_success(first)
         baseline = baselines[0]
         self.runner.remove_layer(self._root("baseline"))
@@ -122,15 +116,15 @@ class _Verification:
         seconds = first.ended.seconds - compiling
         if compiled:
             self.progress.say(f"compiled {compiled} kernels first, in {compiling:.1f} s, for all runs")
-        checks = checks_after(facts, self.request.groups, self.request.seed)
-        left_out: list[Check] = []
+        checks = check_plan.checks_after(facts, self.request.groups, self.request.seed)
+        left_out: list[check_plan.Check] = []
         if self.request.within is not None:
             left = self.request.within - first.ended.seconds
-            checks, left_out = within(checks, left, seconds, self.request.jobs)
+            checks, left_out = check_plan.within(checks, left, seconds, self.request.jobs)
         processes = 1 + sum(len(check.processes) for check in checks)
         self._announce_plan(seconds, len(facts.steps), processes)
         self.outcomes["baseline"] = [first]
-        rows = await self._rows(baselines, run_again(as_run=self.request.as_run), checks)
+        rows = await self._rows(baselines, check_plan.run_again(as_run=self.request.as_run), checks)
         return VerifyReport(
             request=self.request,
             final=baseline.final or "(no model was seen)",
@@ -143,7 +137,7 @@ class _Verification:
             circumstances=self._circumstances(baseline, facts),
         )
 
-    def _circumstances(self, baseline: Record, facts: BaselineFacts) -> Circumstances:
+    def _circumstances(self, baseline: Record, facts: check_plan.BaselineFacts) -> Circumstances:
         known = (baseline.end or {}).get("cures", {})
         return Circumstances(
             self.request.as_run,
@@ -181,7 +175,7 @@ class _Verification:
         estimate = math.ceil(seconds * processes / jobs)
         self.progress.say(f"baseline {seconds:.1f} s, {steps} steps; {more}, about {estimate} s")
 
-    def _notes(self, baselines: Sequence[Record], facts: BaselineFacts) -> list[str]:
+    def _notes(self, baselines: Sequence[Record], facts: check_plan.BaselineFacts) -> list[str]:
         notes = list(dict.fromkeys(note for record in baselines for note in record.notes))
         outside = [note.removeprefix(OUTSIDE) for note in notes if note.startswith(OUTSIDE)]
         if len(outside) > SHOWN_FILES:
@@ -230,7 +224,7 @@ class _Verification:
         return Path(shutil.copyfile(first.ended.log, name))
 
     async def _rows(
-        self, baseline: Sequence[Record], again: Check, checks: Sequence[Check]
+        self, baseline: Sequence[Record], again: check_plan.Check, checks: Sequence[check_plan.Check]
     ) -> list[CheckRow]:
         first, *others = (asyncio.create_task(self._run(check)) for check in (again, *checks))
         try:
@@ -251,7 +245,7 @@ class _Verification:
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
         return await self._separate_surroundings(judge, [row, *rows])
 
-    async def _run(self, check: Check) -> None:
+    async def _run(self, check: check_plan.Check) -> None:
         """Runs the check's processes one after another, in one run root, until one ends otherwise."""
         ended = self.outcomes[check.name] = []
         for process in check.processes:
@@ -262,7 +256,7 @@ class _Verification:
         self.runner.remove_layer(self._root(check.name))
 
     async def _run_process(
-        self, process: ProcessVariation, root: Path, variant: int | None = None
+        self, process: check_plan.ProcessVariation, root: Path, variant: int | None = None
     ) -> ProcessOutcome:
         patience = self.request.timeout
         if patience is None:
@@ -283,7 +277,7 @@ class _Verification:
             for outcome in self.outcomes[row.check.name]:
                 self.progress.expect_more(1)
                 root = self._root(f"control {outcome.variant}")
-                plain = await self._run_process(ProcessVariation(), root, outcome.variant)
+                plain = await self._run_process(check_plan.ProcessVariation(), root, outcome.variant)
                 self.runner.remove_layer(root)
                 found = judge.difference([plain.records])
                 if found is not None:

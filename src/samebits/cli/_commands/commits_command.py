@@ -95,7 +95,7 @@ def commits(
         raise InvalidArgumentError("--keep and --keep-best go with --prune. Without it nothing is deleted.")
     found, deleted = checkpoint.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
     if verify or not prune_older:
-        with cli._reports.Progress("reading commits", shown=verify) as progress:
+        with cli._reports.Progress("MB of commits read", "MB read", shown=verify) as progress:
             found = checkpoint.list_commits(run_dir, verify=verify, on_progress=progress.update)
     if not is_standard_output(json_file):
         cli._reports.commits_report.show(found, deleted)

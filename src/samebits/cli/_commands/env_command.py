@@ -8,17 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from samebits import determinism
+from samebits.cli import _json_output as json_output
 from samebits.cli._error_messages import printable
-from samebits.cli._json_output import (
-    STANDARD_OUTPUT,
-    JsonFile,
-    check_json_file,
-    is_standard_output,
-    write_json,
-)
 
 
-def env(*, json_file: JsonFile = None) -> None:
+def env(*, json_file: json_output.JsonFile = None) -> None:
     """Show what the bits depend on: versions, processor, threads, flags.
 
     It is the environment of this command. That of a training is in the JSON of `samebits verify`. On a
@@ -32,14 +26,14 @@ def env(*, json_file: JsonFile = None) -> None:
 
     Read more: docs/reference/versions.md
     """
-    check_json_file(json_file)
+    json_output.check_json_file(json_file)
     found = determinism.environment_fingerprint()
-    if sys.stdout.isatty() and not is_standard_output(json_file):
+    if sys.stdout.isatty() and not json_output.is_standard_output(json_file):
         _show(found)
     else:
-        write_json(STANDARD_OUTPUT, found)
-    if not is_standard_output(json_file):
-        write_json(json_file, found)
+        json_output.write_json(json_output.STANDARD_OUTPUT, found)
+    if not json_output.is_standard_output(json_file):
+        json_output.write_json(json_file, found)
 
 
 def _show(fingerprint: Mapping[str, Any]) -> None:

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samebits import cli
-from samebits.cli._json_output import (
-    JsonFile,
-    check_json_file,
-    is_standard_output,
-    write_json,
-)
+from samebits.cli import _json_output as json_output
 from samebits.cli._option_values import one_of
 from samebits.determinism import table
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, RAISING, REFUSED, VERDICTS
@@ -67,7 +62,7 @@ def ops(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every overload of every op.")] = False,
-    json_file: JsonFile = None,
+    json_file: json_output.JsonFile = None,
 ) -> None:
     """Look up which of torch's ops give the same bits, and which raise.
 
@@ -81,7 +76,7 @@ def ops(
 
     Read more: docs/reference/ops.md
     """
-    check_json_file(json_file)
+    json_output.check_json_file(json_file)
     promise = {"raises": list(RAISING)} if machine == REFUSED else {"machine": [machine]}
     given = {"device": [device], **promise, "verdict": verdict, "evidence": evidence}
     filters = [(field, words) for field, words in given.items() if words and words != [None]]
@@ -90,9 +85,9 @@ def ops(
     ]
     if name is not None:
         chosen = list(filter(_wanted(name), chosen))
-    if not is_standard_output(json_file):
+    if not json_output.is_standard_output(json_file):
         _show(name, chosen, machine=machine, filtered=bool(filters), everything=everything)
-    write_json(
+    json_output.write_json(
         json_file,
         {"schema": SCHEMA, "torch": table.reviewed().torch, "ops": [asdict(entry) for entry in chosen]},
     )

@@ -14,14 +14,8 @@ import typer
 
 from samebits import cli
 from samebits import replica as replicas
+from samebits.cli import _json_output as json_output
 from samebits.cli._error_messages import exit_on_user_error
-from samebits.cli._json_output import (
-    JsonFile,
-    check_json_file,
-    is_standard_output,
-    output_kept_for,
-    write_json,
-)
 from samebits.cli._option_values import whole_number
 from samebits.errors import InvalidArgumentError
 
@@ -51,7 +45,7 @@ def replica(
             help="A device mesh instead, such as dp=2,tp=4; the first axis is the slowest.",
         ),
     ] = None,
-    json_file: JsonFile = None,
+    json_file: json_output.JsonFile = None,
     html_file: Annotated[
         Path | None,
         typer.Option(
@@ -80,7 +74,7 @@ def replica(
 
     Read more: docs/how-to/replicas.md
     """
-    check_json_file(json_file)
+    json_output.check_json_file(json_file)
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError(
             "the number of ranks is missing. Give --world-size 8, or --mesh dp=2,tp=4."
@@ -91,7 +85,7 @@ def replica(
             raise InvalidArgumentError(
                 f"{option} {file}: there is no folder {file.absolute().parent}. Make it first."
             )
-    with output_kept_for(json_file), exit_on_user_error(f"replica: {function}"):
+    with json_output.output_kept_for(json_file), exit_on_user_error(f"replica: {function}"):
         step, args, inputs = _call_function(function)
         with cli._reports.Progress("ranks captured") as progress:
             captured = replicas.capture(
@@ -100,13 +94,13 @@ def replica(
         with cli._reports.Progress("nodes analysed") as progress:
             report = replicas.analyze(captured, inputs, on_progress=progress.update)
     cli._reports.replica_report.warn(report)
-    if not is_standard_output(json_file):
+    if not json_output.is_standard_output(json_file):
         cli._reports.replica_report.show(report)
     if html_file is not None:
         replicas.write_html(report, html_file)
     if dot_file is not None:
         dot_file.write_text(replicas.dot_graph(report) + "\n", encoding="utf-8")
-    write_json(json_file, _content(function, report))
+    json_output.write_json(json_file, _content(function, report))
     raise typer.Exit(1 if report.drifting or any(one.kind == "hang" for one in report.findings) else 0)
 
 

@@ -17,17 +17,7 @@ from samebits.determinism import table
 from samebits.determinism._ops import coverage
 from samebits.determinism._reviewed_schemas import not_reviewed
 from samebits.determinism.table import Entry
-from samebits.determinism.table._verdict_names import (
-    COMPOSITE,
-    DETERMINISTIC,
-    NO_KERNEL,
-    NOT_REVIEWED,
-    OF_COMPLEX,
-    RAISING,
-    REFUSED,
-    UNWRITTEN,
-    VARIES,
-)
+from samebits.determinism.table import _verdict_names as verdict_names
 
 FAMILIES = {
     "matrix products": "nn.Linear matmul mm bmm addmm einsum",
@@ -58,11 +48,11 @@ _MARKS = {
 _NOT_ON_GPU = "GPU: ? no GPU has run it; torch's documentation and source say so"
 _REFUSED = (coverage.DENIED, coverage.INTEGERS)
 _WORDS = {
-    REFUSED: RAISES,
-    UNWRITTEN: "unwritten",
-    VARIES: "varies",
-    NO_KERNEL: "-",
-    NOT_REVIEWED: "not reviewed",
+    verdict_names.REFUSED: RAISES,
+    verdict_names.UNWRITTEN: "unwritten",
+    verdict_names.VARIES: "varies",
+    verdict_names.NO_KERNEL: "-",
+    verdict_names.NOT_REVIEWED: "not reviewed",
 }
 _STYLES = {RAISES: "red", "varies": "bold red", "not reviewed": "bold red"}
 _BEST_FIRST = ("-", EQUAL, "unwritten", RAISES, "not reviewed", "varies")
@@ -151,9 +141,9 @@ def _machine_reasons(entry: Entry, *, raising: bool) -> Iterator[str]:
     parts = table.refused_parts(entry.op)
     if parts:
         yield from dict.fromkeys(map(_family_and_reason, parts))
-    elif entry.machine == coverage.DENIED or (raising and entry.raises == RAISING[0]):
+    elif entry.machine == coverage.DENIED or (raising and entry.raises == verdict_names.RAISING[0]):
         yield _family_and_reason(entry.op)
-    elif raising and entry.raises == OF_COMPLEX:
+    elif raising and entry.raises == verdict_names.OF_COMPLEX:
         yield f"complex numbers alone: {coverage.refused_for('complex')['reason']}"
     else:
         yield _MACHINE_WORDS[entry.machine]
@@ -215,7 +205,7 @@ def _varying(everything: Sequence[Entry]) -> list[str]:
     found = {
         _name(entry).removesuffix("_")
         for entry in everything
-        if entry.threads == "varies" and entry.rule != COMPOSITE
+        if entry.threads == "varies" and entry.rule != verdict_names.COMPOSITE
     }
     return sorted(name for name in found if not name.startswith("_") and not name.endswith("_backward"))
 
@@ -228,12 +218,12 @@ def _overloads(op: str) -> Iterator[tuple[Entry, Entry]]:
             continue
         if name not in rows or rows[name].is_called:
             cpu = table.lookup(name, "cpu")
-            if cpu.verdict != NO_KERNEL:
+            if cpu.verdict != verdict_names.NO_KERNEL:
                 yield cpu, table.lookup(name, "cuda")
 
 
 def _promises(cpu: Entry) -> tuple[str, str, str]:
-    unmeasured = cpu.verdict == DETERMINISTIC and not cpu.threads
+    unmeasured = cpu.verdict == verdict_names.DETERMINISTIC and not cpu.threads
     mark = EXCEPT if cpu.threads == "varies" else UNMEASURED if unmeasured else ""
     return _verdict(cpu), _verdict(cpu) + mark, RAISES if cpu.machine in _REFUSED else EQUAL
 
@@ -252,14 +242,14 @@ def _name(entry: Entry) -> str:
 
 
 def _reason(cpu: Entry, cuda: Entry) -> str:
-    if cuda.verdict == REFUSED and cuda.reason != cpu.reason:
+    if cuda.verdict == verdict_names.REFUSED and cuda.reason != cpu.reason:
         return f"{cpu.reason}. GPU: {cuda.reason}"
     return cpu.reason
 
 
 def _refusal(cpu: Entry) -> Iterator[str]:
     """Yields why `across="machines"` refuses the op, with what to use instead."""
-    if cpu.raises == OF_COMPLEX:
+    if cpu.raises == verdict_names.OF_COMPLEX:
         yield f"any CPU: {_name(cpu)} raises for complex numbers: {coverage.refused_for('complex')['reason']}"
     if cpu.machine not in _REFUSED:
         return

@@ -15,19 +15,8 @@ from typing_extensions import override
 
 from samebits.data._calls.user_function import Function, Places, key_words
 from samebits.data._options import OwnBatches
+from samebits.data._stages import stage as stages
 from samebits.data._stages.batch import batching_of
-from samebits.data._stages.stage import (
-    Addressed,
-    Grouped,
-    Numbered,
-    Ordinals,
-    Reader,
-    SameLength,
-    SameOrdinals,
-    Stage,
-    State,
-    Streamed,
-)
 from samebits.errors import InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
 
@@ -43,7 +32,7 @@ class Operation(ABC):
         self.function = function
 
     @abstractmethod
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> Sequence[Iterable[Any]]:
+    def groups(self, stage: stages.Stage, places: Places, elements: list[Any]) -> Sequence[Iterable[Any]]:
         """Returns the results of each element of a bound stage's input; the elements are at `places`.
 
         The results of one element may be computed one at a time, as they are iterated.
@@ -55,11 +44,11 @@ class OneToOne(Operation):
 
     @abstractmethod
     def map_elements(
-        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+        self, stage: stages.Stage, places: Places, elements: list[Any], shard: int | None = None
     ) -> list[Any]:
         """Returns the result of every element; each is the batch of this logical shard, if any."""
 
-    def map_each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+    def map_each(self, stage: stages.Stage, places: Places, elements: list[Any]) -> list[Any]:
         """Returns the result of every element; of a process's shards, those of each batch."""
         if not any(isinstance(element, OwnBatches) for element in elements):
             return self.map_elements(stage, places, elements)
@@ -73,11 +62,11 @@ class OneToOne(Operation):
         ]
 
     @override
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+    def groups(self, stage: stages.Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
         return [[result] for result in self.map_each(stage, places, elements)]
 
     def call_each(
-        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+        self, stage: stages.Stage, places: Places, elements: list[Any], shard: int | None = None
     ) -> list[Any]:
         """Returns the function's result for every element; None is an error."""
         key = stage.key if shard is None else int_keys.fold(stage.key, "shard", shard)
@@ -98,7 +87,7 @@ class Map(OneToOne):
 
     @override
     def map_elements(
-        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+        self, stage: stages.Stage, places: Places, elements: list[Any], shard: int | None = None
     ) -> list[Any]:
         return self.call_each(stage, places, elements, shard)
 
@@ -122,7 +111,7 @@ class MapBatches(OneToOne):
 
     @override
     def map_elements(
-        self, stage: Stage, places: Places, elements: list[Any], shard: int | None = None
+        self, stage: stages.Stage, places: Places, elements: list[Any], shard: int | None = None
     ) -> list[Any]:
         if self.function.draws != "key":
             return self.call_each(stage, places, elements, shard)
@@ -140,7 +129,7 @@ class Filter(Operation):
     kind = "filter"
 
     @override
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+    def groups(self, stage: stages.Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
         kept = self.function.call_each(stage.key, places, elements)
         return [[element] if keep else [] for element, keep in zip(elements, kept, strict=True)]
 
@@ -152,7 +141,7 @@ class FlatMap(Operation):
     single = False
 
     @override
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[Iterable[Any]]:
+    def groups(self, stage: stages.Stage, places: Places, elements: list[Any]) -> list[Iterable[Any]]:
         return self.function.call_each(stage.key, places, elements)
 
 
@@ -163,25 +152,25 @@ class Unbatch(Operation):
     single = False
 
     @override
-    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+    def groups(self, stage: stages.Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
         return [_rows(element) for element in elements]
 
 
-def apply(operation: Operation, stage: Stage) -> Stage:
+def apply(operation: Operation, stage: stages.Stage) -> stages.Stage:
     """Returns the stage that applies an operation to the elements of `stage`."""
-    if isinstance(operation, OneToOne) and isinstance(stage, Addressed):
+    if isinstance(operation, OneToOne) and isinstance(stage, stages.Addressed):
         return AddressedOperation(operation, stage)
     return (
         GroupedOperation(operation, stage)
-        if isinstance(stage, Numbered)
+        if isinstance(stage, stages.Numbered)
         else StreamOperation(operation, stage)
     )
 
 
-class _OperationStage(Stage):
+class _OperationStage(stages.Stage):
     """A stage with an operation."""
 
-    def __init__(self, operation: Operation, stage: Stage) -> None:
+    def __init__(self, operation: Operation, stage: stages.Stage) -> None:
         function = operation.function
         super().__init__(stage, parameters={"function": function.name}, functions=[function])
         self.operation = operation
@@ -192,20 +181,20 @@ class _OperationStage(Stage):
             self.key_path = "map of batches", self.depth
 
 
-class AddressedOperation(_OperationStage, SameOrdinals, SameLength):
+class AddressedOperation(_OperationStage, stages.SameOrdinals, stages.SameLength):
     """`map` over an addressed stage."""
 
     operation: Any
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[Any]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[Any]:
         return self.operation.map_each(self, ordinals, self.inputs[0].fetch(ordinals))
 
 
-class GroupedOperation(_OperationStage, SameOrdinals, Grouped):
+class GroupedOperation(_OperationStage, stages.SameOrdinals, stages.Grouped):
     """An operation over groups: the results of a group stay one group."""
 
-    def __init__(self, operation: Operation, stage: Numbered) -> None:
+    def __init__(self, operation: Operation, stage: stages.Numbered) -> None:
         super().__init__(operation, stage)
         self.single = operation.single and stage.single
 
@@ -220,7 +209,7 @@ class GroupedOperation(_OperationStage, SameOrdinals, Grouped):
             yield from self.operation.groups(self, [(ordinal, number)], [element])[0]
 
     @override
-    def block(self, ordinals: Ordinals) -> list[list[Any]]:
+    def block(self, ordinals: stages.Ordinals) -> list[list[Any]]:
         inner = self.inputs[0].block(ordinals)
         numbers = [len(group) for group in inner]
         places = [
@@ -232,11 +221,13 @@ class GroupedOperation(_OperationStage, SameOrdinals, Grouped):
         return [[one for _ in range(several) for one in next(results)] for several in numbers]
 
 
-class StreamOperation(_OperationStage, Streamed):
+class StreamOperation(_OperationStage, stages.Streamed):
     """An operation over a stream. State: [the input's, elements read, results delivered of the current]."""
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         before, number, done = state or (None, 0, 0)
         for element, after in reader.read(self.inputs[0], repetition, before):
             results = list(self.operation.groups(self, [(repetition, number)], [element])[0])

@@ -15,21 +15,7 @@ from typing_extensions import override
 
 from samebits._context import Words
 from samebits._native import kernel
-from samebits.data._stages.stage import (
-    INFINITE,
-    Addressed,
-    Dividing,
-    Following,
-    HoldingStream,
-    Ordinals,
-    Reader,
-    SameLength,
-    SameOrdinals,
-    Stage,
-    State,
-    Streamed,
-    split_repetition,
-)
+from samebits.data._stages import stage as stages
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random import permute_index
@@ -40,21 +26,21 @@ _REPETITIONS = 1 << 20
 """Room for the repetitions of an input in one repetition of an endless `repeat` of a stream."""
 
 
-class _Renumbered(Following, Addressed):
+class _Renumbered(stages.Following, stages.Addressed):
     """Element o is the input's element `needed(o)`."""
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[Any]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[Any]:
         return self.inputs[0].fetch(self.needed(ordinals))
 
 
-class _Shuffling(Stage):
+class _Shuffling(stages.Stage):
     """A separate order for each repetition, or one for all of them; drawn from a buffer (0: from all)."""
 
     kind = "shuffle"
     draws = True
 
-    def __init__(self, stage: Stage, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
+    def __init__(self, stage: stages.Stage, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
         buffer = {"buffer_size": buffer_size} if buffer_size else {}
         super().__init__(stage, parameters={**buffer, "reshuffle_each_epoch": reshuffle_each_epoch})
         self.buffer_size, self.reshuffle = buffer_size, reshuffle_each_epoch
@@ -64,11 +50,11 @@ class _Shuffling(Stage):
         return int_keys.fold(self.key, repetition if self.reshuffle else 0)
 
 
-class _ShuffledOrdinals(_Shuffling, _Renumbered, SameLength):
+class _ShuffledOrdinals(_Shuffling, _Renumbered, stages.SameLength):
     """The input's ordinals in another order."""
 
     @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
+    def needed(self, ordinals: stages.Ordinals) -> stages.Ordinals:
         length = self.length
         repetitions, index = np.divmod(ordinals, length)
         first = repetitions[0]
@@ -81,14 +67,14 @@ class _ShuffledOrdinals(_Shuffling, _Renumbered, SameLength):
         return result
 
     @abstractmethod
-    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+    def order(self, repetition: int, index: stages.Ordinals) -> stages.Ordinals:
         """Returns the input's index at each of these places of a repetition."""
 
 
 class Shuffle(_ShuffledOrdinals):
     """A keyed permutation of each repetition: O(1) memory."""
 
-    def __init__(self, stage: Addressed, *, reshuffle_each_epoch: bool) -> None:
+    def __init__(self, stage: stages.Addressed, *, reshuffle_each_epoch: bool) -> None:
         super().__init__(stage, 0, reshuffle_each_epoch=reshuffle_each_epoch)
         if stage.endless:
             raise InvalidArgumentError(
@@ -97,7 +83,7 @@ class Shuffle(_ShuffledOrdinals):
             )
 
     @override
-    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+    def order(self, repetition: int, index: stages.Ordinals) -> stages.Ordinals:
         return permute_index(self.order_key(repetition), torch.from_numpy(index), self.length).numpy()
 
 
@@ -114,7 +100,7 @@ class BufferShuffle(_ShuffledOrdinals):
     """A cache: a repetition, t, and the content of the slots at t."""
 
     @override
-    def order(self, repetition: int, index: Ordinals) -> Ordinals:
+    def order(self, repetition: int, index: stages.Ordinals) -> stages.Ordinals:
         key = self.order_key(repetition)
         size = min(self.buffer_size, self.length)
         steady = self.length - size  # from there on the input has ended
@@ -180,11 +166,13 @@ def slot_at(seed: Any, offset: Any, t: Any, size: Any) -> Any:
     return np.int64((w0 * np.uint64(size)) >> np.uint64(32))
 
 
-class StreamShuffle(_Shuffling, HoldingStream):
+class StreamShuffle(_Shuffling, stages.HoldingStream):
     """tf.data's shuffle buffer. State: [the input's, elements delivered, references of the elements held]."""
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         before, number, references = state or (None, 0, [])
         key = self.order_key(repetition)
         held = self.reread(reader, repetition, references)
@@ -204,34 +192,36 @@ class StreamShuffle(_Shuffling, HoldingStream):
             yield element, [before, number, [reference for _, reference in held]]
 
 
-class _Repeating(Stage):
+class _Repeating(stages.Stage):
     """The repetitions of the input, one after another."""
 
     kind = "repeat"
 
-    def __init__(self, stage: Stage, count: int | None) -> None:
+    def __init__(self, stage: stages.Stage, count: int | None) -> None:
         super().__init__(stage, parameters={"count": count})
         self.count = count
         self.endless = count is None or stage.endless
 
 
-class Repeat(_Repeating, SameOrdinals, _Renumbered):
+class Repeat(_Repeating, stages.SameOrdinals, _Renumbered):
     """The repetitions of an addressed stage: ordinals count through them."""
 
     @property
     @override
     def length(self) -> int:
         inner = self.inputs[0].length
-        if self.count is None or inner * self.count > INFINITE:
-            return INFINITE // inner * inner  # a multiple, so that ordinals pass unchanged
+        if self.count is None or inner * self.count > stages.INFINITE:
+            return stages.INFINITE // inner * inner  # a multiple, so that ordinals pass unchanged
         return inner * self.count
 
 
-class StreamRepeat(_Repeating, Streamed):
+class StreamRepeat(_Repeating, stages.Streamed):
     """The repetitions of a stream. State: [repetition, the input's]."""
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         first, before = state or (0, None)
         each = self.count or _REPETITIONS
         for number in range(first, each):
@@ -244,20 +234,20 @@ class StreamRepeat(_Repeating, Streamed):
             before = None
 
 
-def every(stage: Stage, first: int, step: int) -> Stage:
+def every(stage: stages.Stage, first: int, step: int) -> stages.Stage:
     """Returns the elements `first`, `first` + `step`, ... of a bound stage, which keep their keys."""
-    if isinstance(stage, Addressed):
+    if isinstance(stage, stages.Addressed):
         return Slice(stage, "shard", range(first, stage.length, step))
-    if isinstance(stage, Dividing) and not isinstance(stage, Streamed):
-        stage.only = range(first, INFINITE, step)  # those of a loader keep their numbers, too
+    if isinstance(stage, stages.Dividing) and not isinstance(stage, stages.Streamed):
+        stage.only = range(first, stages.INFINITE, step)  # those of a loader keep their numbers, too
         return stage
-    return StreamSlice(stage, "shard", range(first, INFINITE, step))
+    return StreamSlice(stage, "shard", range(first, stages.INFINITE, step))
 
 
-class _Slicing(Stage):
+class _Slicing(stages.Stage):
     """The elements at the places of a range: `take`, `skip`, `shard`."""
 
-    def __init__(self, stage: Stage, kind: str, part: range) -> None:
+    def __init__(self, stage: stages.Stage, kind: str, part: range) -> None:
         super().__init__(stage, parameters={"places": f"{part.start}:{part.stop}:{part.step}"})
         self.kind, self.part = kind, part
         self.endless = stage.endless and kind != "take"
@@ -272,19 +262,21 @@ class Slice(_Slicing, _Renumbered):
         return len(self.part)
 
     @override
-    def needed(self, ordinals: Ordinals) -> Ordinals:
-        index, start = split_repetition(ordinals, len(self.part), self.inputs[0].length)
+    def needed(self, ordinals: stages.Ordinals) -> stages.Ordinals:
+        index, start = stages.split_repetition(ordinals, len(self.part), self.inputs[0].length)
         return start + self.part.start + index * self.part.step
 
 
-class StreamSlice(_Slicing, Streamed):
+class StreamSlice(_Slicing, stages.Streamed):
     """The elements of a stream at the places of a range, which may end beyond it.
 
     State: [the input's, number of the next].
     """
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         before, first = state or (None, 0)
         if first >= self.part.stop:
             return

@@ -17,16 +17,7 @@ from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import DrawRememberedError, UnsetGeneratorError
 from samebits.data._calls.user_function import Function, key_words
 from samebits.data._rolling_digest import update_digest
-from samebits.data._stages.stage import (
-    INFINITE,
-    Addressed,
-    Ordinals,
-    Reader,
-    SameLength,
-    Stage,
-    State,
-    Streamed,
-)
+from samebits.data._stages import stage as stages
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
 
@@ -54,7 +45,7 @@ class FirstElements:
                 yield index, now
 
 
-class Source(Addressed):
+class Source(stages.Addressed):
     """The elements of an indexable object, read by index; `__getitems__` where the object has it."""
 
     kind = "from_source"
@@ -85,7 +76,7 @@ class Source(Addressed):
         return self._length
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[Any]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[Any]:
         elements = self._fetch(ordinals)
         handed = self.handed  # another thread may end the watch
         if handed is not None:
@@ -96,7 +87,7 @@ class Source(Addressed):
         """Returns one element by its index; its draws find the generators as they are."""
         return self.function.call([index])[0] if self._at_once else self.function.call(index)
 
-    def _fetch(self, ordinals: Ordinals) -> list[Any]:
+    def _fetch(self, ordinals: stages.Ordinals) -> list[Any]:
         if len(self.data) != self._length:
             raise PipelineError(
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the "
@@ -134,7 +125,7 @@ class Source(Addressed):
         return list(elements)
 
 
-class Range(Addressed):
+class Range(stages.Addressed):
     """The integers of `range(*arguments)`."""
 
     kind = "range"
@@ -151,14 +142,14 @@ class Range(Addressed):
         return len(self.range)
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[int]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[int]:
         numbers = ordinals % len(self.range)
         numbers *= self.range.step
         numbers += self.range.start
         return numbers.tolist()
 
 
-class Random(Addressed):
+class Random(stages.Addressed):
     """Uniform integers of [0, 2**63), without end."""
 
     kind = "random"
@@ -170,15 +161,15 @@ class Random(Addressed):
     @property
     @override
     def length(self) -> int:
-        return INFINITE
+        return stages.INFINITE
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[int]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[int]:
         key = int_keys.fold(self.key, self.seed)
         return [int_keys.fold(key, ordinal)[0] >> 1 for ordinal in ordinals.tolist()]
 
 
-class IterableSource(Streamed):
+class IterableSource(stages.Streamed):
     """The elements of an iterable. State: elements read; a resume reads and drops those before."""
 
     kind = "from_iterable"
@@ -200,7 +191,9 @@ class IterableSource(Streamed):
             self.unread = "an iterator of a class that is not read"
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         own = OwnGenerators(lambda: [[("iterable", self.iterable)]])
         process_generators.fill_if_needed(own, self.key, repetition, 0)
         iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
@@ -220,7 +213,7 @@ class IterableSource(Streamed):
                 yield element, number
 
 
-class Cache(SameLength):
+class Cache(stages.SameLength):
     """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
 
     Every repetition is the first one, so that draws below do not depend on which repetition came first.
@@ -228,12 +221,12 @@ class Cache(SameLength):
 
     kind = "cache"
 
-    def __init__(self, stage: Addressed) -> None:
+    def __init__(self, stage: stages.Addressed) -> None:
         super().__init__(stage)
         self._kept: dict[Words, dict[int, Any]] = {}
 
     @override
-    def fetch(self, ordinals: Ordinals) -> list[Any]:
+    def fetch(self, ordinals: stages.Ordinals) -> list[Any]:
         cached = self._kept.setdefault(self.key, {})
         indices = (ordinals % self.length).tolist()
         missing = [index for index in dict.fromkeys(indices) if index not in cached]
@@ -248,21 +241,23 @@ class _CachedStream:
     """The elements read of a stream so far."""
 
     elements: list[Any] = field(default_factory=list)
-    after: State = None
+    after: stages.State = None
     complete: bool = False
 
 
-class StreamCache(Streamed):
+class StreamCache(stages.Streamed):
     """A stream's elements, kept in memory as they are read. State: elements delivered."""
 
     kind = "cache"
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: stages.Stage) -> None:
         super().__init__(stage)
         self._kept: dict[Words, _CachedStream] = {}
 
     @override
-    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+    def stream(
+        self, reader: stages.Reader, repetition: int, state: stages.State
+    ) -> Iterator[tuple[Any, stages.State]]:
         cached = self._kept.setdefault(self.key, _CachedStream())
         number = state or 0
         while True:
@@ -273,7 +268,7 @@ class StreamCache(Streamed):
                 return
             self._read_until(cached, reader, number)
 
-    def _read_until(self, cached: _CachedStream, reader: Reader, number: int) -> None:
+    def _read_until(self, cached: _CachedStream, reader: stages.Reader, number: int) -> None:
         """Reads until element `number` is there, and some more: each call opens the stream anew."""
         for element, after in reader.read(self.inputs[0], 0, cached.after):
             cached.elements.append(element)

@@ -53,7 +53,8 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
         if shard[:1] == [_streams.BY_PLACE]:
             lead = shard[1] % _IN_BLOCK
             if lead:
-                tensors = [_behind(lead, one) for one in tensors]
+                # Flat copies, behind the elements before them in the block of the stream
+                tensors = [torch.cat([one.new_zeros(lead), one.reshape(-1)]) for one in tensors]
                 moved.append((given_tensors, tensors))
             keys = _further(_streams.keys(base, step, name, (), keyed), tensors, shard[1] - lead)
         else:
@@ -72,11 +73,6 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
     for originals, copies in moved:
         for original, one in zip(originals, copies, strict=True):
             original.view(-1).copy_(one[len(one) - original.numel() :])
-
-
-def _behind(lead: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a flat copy behind `lead` elements: those before it in the block of the stream."""
-    return torch.cat([tensor.new_zeros(lead), tensor.reshape(-1)])
 
 
 def _further(keys: tuple[int, ...], tensors: list[torch.Tensor], elements: int) -> tuple[int, ...]:
