@@ -131,7 +131,9 @@ def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:
     )
     shared = [path for path in mine if path in theirs]
     with hash_threads() as pool:
-        run = pool.map if sum(map(_nbytes, mine.values())) >= _LARGE else map
+        tensors = [one for one in mine.values() if isinstance(one, torch.Tensor)]
+        size = sum(one.nbytes for one in tensors if one.layout is torch.strided)
+        run = pool.map if size >= _LARGE else map
         same = run(lambda path: _are_equal(mine[path], theirs[path], bits), shared)
         equal = dict(zip(shared, same, strict=True))
     return [path for path in {**theirs, **mine} if not equal.get(path)]
@@ -149,10 +151,6 @@ def _are_equal(a: Any, b: Any, bits: bool) -> bool:
 
 verified: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """`of_bytes` of tensors that nobody changes: views of a file that has just been verified."""
-
-
-def _nbytes(value: Any) -> int:
-    return value.nbytes if isinstance(value, torch.Tensor) and value.layout is torch.strided else 0
 
 
 def hash_threads() -> ThreadPoolExecutor:

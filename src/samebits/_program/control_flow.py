@@ -20,6 +20,7 @@ UNKNOWN: Any = object()
 
 _COUNTERS = {"number", "epoch"}
 """Attributes of a step that `run.steps` counts: they never fall, also over a resume."""
+_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_DEREF")
 
 
 def asks_for_a_kind(items: Sequence[dis.Instruction], at: int) -> bool:
@@ -66,17 +67,12 @@ def takes_jump(items: Sequence[dis.Instruction], at: int) -> bool | None:
     while tested > 0 and items[tested].opname in {"TO_BOOL", "EXTENDED_ARG"}:
         tested -= 1
     joined = any(item.is_jump_target for item in items[tested + 1 : at + 1])
-    if kind not in {"TRUE", "FALSE", "NONE", "NOT_NONE"} or joined or not _loads_variable(items[tested]):
+    if kind not in {"TRUE", "FALSE", "NONE", "NOT_NONE"} or joined or items[tested].opname not in _LOADS:
         return None
     value = _constant_of(items, tested)
     if value is UNKNOWN:
         return None
     return (value is None) == (kind == "NONE") if "NONE" in kind else bool(value) == (kind == "TRUE")
-
-
-def _loads_variable(item: dis.Instruction) -> bool:
-    kinds = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_DEREF")
-    return item.opname in kinds
 
 
 def _constant_of(items: Sequence[dis.Instruction], at: int) -> Any:

@@ -341,7 +341,9 @@ def _parts(
         if component in {*_LOCALS, "generators"}:
             paths = _without_ignored(paths, component, mine, theirs, ignore)
         if component == "locals":
-            _split_locals(found, paths)
+            data = tuple(path for path in paths if _IN_A_LOADER.search(path))
+            others = tuple(path for path in paths if path not in data)
+            found |= {name: part for name, part in (("data", data), ("locals", others)) if part}
         elif paths or not (shared or component in {*_LOCALS, "generators"}):
             found[component] = paths
     if "optimizer" in mine.values and "optimizer" in theirs.values:
@@ -367,12 +369,6 @@ def _mappings(path: str) -> list[str]:
     """Returns the paths of the containers that an item is in: of `a[3].b[1]` they are `a` and `a[3].b`."""
     path = path.removeprefix("len(")
     return [path[:at] for at, letter in enumerate(path) if letter == "["]
-
-
-def _split_locals(components: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
-    data = tuple(path for path in paths if _IN_A_LOADER.search(path))
-    others = tuple(path for path in paths if path not in data)
-    components |= {name: part for name, part in (("data", data), ("locals", others)) if part}
 
 
 def differing_paths(

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from samebits._dtensors import is_dtensor
 from samebits._inspect.patching import Patches
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._ordered_sum import (
@@ -28,7 +27,7 @@ from samebits.distributed._ordered_sum import (
     outside_error,
     several_error,
 )
-from samebits.distributed._slice_messages import SliceMessages, added_slices
+from samebits.distributed._slice_messages import DOING, SliceMessages, added_slices
 from samebits.errors import InvalidArgumentError, UnimplementedError
 
 _SETTINGS = (
@@ -64,31 +63,64 @@ def reshard(modules: Iterable[tuple[str, Any]]) -> None:
         module.reshard()
 
 
-def refuse_norms(patches: Patches) -> None:
-    """Lets torch's norm of gradients raise for DTensors: it adds in an order that follows their number."""
-    module = torch.nn.utils.clip_grad
-    total_norm = module._get_total_norm
+def refuse_sums_and_draws(patches: Patches) -> None:
+    """Lets what torch computes of DTensors by the number of processes raise: sums over rows, and draws.
 
-    @functools.wraps(total_norm)
-    def checked(tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if any(map(is_dtensor, given)):
-            raise UnimplementedError(
-                "torch's norm of gradients (clip_grad_norm_, get_total_norm) follows the number of processes "
-                "for parameters of fully_shard. Call samebits.nn.utils.clip_grad_norm_, with torch's "
-                "arguments: it returns a norm that does not."
-            )
-        return total_norm(given, *args, **kwargs)
+    A sum is partial on each rank until torch redistributes it, in one function that three modules have;
+    `item` reads the part of its rank instead.
+    """
+    package = "torch.distributed.tensor"
+    modules: list[Any] = [sys.modules[f"{package}.{name}"] for name in ("_redistribute", "_dispatch", "_api")]
+    redistribute = modules[0].redistribute_local_tensor
 
-    patches.put(module, "_get_total_norm", checked)
-    patches.put(torch.nn.utils, "get_total_norm", checked)
+    @functools.wraps(redistribute)
+    def checked(tensor: torch.Tensor, spec: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        is_rounded = tensor.is_floating_point() or tensor.is_complex()
+        for one, wanted in zip(spec.placements, target.placements, strict=True):
+            # a maximum is exact, and so is a looked up row, to which other ranks add zeros
+            sums = one.is_partial() and one.reduce_op not in ("max", "min")
+            if sums and is_rounded and one != wanted and type(one).__name__ != "_MaskPartial":
+                raise _by_number_error(f"{one}: a sum, mean or norm")
+        return redistribute(tensor, spec, target, *args, **kwargs)
+
+    def item(op: Any, args: Any, kwargs: Any) -> Any:
+        if any(one.is_partial() for one in args[0].placements):
+            raise _by_number_error("item(), float(), bool() of a sum, norm or maximum")
+        return op(args[0]._local_tensor)
+
+    def draw(op: Any, args: Any, kwargs: Any) -> Any:
+        raise _by_number_error(f"{op}: a draw in the shape")
+
+    for module in modules:
+        patches.put(module, "redistribute_local_tensor", checked)
+    dispatcher = modules[2].DTensor._op_dispatcher
+    handlers = dispatcher._custom_op_handlers | dict.fromkeys(_random_ops(), draw)
+    handlers[torch.ops.aten._local_scalar_dense.default] = item
+    patches.put(dispatcher, "_custom_op_handlers", handlers)
+
+
+@functools.cache
+def _random_ops() -> list[Any]:
+    names = [name.removeprefix("aten::").partition(".") for name in torch._C._dispatch_get_all_op_names()]
+    ops = [getattr(getattr(torch.ops.aten, name, None), form or "default", None) for name, _, form in names]
+    return [op for op in ops if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]
+
+
+def _by_number_error(what: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"run.steps(shards=...): {what} of a tensor that fully_shard has sharded follows the number of "
+        "processes, in torch. For a norm of gradients call samebits.nn.utils.clip_grad_norm_, for sums over "
+        "shards shards.sum. Else compute with the whole tensor: value.full_tensor(); draw "
+        "torch.randn(value.shape), and share it out by torch.distributed.tensor.distribute_tensor."
+    )
 
 
 class _ModuleSum:
     """The reduce-scatter of one FSDP module, and the running sum of this rank's rows."""
 
-    def __init__(self, whole: Fsdp2Sum, name: str) -> None:
+    def __init__(self, whole: Fsdp2Sum, name: str, module: Any) -> None:
         self._whole, self.name = whole, name
+        self.groups = module._get_fsdp_state()._fsdp_param_groups
         self.calls = 0
         """Reductions in this shard."""
         self.is_begun = False
@@ -118,19 +150,17 @@ class _ModuleSum:
 class Fsdp2Sum(GradientSum):
     """The gradients of FSDP2's parameters over several ranks, and by `plain` those of all others."""
 
-    def __init__(
-        self, group: GlooGroup, shards: int, plain: OrderedSum, modules: Sequence[tuple[str, Any]]
-    ) -> None:
+    def __init__(self, group: GlooGroup, plain: OrderedSum, modules: Sequence[tuple[str, Any]]) -> None:
         super().__init__()
-        self.rank, self.world_size, self._shards = group.rank, group.world_size, shards
-        self._plain, self._modules = plain, modules
+        self.rank, self.world_size = group.rank, group.world_size
+        self._messages, self._plain = group, plain
         self._slices = SliceMessages(group)
-        self._first = 0
-        """The first shard of the round."""
-        self._sums = [_ModuleSum(self, name) for name, _ in modules]
+        self._sums = [_ModuleSum(self, name, module) for name, module in modules]
         self._sent: tuple[_ModuleSum, list[torch.Tensor], list[dist.Work]] | None = None
         """The last reduction: its module, the slices of the shards of the round, what they wait for."""
-        self._last: _ModuleSum | None = None
+        self._last: _ModuleSum
+        self._due: set[int] = set()
+        """The ids of its parameters whose gradient it has not handed over."""
         self._neutral: set[int] = set()
         """The ids of parameters of this reduction whose gradient has not come."""
         self._before: dict[int, torch.Tensor] = {}
@@ -141,14 +171,18 @@ class Fsdp2Sum(GradientSum):
         self._settings: list[tuple[Any, str, Any]] = []
         """Those of FSDP2 before: its methods set them, and none returns them."""
         for own, (_, module) in zip(self._sums, modules, strict=True):
-            for one in module._get_fsdp_state()._fsdp_param_groups:
-                self._settings += [(one, name, getattr(one, name)) for name in _SETTINGS]
+            self._settings += [(one, name, getattr(one, name)) for one in own.groups for name in _SETTINGS]
             module.set_custom_reduce_scatter(own)
             module.set_gradient_divide_factor(1.0)  # these two: a sum, never scaled
             module.set_force_sum_reduction_for_comms(True)
             module.set_reduce_scatter_unused_params(True, recurse=False)
         self._patches = Patches()
         self._replace_zeros()
+        self._meetings = 0
+        """Those of this shard: at its first forward, and at its first backward."""
+        kind: Any = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"].FSDPParamGroup
+        for number, name in enumerate(("pre_forward", "pre_backward"), 1):
+            self._patches.put(kind, name, self._meeting(number, getattr(kind, name)))
 
     def _replace_zeros(self) -> None:
         """Lets FSDP2 send -0.0, the neutral element, for a parameter that a shard has not used."""
@@ -161,23 +195,33 @@ class Fsdp2Sum(GradientSum):
 
         self._patches.put(kind, "unsharded_zero_grad_data", property(of_unused))
 
-    @property
-    def active(self) -> int:
-        """The number of ranks that have a shard in this round."""
-        return min(self.world_size, self._shards - self._first)
+    def _meeting(self, number: int, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def met(*args: Any, **kwargs: Any) -> Any:
+            if self.in_shard:
+                self._meet(number, 1)
+            return method(*args, **kwargs)
 
-    @override
-    def arrange(self) -> None:
-        pass
+        return met
+
+    def _meet(self, number: int, is_there: int) -> None:
+        """Raises on all ranks if only some have a forward, or a backward, in this round: they would wait."""
+        while self._meetings < number:
+            self._meetings += 1
+            own = is_there if self._meetings == number else 0
+            some, lacks = self._messages.max_over_ranks([own, 1 - own], DOING)
+            if some and lacks:
+                what = "backward" if self._meetings == 2 else "forward"
+                raise InvalidArgumentError(
+                    f"run.steps(shards=...): a shard has no {what}, and others have one. FSDP2 gathers "
+                    "weights in each, so that all shards need it. Let a shard count for nothing by "
+                    "`(loss * 0).backward()`, not by `continue`."
+                )
 
     @override
     def begin_pass(self, number: int) -> None:
         self._plain.begin_pass(number)
-        self._first = 0
-        self._before = {}
-        for place, (_, parameter) in enumerate(self._parameters):
-            if parameter.grad is not None:
-                self._before[place], parameter.grad = parameter.grad, None
+        self._before = self.take_before()
         for record in (self._highest, self._lowest, self._sum_of):
             record.clear()
         for own in self._sums:
@@ -186,13 +230,14 @@ class Fsdp2Sum(GradientSum):
     @override
     def begin_round(self) -> None:
         self._plain.begin_round()
+        self._meetings = 0
         for own in self._sums:
             own.calls = 0
 
     @override
     def end_round(self) -> None:
+        self._meet(2, 0)
         self._receive()
-        self._first += self.active
         self._plain.end_round()
 
     @override
@@ -234,13 +279,15 @@ class Fsdp2Sum(GradientSum):
         gradient: Any = parameter.grad  # its content is none yet: FSDP2 has cut it out of the sum's place
         local = gradient._local_tensor
         parameter.grad = None
+        if id(parameter) not in self._due:  # autograd's, by full_tensor() or to_local() in the loss
+            raise several_error(self._parameters[number][0])
+        self._due.discard(id(parameter))
         own = self._last
-        assert own is not None
         self._sum_of[number] = own
         place = local.storage_offset(), local.shape, local.stride()
         if id(parameter) in self._neutral:
             self._neutral.discard(id(parameter))
-        elif self.rank < self.active:
+        elif self.rank < self._plain.active:
             self._highest[number] = max(self._highest.get(number, 0), own.calls)
             self._lowest[number] = min(self._lowest.get(number, own.calls), own.calls)
         if own.is_begun:
@@ -266,7 +313,7 @@ class Fsdp2Sum(GradientSum):
         self._receive()
         if not self.in_shard:
             raise outside_error(own.name)
-        active = self.active
+        active = self._plain.active
         mine = self.rank < active
         size = rows.numel() // self.world_size
         slices = rows.view(self.world_size, size)[: None if mine else 0]
@@ -277,6 +324,7 @@ class Fsdp2Sum(GradientSum):
             works = []
         own.calls += 1
         self._last, self._sent = own, (own, parts, works)
+        self._due = {id(one.sharded_param) for group in own.groups for one in group.fsdp_params}
 
     def _receive(self) -> None:
         """Adds the slices that are under way."""

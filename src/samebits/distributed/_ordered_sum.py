@@ -120,15 +120,10 @@ class GradientSum(ABC):
         if [id(one) for _, one in parameters] != [id(one) for _, one in self._parameters]:
             self.remove_hooks()
             self._parameters = list(parameters)
-            self.arrange()
         for number, (_, parameter) in enumerate(self._parameters):
             if parameter.requires_grad and number not in self._hooks:  # one may be frozen for a time
                 hook = partial(self.came, number)
                 self._hooks[number] = parameter.register_post_accumulate_grad_hook(hook)
-
-    @abstractmethod
-    def arrange(self) -> None:
-        """Prepares for other parameters."""
 
     @abstractmethod
     def begin_pass(self, number: int) -> None:
@@ -173,6 +168,14 @@ class GradientSum(ABC):
             )
         self.take(number, parameter)
 
+    def take_before(self) -> Gradients:
+        """Returns the gradients that are alive before a pass, and takes them from their parameters."""
+        before = {}
+        for number, (_, parameter) in enumerate(self._parameters):
+            if parameter.grad is not None:
+                before[number], parameter.grad = parameter.grad, None
+        return before
+
     def remove_hooks(self) -> None:
         """Removes the hooks."""
         for hook in self._hooks.values():
@@ -189,10 +192,6 @@ class OneProcessSum(GradientSum):
         """Each gradient at the begin of the shard, and torch's count of writes into it."""
         self._came: Counter[int] = Counter()
         """The number of backwards in the shard, by parameter."""
-
-    @override
-    def arrange(self) -> None:
-        pass
 
     @override
     def begin_pass(self, number: int) -> None:
@@ -259,6 +258,8 @@ class OrderedSum(GradientSum):
         # or after another leaves: ranks agree on the order in each of the two groups.
         self._group, self._gathers = _new_group(), _new_group()
         self._buckets: list[GradientBucket] = []
+        self._arranged = self._parameters
+        """Those that the buckets are of."""
         self._bucket_of: dict[int, GradientBucket] = {}
         self._backwards: dict[int, int] = {}
         """The largest number of backwards in a shard, by pass."""
@@ -281,7 +282,7 @@ class OrderedSum(GradientSum):
         self._slices = SliceMessages(group)
 
     @property
-    def _active(self) -> int:
+    def active(self) -> int:
         """The number of ranks that have a shard in this round."""
         return min(self.world_size, self._shards - self._first)
 
@@ -290,19 +291,15 @@ class OrderedSum(GradientSum):
         return self._backwards.get(self._pass) == 1
 
     @override
-    def arrange(self) -> None:
-        self._backwards.clear()
-        self._buckets = _buckets(self._parameters, self.world_size)
-        self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
-
-    @override
     def begin_pass(self, number: int) -> None:
         self._pass, self._first, self._most, self._repeated = number, 0, 0, False
         self._used.clear()
-        self._before = {}
-        for place, (_, parameter) in enumerate(self._parameters):
-            if parameter.grad is not None:
-                self._before[place], parameter.grad = parameter.grad, None
+        if self._arranged is not self._parameters:
+            self._arranged = self._parameters
+            self._backwards.clear()
+            self._buckets = _buckets(self._parameters, self.world_size)
+            self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
+        self._before = self.take_before()
         self._memory = dict(self._before)
         for bucket in self._buckets:
             bucket.total = None
@@ -354,7 +351,7 @@ class OrderedSum(GradientSum):
         gradient = parameter.grad
         assert gradient is not None
         parameter.grad = None
-        if self.rank >= self._active:  # one more backward of a rank without a shard, for FSDP2
+        if self.rank >= self.active:  # one more backward of a rank without a shard, for FSDP2
             return
         self._used.add(number)
         if self._first + self.world_size >= self._shards:  # the last shard of this rank
@@ -407,14 +404,14 @@ class OrderedSum(GradientSum):
             for bucket in self._buckets if backwards else ():
                 self._exchange_several(bucket)
             self._most = max(self._most, backwards)
-        self._first += self._active
+        self._first += self.active
 
     def _launch(self) -> None:
         """Sends the next bucket, and receives an earlier one where too many are under way."""
         bucket = self._buckets[self._next]
         self._next += 1
         self._under_way.append(self._send(bucket, self._came[0]))
-        is_last = self._first + self._active == self._shards  # then what is whole leaves early
+        is_last = self._first + self.active == self._shards  # then what is whole leaves early
         while len(self._under_way) > (1 if is_last else IN_FLIGHT):
             self._receive()
 
@@ -431,10 +428,10 @@ class OrderedSum(GradientSum):
         sent = [self._send(bucket, gradients) for gradients in self._came]
         for one in sent:
             self._slices.finish(one.works)
-        bucket.add(one.parts[shard] for shard in range(self._active) for one in sent)
+        bucket.add(one.parts[shard] for shard in range(self.active) for one in sent)
 
     def _send(self, bucket: GradientBucket, gradients: Gradients) -> _Sent:
-        active = self._active
+        active = self.active
         mine = self.rank < active
         flat = self._take_memory(bucket, self.world_size if mine else 0)
         received = self._take_memory(bucket, active - mine)
@@ -505,8 +502,9 @@ def several_error(name: str) -> UnimplementedError:
     """Returns the error for a parameter of FSDP2 that gets several gradients in a shard."""
     return UnimplementedError(
         f"run.steps(shards=...): {name}, of fully_shard, got its gradient from several backwards of a shard, "
-        "or in another order in one shard than in another, so that the order of the sum is lost. Call "
-        "backward once in a shard: (loss_a + loss_b).backward()."
+        "in another order in one shard than in another, or by its full_tensor() in the loss, so that the "
+        "order of the sum is lost. Call backward once in a shard: (loss_a + loss_b).backward(); compute "
+        "penalties of weights in the model's forward."
     )
 
 

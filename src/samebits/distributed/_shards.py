@@ -21,7 +21,7 @@ from samebits._dtensors import is_dtensor
 from samebits._inspect.patching import Patches
 from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
-from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, refuse_norms, reshard
+from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, refuse_sums_and_draws, reshard
 from samebits.distributed._gloo_messages import GlooGroup
 from samebits.distributed._ordered_sum import (
     GradientSum,
@@ -61,7 +61,7 @@ class ShardedLoop:
         else:
             self._sums = [plain := OrderedSum(group, count)]
             if self._modules:
-                self._sums.append(Fsdp2Sum(group, count, plain, self._modules))
+                self._sums.append(Fsdp2Sum(group, plain, self._modules))
         self._sum = self._sums[-1]
         self._known: list[int] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
@@ -72,7 +72,7 @@ class ShardedLoop:
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             self._patches.put(owner, "zero_grad", self._checked(owner.zero_grad))
         if self._modules:
-            refuse_norms(self._patches)
+            refuse_sums_and_draws(self._patches)
             self._patches.put(process, "rows_by_place", True)
         self._pass = 0
         self._under_way = False

@@ -86,16 +86,13 @@ class KeyedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         written = list(_written_tensors(func, args, kwargs))
         names = [name for tensor in written if (name := self._owned.name(tensor)) is not None]
-        own = [name for name in names if self._owns(name)]
+        own = [name for name in names if not self._path or name.startswith(f"{self._path}.")]
         self.touched.update(own)
         if names and (self._rehearsal or not own):
             return _skipped_result(func, written, self._path)
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
             self._fill(*((_PARAMETER, own[0]) if own else (_MODULE, self._path)))
         return func(*args, **kwargs)
-
-    def _owns(self, name: str) -> bool:
-        return not self._path or name.startswith(f"{self._path}.")
 
     def _fill(self, kind: int, name: str) -> None:
         number = self._counts[kind, name]

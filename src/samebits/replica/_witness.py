@@ -6,9 +6,8 @@ A graph does not show how variables were loaded, what C++ reducers do, or whethe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -108,20 +107,18 @@ class Witness(Observer):
         self._held: int | None = None
         self._last: int | None = None
         """The step before the last boundary; None before the first, and after the check at the end."""
-        self._subscribed: AbstractContextManager[None] | None = None
+        self._subscribed: Any = None
 
     def __enter__(self) -> Self:
         self._subscribed = observed(self)
         self._subscribed.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._subscribed is not None:
-            self._subscribed.__exit__(kind, error, trace)
+            self._subscribed.__exit__(*error)
             self._subscribed = None
-        if kind is None and self._last is not None:  # after an error on one rank the others would wait
+        if error[0] is None and self._last is not None:  # after an error on one rank the others would wait
             last, self._last = self._last, None
             self.check(last)
 

@@ -101,7 +101,8 @@ def stochastic_round(
         _check_out(x, dtype, out)
         if watched:  # a tracer of the caller's ops sees no write to an address
             return out.copy_(torch.ops.samebits.stochastic_round(x, dtype, key))
-        _check_no_overlap(x, out)
+        if x.numel() and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+            raise InvalidArgumentError("stochastic_round: out is in the memory of x; give it separate memory")
         return round_into(out, x, key)
     if watched or (x.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return torch.ops.samebits.stochastic_round(x, dtype, key)
@@ -168,20 +169,11 @@ def _check_out(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
         )
 
 
-def _check_no_overlap(x: torch.Tensor, out: torch.Tensor) -> None:
-    if x.numel() and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
-        raise InvalidArgumentError("stochastic_round: out is in the memory of x; give it separate memory")
-
-
 _LIBRARY = torch.library.Library("samebits", "FRAGMENT")
 _LIBRARY.define(
     "stochastic_round(Tensor x, ScalarType dtype, Tensor key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 _LIBRARY.impl("stochastic_round", round_to_new, "CompositeExplicitAutograd")
-
-
-def _fake(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, dtype=dtype)
 
 
 class _StraightThrough(_SingleLevelFunction):
@@ -236,6 +228,8 @@ def _vmap_rule(
     return one_by_one(torch.ops.samebits.stochastic_round)(info, in_dims, x, dtype, key)
 
 
-torch.library.register_fake("samebits::stochastic_round", _fake, lib=_LIBRARY)
+torch.library.register_fake(
+    "samebits::stochastic_round", lambda x, dtype, _: torch.empty_like(x, dtype=dtype), lib=_LIBRARY
+)
 torch.library.register_vmap("samebits::stochastic_round", _vmap_rule, lib=_LIBRARY)
 _LIBRARY.impl("stochastic_round", _differentiable, "Autograd")

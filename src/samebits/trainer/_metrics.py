@@ -54,7 +54,11 @@ class Metrics:
         self.functions: dict[str, Callable[[Any, Any], Any]] = {}
         self.objects: dict[str, MetricObject] = {}
         for name, metric in metrics.items():
-            _check_name(name)
+            if not isinstance(name, str) or name in ("loss", "learning_rate") or name.startswith("val_"):
+                raise InvalidArgumentError(
+                    f"Trainer(metrics={{{name!r}: ...}}): 'loss', 'learning_rate' and names that begin with "
+                    "'val_' are the trainer's own. Choose another name."
+                )
             if hasattr(metric, "compute"):
                 self.objects[name] = _metric_object(name, metric)
             elif callable(metric):
@@ -97,14 +101,6 @@ class Metrics:
             values[name] = float(value)
             metric.reset()
         return values
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or name in ("loss", "learning_rate") or name.startswith("val_"):
-        raise InvalidArgumentError(
-            f"Trainer(metrics={{{name!r}: ...}}): 'loss', 'learning_rate' and names that begin with 'val_' "
-            "are the trainer's own. Choose another name."
-        )
 
 
 def _metric_object(name: str, metric: Any) -> MetricObject:

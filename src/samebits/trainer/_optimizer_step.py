@@ -105,8 +105,10 @@ class OptimizerStep:
         """
         if not group.ends:
             return
-        if group.count != group.planned:
-            self._rescale(group.planned / group.count)
+        if group.count != group.planned:  # an epoch's unforeseen end: losses were divided by a larger group
+            for parameter in self._parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(group.planned / group.count)
         if self._step():
             if self.schedule is not None:
                 self.schedule.after_step()
@@ -135,12 +137,6 @@ class OptimizerStep:
             clip(own, self.clip_norm)
         if self.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self._parameters(), self.clip_value)
-
-    def _rescale(self, factor: float) -> None:
-        """Rescales the gradients at an epoch's unforeseen end: losses were divided by a larger group."""
-        for parameter in self._parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

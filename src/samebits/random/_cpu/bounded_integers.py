@@ -26,12 +26,8 @@ _LOW, _0, _1, _32 = (np.uint64(number) for number in (2**32 - 1, 0, 1, 32))
 def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
     """Writes the integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
     digits = 32 if span <= 2**32 else 64
-    parameters = (low, span - 1, (2**digits - span) % span)
-    fill(_KERNELS[digits, out.itemsize], keys, out, *map(_as_int64, parameters))
-
-
-def _as_int64(number: int) -> int:
-    return (number + 2**63) % 2**64 - 2**63
+    signed = ((number + 2**63) % 2**64 - 2**63 for number in (low, span - 1, (2**digits - span) % span))
+    fill(_KERNELS[digits, out.itemsize], keys, out, *signed)
 
 
 @inlined

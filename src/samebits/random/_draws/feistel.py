@@ -50,12 +50,9 @@ def permute_indices(
             f"permute_indices needs 0 <= start <= stop <= n <= 2**48, got start={start}, stop={stop}, n={n}"
         )
     out = np.empty((1, stop - start), np.int64)
-    fill_images([_pair(key)], n, out, start=start, rounds=rounds)
+    pair = int_keys.from_tensor(key) if isinstance(key, torch.Tensor) else key
+    fill_images([pair], n, out, start=start, rounds=rounds)
     return out[0]
-
-
-def _pair(key: Words | torch.Tensor) -> Words:
-    return int_keys.from_tensor(key) if isinstance(key, torch.Tensor) else key
 
 
 def fill_images(

@@ -76,11 +76,6 @@ def _fill_by_libraries(words: np.ndarray, initial_seed: int) -> None:
         numpy.set_state({**numpy.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
-def _can_write_in_place() -> bool:
-    """Returns True if words and kept normals of NumPy's and Python's generators lie where they can be set."""
-    return _has_known_layout() and bool(numpy_words().size)
-
-
 @cache
 def _has_known_layout() -> bool:
     fold(0, 0, 0)  # once called, it serves keys of Python integers, too (`philox.folded`)
@@ -151,7 +146,8 @@ def preserve_states() -> Iterator[ProcessStates]:
 def _restore(states: ProcessStates) -> None:
     """Restores the generators: in place in 3 us, else by the libraries' functions in 80."""
     twister, kept = states.numpy
-    if not (_can_write_in_place() and isinstance(twister, bytes)) or torch.cuda.is_initialized():
+    known = _has_known_layout() and numpy_words().size and isinstance(twister, bytes)
+    if not known or torch.cuda.is_initialized():
         states.restore()
         return
     torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
