@@ -9,7 +9,7 @@ import torch
 import fsdp2_programs as programs
 import samebits
 import shard_programs
-from samebits.checkpoint import load_commit
+from samebits.checkpoint import list_commits, load_commit
 from samebits.errors import InvalidArgumentError, SamebitsError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,6 +81,28 @@ def test_kills_that_change_size_and_layout_leave_the_bits_alone(ranks, tmp_path,
         assert codes[rank] == -signal.SIGKILL
     values, _ = ranks(2, train, where, "Transformer", True, 6)
     assert values == expected(6, ["Transformer"]) * 2
+
+
+@pytest.mark.slow
+def test_a_run_at_a_url_goes_on_at_another_size_on_another_machine(ranks, tmp_path, monkeypatch, expected):
+    """Killed at a URL in 2 ranks, then in 3, each time on a machine that has nothing of it: the digest of one process. A part that is missing there costs a commit."""
+    where, fresh = f"file://{tmp_path}/url", iter("abcd")
+
+    def train_on(size, *args, code=0):
+        monkeypatch.setenv("SAMEBITS_CACHE_DIR", str(tmp_path / "machines" / next(fresh)))
+        return ranks(size, train, where, "Transformer", True, 4, *args, code=code)
+
+    _, codes = train_on(2, 5, 1, code=None)
+    assert codes[1] == -signal.SIGKILL
+    _, codes = train_on(3, 11, 0, code=None)
+    assert codes[0] == -signal.SIGKILL
+    steps = [commit.step for commit in list_commits(where)]
+    (newest,) = (tmp_path / "url" / "commits").glob(f"{steps[0]:012d}-*")
+    (newest / "part-00002.safetensors").unlink()
+    statuses = [commit.status for commit in list_commits(where, verify=True)]
+    assert statuses == ["damaged", "valid"] and steps[1] > 5
+    values, _ = train_on(1)
+    assert values == expected(4, ["Transformer"])
 
 
 def raised_by(run_dir, shards_model, **options):
