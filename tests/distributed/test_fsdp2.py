@@ -53,6 +53,18 @@ def test_any_number_of_processes_ends_with_the_bits_of_the_replicated_run(world_
     assert ranks(world_size, sharded, shards)[0] == [expected] * world_size
 
 
+def few_steps(shards_model):
+    """Four steps of 12 shards, and rows of which 5 and 8 ranks have different numbers, or none."""
+    return programs.train("Mlp", shards_model=shards_model, epochs=1, shards=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [5, 8])
+def test_five_and_eight_processes_end_with_the_bits_of_one(world_size, ranks, alone):
+    """The digest of weights and optimizer is that of the replicated run in one process."""
+    assert ranks(world_size, few_steps, True)[0] == [alone(few_steps, False)] * world_size
+
+
 def killed(folder, name, kill_at, shards_model=True):
     return programs.train(name, shards_model=shards_model, run_dir=folder / name, kill_at=kill_at)
 
@@ -126,6 +138,47 @@ def native():
 def test_control_native_fsdp2_ends_with_other_bits(world_size, ranks):
     """FSDP2 without shards differs from one process of it, so the comparison can fail."""
     assert ranks(world_size, native)[0][0] != ranks(1, native)[0][0]
+
+
+def sent(work, *args):
+    """The bytes that this rank is asked to send to others in `work`: of weights, of gradients, and of all else."""
+    size, found = dist.get_world_size(), {"weights": 0, "gradients": 0, "other": 0}
+    with pytest.MonkeyPatch.context() as patch:
+
+        def count(name, kind, share):
+            call = getattr(dist, name)
+
+            def counted(*args, **kwargs):
+                found[kind] += share(*args, **kwargs)
+                return call(*args, **kwargs)
+
+            patch.setattr(dist, name, counted)
+
+        count("all_gather_single", "weights", lambda output, own, **_: own.nbytes * (size - 1))
+        count("reduce_scatter_single", "gradients", lambda *, input, **_: input.nbytes * (size - 1) // size)
+        count(
+            "batch_isend_irecv",
+            "gradients",
+            lambda ops: sum(o.tensor.nbytes for o in ops if o.op is dist.isend),
+        )
+        count("all_reduce", "other", lambda tensor, *_, **__: tensor.nbytes)
+        work(*args)
+    return found
+
+
+def bytes_of_both():
+    ours = sent(lambda: programs.train("Mlp", shards=12))
+    return ours, sent(native)
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_step_sends_the_bytes_of_native_fsdp2(world_size, ranks):
+    """As many of weights, and of gradients, as FSDP2 that reduces in each backward; besides flags, at most 512 a step."""
+    steps = 8
+    for ours, theirs in ranks(world_size, bytes_of_both)[0]:
+        assert theirs["gradients"] > steps * 12 // world_size * 4 * 108 * 17 * (world_size - 1) // world_size
+        assert {**ours, "other": 0} == theirs
+        assert 0 < ours["other"] <= 512 * steps
 
 
 def start(net, gradient):
