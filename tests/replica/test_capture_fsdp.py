@@ -8,7 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from samebits.errors import InvalidArgumentError, UnimplementedError
+import samebits
+from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
 from samebits.replica import PerRank, analyze, capture
 from samebits.replica._capture.capture import _fake_world  # noqa: PLC2701
 
@@ -133,3 +134,34 @@ def test_a_function_that_gives_one_object_to_all_ranks_is_refused():
         with pytest.raises(InvalidArgumentError, match=named + ".*inside of the function"):
             capture(lambda made, x: x, PerRank(wrong), x, world_size=2)
     capture(lambda made, x: made(x), PerRank(lambda: nn.Linear(4, 4)), x, world_size=2)
+
+
+def make_gain(mesh):
+    return *make(mesh), nn.Linear(1, 1)
+
+
+def clipped(made, x, norm):
+    """What a loop over shards does in a step; a module that is not sharded is scaled by the norm."""
+    model, optimizer, gain = made
+    model(x).square().mean().backward()
+    total = norm(list(model.parameters()))
+    with torch.no_grad():
+        gain.weight.mul_(total)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def by_shards(made, x):
+    with samebits.Run(None, model=made[0], optimizer=made[1]):
+        pass
+
+
+def test_a_program_of_shards_is_captured_by_one_of_them():
+    """The norm of samebits is equal on all ranks, that of a rank's rows is a drift; a Run inside of the step is refused."""
+    x, mesh = torch.randn(3, 4), {"dp": 2}
+    whole = lambda made, x: clipped(made, x, lambda own: samebits.nn.utils.clip_grad_norm_(own, 1.0))
+    assert analyze(capture(whole, PerRank(make_gain), x, mesh=mesh)).drifting == ()
+    rows = lambda made, x: clipped(made, x, lambda own: own[0].grad.to_local().norm())
+    assert analyze(capture(rows, PerRank(make_gain), x, mesh=mesh)).drifting == ("made.2.weight",)
+    with pytest.raises(ConflictError, match=r"as a Run does \[.*samebits\.Run.*one shard's forward"):
+        capture(by_shards, PerRank(make), x, mesh=mesh)

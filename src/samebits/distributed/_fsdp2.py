@@ -36,8 +36,7 @@ _SETTINGS = (
     "force_sum_reduction_for_comms",
     "reduce_scatter_unused_params",
 )
-_NEVER = -(1 << 32)
-"""Below the number of any reduction."""
+_NEVER = -(1 << 32)  # below the number of any reduction
 
 
 def fsdp_modules(objects: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -136,8 +136,9 @@ _WRAPPED = (
     "samebits.replica.DataParallel(module), outside of the step."
 )
 _GROUP = (
-    "the step makes the process group [{line}], and a capture runs it in one of its own. Call "
-    "init_process_group outside of the step, after the capture."
+    "the step makes a process group, as a Run does [{line}], and a capture runs it in one of its own. Call "
+    "init_process_group outside of the step, after the capture, and give a capture what the loop of a Run "
+    "does in a step: one shard's forward and backward, and the update."
 )
 _AXES = (
     "the step or its PerRank uses an axis that the mesh does not have [{line}]: {error}. The mesh is that of "
@@ -182,7 +183,7 @@ def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[Sam
         return UnimplementedError, _NESTED
     if ("distributed.py", "__init__") in through and isinstance(error, RuntimeError):
         return UnimplementedError, _WRAPPED
-    if ("distributed_c10d.py", "init_process_group") in through:
+    if any(name in ("init_process_group", "_new_process_group_helper") for _, name in through):
         return ConflictError, _GROUP
     if "device_mesh.py" in files and isinstance(error, KeyError | TypeError | ValueError | RuntimeError):
         return InvalidArgumentError, _AXES
