@@ -117,6 +117,7 @@ def test_two_uninterrupted_runs_are_equal(outcome):
     assert first_difference(read_record(folder / "base"), read_record(folder / "again")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "step", "commit"), KILLS)
 def test_a_kill_hits_its_place_and_the_resumed_run_is_equal(outcome, at, step, commit):
     """SIGKILL ends the process at the step, the record says so, and with the rest it is the uninterrupted record.

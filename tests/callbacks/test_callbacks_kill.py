@@ -174,6 +174,7 @@ def test_no_attribute_tells_that_there_was_a_kill(forked, tmp_path):
         assert leaves != expected[step - 1]  # control: it tells one step from the next
 
 
+@pytest.mark.slow
 def test_a_log_that_the_commit_does_not_know_repeats_steps(forked, tmp_path, whole):
     """Negative control: a logger whose state is not in the commit has steps twice after the kill."""
     folder = begin(tmp_path / "killed")

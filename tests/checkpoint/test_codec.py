@@ -136,6 +136,7 @@ states = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(state=states)
 @settings(max_examples=80, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_nesting_comes_back_with_equal_types_and_bits_through_a_commit(state, tmp_path):

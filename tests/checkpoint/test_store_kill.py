@@ -111,6 +111,7 @@ def test_no_kill_loses_a_durable_commit_or_leaves_an_unreadable_one(tmp_path):
     assert told["partial"] >= 5  # the kills did hit commits in the middle
 
 
+@pytest.mark.slow
 def test_the_same_kills_break_a_store_that_writes_in_place(tmp_path):
     """Negative control: overwriting one folder, without rename, is found broken by the same kills."""
     told = drive(tmp_path, "in-place", 10, 5)

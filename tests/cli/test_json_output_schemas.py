@@ -228,6 +228,7 @@ def test_env(command):
     check("env", {**content, "gpus": ["a GPU"], "cuda": {"runtime": "13.0", "cudnn": 91002}})
 
 
+@pytest.mark.slow
 def test_ops(command):
     """One op, the filtered rows and the whole table are valid; the words of the table are those of the schema."""
     check("ops", command("ops", "torch.svd")[1])
@@ -276,6 +277,7 @@ def recorded(folder, *runs):
     return [one.wait() for one in started]
 
 
+@pytest.mark.slow
 def test_diff(command, tmp_path):
     """A run that differs is named with its step; a record is equal to itself."""
     assert recorded(tmp_path, ["a"], ["b", "seeded"]) == [0, 0]
@@ -297,6 +299,7 @@ def test_diff_of_equal_and_killed_runs(command, tmp_path):
         check("diff", content)
 
 
+@pytest.mark.slow
 def test_replica(command):
     """A step that keeps its state equal, one that does not, and one that hangs."""
     code, content = command("replica", f"{STEPS}:reduced", "--world-size", 2)
@@ -317,6 +320,7 @@ def hangs():
     check("replica", content)
 
 
+@pytest.mark.slow
 def test_verify_of_a_script_that_repeats(verify):
     """REPRODUCED, whose number of steps is not known without a Run; a change of the content is noticed."""
     code, content = verify(PLAIN, "--run", "--steps", "2", "--checks", "run-again")

@@ -42,6 +42,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(MODES)), st.data(), floats, seeds)
 @settings(few, max_examples=200)
 def test_resizes(mode, data, dtype, seed):

@@ -27,6 +27,7 @@ print(len(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.first_case_quick
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_image_wider_than_its_type_counts_has_one_result(python, dtype):
@@ -58,6 +59,7 @@ for dtype, d, kind, padding, step in itertools.product(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.first_case_quick
 @pytest.mark.parametrize("mode", ["runs", "machines"])
 def test_a_grid_of_nan_and_infinity_never_ends_the_process(python, mode):
@@ -65,6 +67,7 @@ def test_a_grid_of_nan_and_infinity_never_ends_the_process(python, mode):
     python(EXTREMES, mode)
 
 
+@pytest.mark.slow
 def test_without_the_switch_it_does(python):
     """Negative control: torch alone ends by a signal, or writes the gradient elsewhere."""
     assert python(EXTREMES, "off", code=None).returncode

@@ -88,6 +88,7 @@ def test_one_result_at_any_thread_count(name):
         assert has_ours or ours == torchs, dtype
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:torch.cholesky is deprecated", "ignore:torch.triangular_solve is deprecated"
 )

@@ -39,7 +39,8 @@ def train(make, x, y, optimizer, dtype):
 def everything():
     words = torch.randint(50, (4, 12))
     for dtype in (torch.float32, torch.bfloat16):
-        train(Words, words, words.flatten(), torch.optim.AdamW, dtype)
+        if mode or dtype == torch.float32:  # on some CPUs oneDNN has no LSTM in bfloat16
+            train(Words, words, words.flatten(), torch.optim.AdamW, dtype)
         train(images, torch.randn(4, 3, 16, 16), torch.randint(10, (4,)), torch.optim.SGD, dtype)
     x = torch.rand(100_000)
     for op in ("exp", "log", "tanh", "sqrt", "sin", "erf", "sigmoid"):

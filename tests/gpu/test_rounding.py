@@ -205,6 +205,7 @@ def trained_in_a_process(target):
     return {name: {"this process": own[name], "another": there[name]} for name in own}
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("measure", [trained_again, trained_in_a_process])
 def test_optimizers_repeat_their_weights(target, measure):

@@ -41,6 +41,7 @@ def test_without_the_switch_the_known_ops_vary(off, name):
     assert off.exit == 1
 
 
+@pytest.mark.slow
 def test_with_the_switch_they_are_equal():
     """The same cases under the switch: equal from run to run and over threads, and none refused."""
     found = review(only=list(KNOWN.values()), sources=["battery"])

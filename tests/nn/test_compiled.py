@@ -89,6 +89,7 @@ def test_a_transformer_is_one_graph():
         assert torch.allclose(fast(x), plain(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_torch_compile_alone_breaks_the_graph_at_each_key():
     """Negative control: the masks are eager's there, too, but no single graph is."""
     net, plain = Net(), Net()
@@ -98,6 +99,7 @@ def test_torch_compile_alone_breaks_the_graph_at_each_key():
     assert torch.allclose(fast(X), plain(X)) and counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["inside", "around", "around, reentrant"])
 def test_checkpointing_repeats_the_masks(where):
     """Activation checkpointing around a compiled model, or in it, gives the gradients of the eager model."""

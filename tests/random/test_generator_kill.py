@@ -45,6 +45,7 @@ def train(run_dir, *, kill_at=None, saved=True):
     return digest.of_value([model.state_dict(), get_global_generator().uniform(2)]), run.resumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [4, 8])
 def test_killed_and_resumed_with_equal_draws(forked, tmp_path, kill_at):
     """The model's generator comes back from the commit, the global one from the step: the end has the same bits."""

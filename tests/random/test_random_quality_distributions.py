@@ -113,6 +113,7 @@ def tails_differ(z):
     return max(kurtosis, float(((counts - expected).abs() / expected.sqrt()).max()))
 
 
+@pytest.mark.slow
 def test_tails_of_normal():
     """Of 2**24 normal numbers as many are beyond 3, ..., 5 as should be, and the largest is plausible.
 

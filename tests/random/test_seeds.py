@@ -88,6 +88,7 @@ print(seeds.torch_was_seeded(), seeds.root_seed())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.first_case_quick
 @pytest.mark.parametrize(
     ("when", "expected"), [("never", ["False None", "False"]), ("before", ["True 7", "True"])]

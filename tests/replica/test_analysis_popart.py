@@ -297,6 +297,7 @@ def test_a_scan_mixes_what_it_scans():
     assert of(step, square(), square(), inputs={"*": Equal()}).is_replica_equal("output.0")
 
 
+@pytest.mark.slow
 def test_a_collective_that_not_all_reach_is_reported():
     """An all-reduce under a predicate that differs within its group hangs; under an equal one it does not."""
     step = lambda p, x: torch.cond(p, lambda a: fc.all_reduce(a, "sum", world()) * 2, lambda a: a.cos(), (x,))

@@ -61,6 +61,7 @@ def test_shards_have_the_names_of_their_parameters():
     )
 
 
+@pytest.mark.slow
 def test_replicas_of_a_shard_stay_equal():
     """Hybrid sharding: a shard is equal over the replicas before and after; a write of the rank's own data is a drift."""
     mesh = {"dp": 2, "tp": 2}

@@ -114,6 +114,7 @@ class Normed(Block):
         self.norm = nn.BatchNorm1d(8)
 
 
+@pytest.mark.slow
 @pytest.mark.first_case_quick
 @pytest.mark.parametrize("make", [Normed, lambda: Block(0.5)])
 def test_a_region_with_effects_is_run_as_eager_code_runs_it(make):

@@ -29,6 +29,7 @@ def lines_of(golden, name, sections):
     return [line for line in lines if line.split(" ", 1)[0] in sections]
 
 
+@pytest.mark.slow
 def test_random_numbers_seeds_pipelines_and_loaders_are_those_of_every_cpu(golden):
     """Draws, seeds, pipelines and loaders have the digests of tests/golden/anywhere.txt, whatever the machine."""
     sections = [name for name in golden.ANYWHERE if name not in golden.MACHINES]

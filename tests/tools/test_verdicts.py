@@ -15,6 +15,7 @@ def verdicts(root):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the text is of Python 3.11: later ones inline comprehensions"
 )

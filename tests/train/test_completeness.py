@@ -167,6 +167,7 @@ def fit(tmp_path, **parts):
     trainer.fit(loader, epochs=2, run_dir=tmp_path / "run", verbose=False)
 
 
+@pytest.mark.slow
 def test_the_trainers_parts_are_looked_at(tmp_path):
     """Under `Trainer` a callback's and a metric's forgotten attributes are named; a callback that keeps them is fine."""
     fit(tmp_path / "a", callbacks=[Patience(keeps=True), samebits.callbacks.EarlyStopping(monitor="loss")])

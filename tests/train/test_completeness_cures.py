@@ -24,6 +24,7 @@ def judge(name, outcome):
         assert len(pasted) <= 2 and 0 not in pasted, (str(outcome), outcome.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.first_case_quick
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_pasted_lines_make_a_program_resume(name, tmp_path):
@@ -31,6 +32,7 @@ def test_pasted_lines_make_a_program_resume(name, tmp_path):
     judge(name, paste_robot.cured(PROGRAMS[name], tmp_path))
 
 
+@pytest.mark.slow
 def test_run_state_takes_what_is_typed_for_each_kind(tmp_path):
     """One message names variables of 35 kinds, and its lines make the program resume with equal weights."""
     outcome = paste_robot.cured(of_kinds(KINDS), tmp_path)
