@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from samebits.audit import _comparison as _comparison
     from samebits.audit import _first_difference as _first_difference
     from samebits.audit import _record as _record
+    from samebits.audit import _trace as _trace
     from samebits.audit import _verify as _verify
 
 __getattr__, __dir__ = attach(__name__)

@@ -24,7 +24,7 @@ import torch
 
 from samebits import _context as context
 from samebits import audit
-from samebits.audit._child.launch_spec import LaunchSpec, read_spec
+from samebits.audit._child.launch_spec import LaunchSpec, TraceSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._guards.conflicting_settings import WeakerThanAskedError
 from samebits.errors import SamebitsError
@@ -116,6 +116,8 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         if spec.seed is not None:
             set_random_seed(spec.seed)
     recorder = _record(stack, script, spec)
+    if spec.trace is not None and recorder is not None:
+        _trace(stack, spec.trace, recorder)
     if spec.overlaid:
         stack.enter_context(audit._child.variations.rename_folders_by_copy())
     kill = spec.kill
@@ -177,11 +179,21 @@ def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     return recorder
 
 
+def _trace(stack: ExitStack, spec: TraceSpec, recorder: Recorder) -> None:
+    rank = os.environ.get("RANK", "")
+    tracer = audit._trace.tracer.Tracer(replace(spec, file=spec.file + rank))
+    stack.callback(tracer.close)
+    stack.enter_context(audit._record.torch_hooks.torch_hooks(tracer))
+    recorder.before_step = tracer.before_step
+
+
 def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder | None) -> int:
     module = _become_main(script, args)
     threads = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     status, failure = 0, None
     try:
+        if recorder is not None:
+            recorder.before_step("", -1)
         exec(code, module.__dict__)  # noqa: S102 (it is what this module is for)
     except SystemExit as leaving:
         status = _exit_code(leaving)

@@ -15,6 +15,23 @@ LEVELS = ("loss", "state")
 
 
 @dataclass(frozen=True)
+class TraceSpec:
+    """The step of a script to trace, op by op, and the op of it whose arguments are to be saved."""
+
+    file: str
+    """The trace; of a job, with the rank's number at its end."""
+    loop: str = ""
+    step: int = -1
+    """The first step of `loop` that is traced. -1: from the script's first line."""
+    stop: int | None = None
+    """The step before which the process ends; None: it runs to its end."""
+    capture: int | None = None
+    """The number of an op: its arguments and outputs are written beside the file, and the process ends."""
+    repeats: int = 0
+    """Calls of that op in that process."""
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """One launch of a script (`samebits.audit._child.launch`). The defaults record all and vary nothing."""
 
@@ -33,6 +50,7 @@ class LaunchSpec:
     """Under a `run_root` nothing is raised that a `Run` finds, and the process knows its moved folders."""
     kill: Kill | None = None
     """The process kills itself there. In a job (`by_rank`) the kill's rank does, or rank 0, with torchrun."""
+    trace: TraceSpec | None = None
     torch_workers: bool = True
     """Vary the number of workers of torch's loaders, too, not only of samebits'."""
     threads: int | None = None
@@ -68,9 +86,12 @@ def read_spec(path: str | os.PathLike[str]) -> LaunchSpec:
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         overrides, kill = CheckOverrides(**values.pop("overrides", {})), values.pop("kill", None)
+        trace = values.pop("trace", None)
         root, steps = overrides.run_root, overrides.commit_steps
         overrides = replace(overrides, run_root=root and Path(root), commit_steps=steps and tuple(steps))
-        return LaunchSpec(**values, overrides=overrides, kill=kill and Kill(**kill))
+        return LaunchSpec(
+            **values, overrides=overrides, kill=kill and Kill(**kill), trace=trace and TraceSpec(**trace)
+        )
     except (OSError, ValueError, TypeError) as error:
         raise InvalidArgumentError(
             f"read_spec({os.fspath(path)!r}): no launch spec of this version of samebits: {error}"

@@ -75,6 +75,8 @@ class Recorder(Observer, TorchListener):
     ) -> None:
         self.file = file
         self.notes: list[str] = []
+        self.before_step: Callable[[str, int], None] = lambda _loop, _step: None
+        """Called with the loop and the step that the script is about to begin; with -1 before all."""
         self.folders: list[str | Path | None] = []
         """Where the script may write."""
         self.files: dict[str, None] = {}
@@ -164,6 +166,7 @@ class Recorder(Observer, TorchListener):
                 self._step.components["inputs"] = self._step.batch()
             self._write(self._step, frame)
         self._step = None
+        self.before_step(step.loop, step.step)
 
     @_note_exceptions
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
@@ -408,6 +411,8 @@ class Recorder(Observer, TorchListener):
         self._steps += 1
         if step.due:
             self._lines.step(step, frame)
+        if not self._runs:
+            self.before_step("", step.position.step + 1)
 
     def _infer(self, inputs: tuple[Any, ...], output: Any, *, evaluates: bool) -> None:
         """Notes a forward before any training: a step of an inference, unless training follows."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from samebits._context import Across, CheckOverrides
-from samebits.audit._child.launch_spec import LaunchSpec
+from samebits.audit._child.launch_spec import LaunchSpec, TraceSpec
 from samebits.audit._record.record_file import Record, folder_of_rank, read_record
 from samebits.audit._verify import reaper
 from samebits.audit._verify.check_plan import GROUPS, ProcessVariation
@@ -58,6 +58,8 @@ class Request:
     """Run in the working directory itself, not in views of it."""
     require: tuple[str, ...] = ()
     """Groups without which the verdict is not good."""
+    find_op: bool = True
+    """Search for the first op that differs, if a check fails."""
     within: float | None = None
     """Seconds that all checks together should take: those of least weight are left out."""
     nproc_per_node: int | None = None
@@ -108,6 +110,8 @@ class ProcessOutcome:
     variant: int
     ended: ExitedProcess
     records: tuple[Record | None, ...]
+    trace: Path = Path()
+    """The file of its trace, if it was traced; of a job, that name with the rank at its end."""
 
     @property
     def record(self) -> Record | None:
@@ -180,18 +184,25 @@ class Runner:
         self._slots = asyncio.Semaphore(self.request.jobs)
 
     async def run(
-        self, process: ProcessVariation, run_root: Path, patience: float | None, variant: int | None = None
+        self,
+        process: ProcessVariation,
+        run_root: Path,
+        patience: float | None,
+        variant: int | None = None,
+        trace: TraceSpec | None = None,
     ) -> ProcessOutcome:
         """Runs the script once, for at most `patience` seconds.
 
-        `variant` repeats the hash seed and listing order of an earlier process.
+        `variant` repeats the hash seed and listing order of an earlier process. A step is traced as `trace`
+        says, whose file is in the outcome.
         """
         number = self._count
         self._count += 1
         surroundings = CheckEnvironment.draw(self.request.seed, number if variant is None else variant)
         home = self.scratch / str(number)
         async with self._slots:
-            spec = self._prepare(process, home, run_root, surroundings, digest_files=number == 0)
+            trace = trace and replace(trace, file=str(home / "trace"))
+            spec = self._prepare(process, home, run_root, surroundings, trace, digest_files=number == 0)
             start = await asyncio.to_thread(self._start, process, self._layer(run_root))
             environment = self._environment(process, home / "t", surroundings, start)
             command = self._command(process, spec, start)
@@ -201,7 +212,8 @@ class Runner:
                 await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
             self.folder.check()
-        return ProcessOutcome(process, surroundings.variant, ended, self._records(process, home / "record"))
+        records = self._records(process, home / "record")
+        return ProcessOutcome(process, surroundings.variant, ended, records, home / "trace")
 
     def _records(self, process: ProcessVariation, folder: Path) -> tuple[Record | None, ...]:
         number = self.request.ranks_of(process)
@@ -226,6 +238,7 @@ class Runner:
         home: Path,
         run_root: Path,
         surroundings: CheckEnvironment,
+        trace: TraceSpec | None,
         *,
         digest_files: bool,
     ) -> Path:
@@ -234,7 +247,8 @@ class Runner:
         run_root.mkdir(exist_ok=True)
         spec = self._spec(process, home / "record", run_root, surroundings)
         own_reads = process.num_workers == 0  # where there are workers, they read the data
-        return replace(spec, digest_files=digest_files or own_reads).write(home / "spec.json")
+        spec = replace(spec, digest_files=digest_files or own_reads, trace=trace)
+        return spec.write(home / "spec.json")
 
     def _start(self, process: ProcessVariation, layer: Path) -> Start:
         script = self.request.script

@@ -18,11 +18,12 @@ from samebits._progress import Progress
 from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._record.record_file import Record
+from samebits.audit._trace.search import FoundOp, Search, Side, runs_below
 from samebits.audit._verify import check_plan
 from samebits.audit._verify.baseline import BaselineComparison, facts_of
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
-from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport
+from samebits.audit._verify.verify_report import CheckRow, Circumstances, VerifyReport, failing_row
 from samebits.audit._verify.working_folder import WrittenError, working_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 
@@ -126,6 +127,7 @@ class _Verification:
         self.outcomes["baseline"] = [first]
         rows = await self._rows(baselines, check_plan.run_again(as_run=self.request.as_run), checks)
         return VerifyReport(
+            found=await self._find_op(baselines, rows, seconds),
             request=self.request,
             final=baseline.final or "(no model was seen)",
             environment=(baseline.end or {}).get("environment", {}),
@@ -136,6 +138,32 @@ class _Verification:
             planned_steps=facts.planned,
             circumstances=self._circumstances(baseline, facts),
         )
+
+    async def _find_op(
+        self, baselines: Sequence[Record], rows: Sequence[CheckRow], seconds: float
+    ) -> FoundOp | None:
+        """Returns the first op that differs in the row of the verdict."""
+        row = failing_row(rows)
+        if not self.request.find_op or row is None or row.difference is None:
+            return None
+        outcomes = self.outcomes.get(row.check.name, [])
+        if not outcomes or row.check.group in ("replicas", "world-sizes"):
+            return None  # ops of ranks with other data do not go together
+        self.progress.say(
+            f"finding the op: two runs, one step traced in each, and the op by itself; about "
+            f"{math.ceil(4 * seconds + 30)} s (--no-find-op leaves it out)"
+        )
+        traced = _traced(outcomes, row.difference)
+        runs = runs_below(self._root("baseline"))
+        varied = Side(
+            row.check.processes[: traced + 1],
+            tuple(outcome.variant for outcome in outcomes[: traced + 1]),
+            runs if row.check.group != "kill" else (),
+        )
+        patience = 3 * (self.request.timeout or PATIENCE_S + PATIENCE * seconds)
+        sides = Side(run_dirs=runs), varied
+        search = Search(self.runner, row.check, row.difference, baselines, sides, patience, self.progress.say)
+        return await search.find()
 
     def _circumstances(self, baseline: Record, facts: check_plan.BaselineFacts) -> Circumstances:
         known = (baseline.end or {}).get("cures", {})
@@ -293,3 +321,13 @@ class _Verification:
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"
+
+
+def _traced(outcomes: Sequence[ProcessOutcome], difference: Difference) -> int:
+    """Returns the number of the first resumed process that has the step of the difference."""
+    step = difference.step + (difference.place == "resumed")
+    for number, outcome in enumerate(outcomes):
+        steps = [key[1] for record in outcome.records if record is not None for key in record.steps]
+        if (number or len(outcomes) == 1) and step in steps:
+            return number
+    return len(outcomes) - 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from typing import Any
 
 from samebits.audit._first_difference import Difference
+from samebits.audit._trace.search import FoundOp
 from samebits.audit._verify.check_plan import GROUPS, Check
 from samebits.audit._verify.check_process import Request
 
@@ -132,6 +133,8 @@ class VerifyReport:
     circumstances: Circumstances = Circumstances()
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of the script, its modules and the files that it read, by path."""
+    found: FoundOp | None = None
+    """The first op, or statement, that differs in the row of the verdict."""
 
     @property
     def exit(self) -> int:
@@ -186,7 +189,8 @@ class VerifyReport:
             return f"NOT VERIFIED: {next(why, self._in_vain())}."
         if self.exit == ALL_EQUAL:
             return self._proven()
-        row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
+        row = failing_row(self.rows)
+        assert row is not None
         cure = cure_of(row.check, row.difference, self.circumstances)
         return f"NOT REPRODUCIBLE: {row.check.name}: {row.cause().removesuffix('.')}. {cure}".strip()
 
@@ -261,7 +265,13 @@ class VerifyReport:
             "files": dict(self.files),
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
+            "first_op": self.found and self.found.to_dict(),
         }
+
+
+def failing_row(rows: Iterable[CheckRow]) -> CheckRow | None:
+    """Returns the row that the verdict is about, if it is bad."""
+    return next((row for row in rows if row.decides and row.equal is False and not row.overshadowed), None)
 
 
 def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:

@@ -33,6 +33,10 @@ def show(report: VerifyReport) -> None:
         console.print(Text(line, style="dim"), soft_wrap=not terminal)
     console.print(f"final model digest: {report.final}{bits_version(report)}", soft_wrap=True)
     console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
+    if report.found is not None:
+        console.print(Text(report.found.sentence(), style="bold"), soft_wrap=not terminal)
+        for line in report.found.lines():
+            console.print(Text(line), soft_wrap=not terminal)
 
 
 def bits_version(report: VerifyReport) -> str:

@@ -132,6 +132,14 @@ def verify(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the scratch folder, and print its path.")
     ] = False,
+    find_op: Annotated[
+        bool,
+        typer.Option(
+            "--find-op/--no-find-op",
+            help="If a check fails, search for the first op that differs, and its cause. [default: yes]",
+            show_default=False,
+        ),
+    ] = True,
     in_place: Annotated[
         bool,
         typer.Option(
@@ -203,6 +211,7 @@ def verify(
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timeout=timeout,
         in_place=in_place,
+        find_op=find_op,
     )
     for file in filter(None, (json_file, junit)):  # one of an earlier run is no result of this one
         if Path(file).is_file() and Path(file).read_text(errors="replace").startswith(_REPORTS):

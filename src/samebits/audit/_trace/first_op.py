@@ -1,0 +1,333 @@
+"""Two traces of one step: the first op that differs, and the statement that its difference comes from.
+
+Ops are compared in their order. Statements and calls are compared by their place and how often they ran: a
+branch that only prints is no difference of the step. From the op that differs the search goes back through
+what its statement reads, to the earliest statement that wrote another value (a dynamic slice).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from samebits.audit._trace.line_tracer import OPAQUE, SET
+from samebits.audit._trace.statements import ATTRIBUTE
+
+_SEEDING = {
+    f".{name}"
+    for name in ["manual_seed", "seed", "set_random_seed", "seed_everything", "set_state", "set_rng_state"]
+}
+Kind = Literal["op", "structure", "between", "generator", "value", "state", "none"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A statement of the script's."""
+
+    file: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.first}"
+
+
+@dataclass
+class Trace:
+    """The lines of one trace."""
+
+    ops: list[dict[str, Any]] = field(default_factory=list)
+    lines: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    """Statements and calls by (kind, file's name, line, function, how often before), in their order. A check
+    may have moved the folder."""
+    statements: dict[int, tuple[Place, list[str]]] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+    """The variables at the begin."""
+    generators: dict[str, str] = field(default_factory=dict)
+    whole: bool = False
+
+    def place(self, event: dict[str, Any]) -> Place | None:
+        """Returns the statement in which an event happened."""
+        return self.statements[event["st"][0]][0] if event.get("st") else None
+
+    def unwritten(self, op: dict[str, Any]) -> set[int]:
+        """Returns the inputs of an op that nobody has written: by their place among its tensors."""
+        return {at for at, one in enumerate(op["i"]) if one[3] is not None and None in self.ops[one[3]]["o"]}
+
+    def reads(self, event: dict[str, Any]) -> set[str]:
+        """Returns the keys that the statement of an event may have read."""
+        if not event.get("st"):
+            return set()
+        number, frame = event["st"]
+        plain = [name for name in self.statements[number][1] if not name.startswith(ATTRIBUTE)]
+        own = {f"{frame}:{name}" for name in plain}
+        return {*self.statements[number][1], *own, f"return of {number}:{frame}"}
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Returns the trace in a file; of one that ends early, what there is."""
+    found, seen, at = Trace(), Counter[Any](), 0
+    flags: dict[str, Any] = {}
+    for text in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(text)
+        except ValueError:
+            break
+        kind = event["k"]
+        event["at#"] = at = at + 1
+        if kind == "op":
+            event["flags"] = flags
+            found.ops.append(event)
+        elif kind == "flags":
+            flags = event["f"]
+        elif kind == "st":
+            place = Place(event["f"], event["a"], event["b"])
+            found.statements[event["id"]] = place, event["r"]
+        elif kind == "start":
+            found.held, found.generators = event["v"], event["g"]
+        elif kind == "end":
+            found.whole = True
+        else:
+            place = found.place(event)
+            key = kind, place and Path(place.file).name, place and place.first, event["fn"]
+            found.lines[*key, seen[key]] = event
+            seen[key] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class FirstOp:
+    """The first difference of two traces."""
+
+    kind: Kind
+    """"op": other bits from equal inputs. "structure": another op, or another shape. "between": an input
+    differs that no op wrote. "generator": a draw from another state. "value", "state": of Python's values,
+    and no op's. "none": no op differs.
+    """
+    ops: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
+    number: int = 0
+    """The number of the op in its trace."""
+    place: Place | None = None
+    """The statement that the difference comes from."""
+    names: tuple[str, ...] = ()
+    """What that statement wrote with another value, or what came into the step with one."""
+    came_in: bool = False
+    """The value was another one before the traced step."""
+    chain: tuple[Place, ...] = ()
+    """The statements through which it went, the last one first."""
+    unwritten: bool = False
+    """The input was memory that nobody has written."""
+    sets: tuple[str, ...] = ()
+    """The sets that the statement reads."""
+    files: tuple[str, ...] = ()
+    """The files of the program, as far as the traced step ran them."""
+
+    @property
+    def other_number(self) -> bool:
+        """True if the op was given other numbers, not other tensors."""
+        mine, theirs = self.ops
+        return mine is not None and theirs is not None and mine["s"] != theirs["s"]
+
+
+def first_op(a: Trace, b: Trace) -> FirstOp:
+    """Returns the first difference of two traces of the same step."""
+    found = _first_op(a, b)
+    files = dict.fromkeys(place.file for place, _ in a.statements.values())
+    event = found.ops[0] if not found.chain else None
+    here = [one for one in a.lines.values() if a.place(one) == found.place]
+    reads = set().union(*(a.reads(one) for one in [*here, *([event] if event else [])]))
+    written = {name: value for one in a.lines.values() for name, value in one["w"].items()} | a.held
+    sets = {_plain(name) for name, value in written.items() if value.startswith(SET) and name in reads}
+    return replace(found, files=tuple(files), sets=tuple(sorted(sets)))
+
+
+def _first_op(a: Trace, b: Trace) -> FirstOp:
+    differing = _Differing(a, b)
+    kinds: list[Kind | None] = []
+    for mine, theirs in zip(a.ops, b.ops, strict=False):
+        kinds.append(_difference(mine, theirs, a.unwritten(mine)))
+        if kinds[-1] == "structure":
+            break
+    parted = kinds[-1:] == ["structure"] or len(kinds) == min(len(a.ops), len(b.ops)) < max(
+        len(a.ops), len(b.ops)
+    )
+    number = _root(a, b, kinds)
+    if number is None and not parted:
+        return differing.of_values()
+    if number is None:
+        number = len(kinds) - (kinds[-1:] == ["structure"])
+        mine, theirs = (trace.ops[number] if number < len(trace.ops) else None for trace in (a, b))
+        return differing.back_from("structure", mine, theirs, number)
+    mine, theirs = a.ops[number], b.ops[number]
+    if kinds[number] == "generator":
+        return differing.of_generator(mine, theirs, number)
+    if kinds[number] == "between":
+        return differing.back_from("between", mine, theirs, number)
+    place = a.place(mine)
+    if mine["flags"] != theirs["flags"]:
+        place = differing.sets_flags(mine) or place
+    elif forward := mine.get("fw"):
+        file, _, line = forward.rpartition(":")
+        place = Place(file, int(line), int(line))
+    return FirstOp("op", (mine, theirs), number, place, unwritten=bool(a.unwritten(mine)))
+
+
+def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
+    """Returns the first op that differs among those from which the weights got other bits.
+
+    From an update that differs the search goes back to the ops that wrote its inputs: tensors of a clock that
+    are only logged are no reason. Without such an update every op counts.
+    """
+    differ = [n for n, kind in enumerate(kinds) if kind not in (None, "structure")]
+    updates = [n for n in differ if a.ops[n]["p"] == "optimizer"]
+    backwards = [n for n in differ if a.ops[n]["p"] == "backward"]
+    pending = updates[:1] or backwards[:1] or differ
+    seen, roots = set[int](), []
+    while pending:
+        number = pending.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        inputs = zip(a.ops[number]["i"], b.ops[number]["i"], strict=True)
+        writers = {one[3] for one, other in inputs if one[2] != other[2] and one[3] is not None}
+        writers = {one for one in writers if kinds[one] is not None}
+        pending += writers
+        if not writers or kinds[number] != "between":
+            roots.append(number)
+    return min(roots, default=None)
+
+
+def _shape(op: dict[str, Any]) -> Any:
+    inputs = [one[:2] for one in op["i"]]
+    outputs = [one and one[:2] for one in op["o"]]
+    return op["n"], op["p"], op["m"], op["at"].rpartition(":")[2], inputs, outputs
+
+
+def _difference(mine: dict[str, Any], theirs: dict[str, Any], unwritten: set[int]) -> Kind | None:
+    if _shape(mine) != _shape(theirs):
+        return "structure"
+    if mine["s"] != theirs["s"] or any(
+        one[2] != other[2] and at not in unwritten
+        for at, (one, other) in enumerate(zip(mine["i"], theirs["i"], strict=True))
+    ):
+        return "between"
+    if mine.get("g") != theirs.get("g"):
+        return "generator"
+    if [one and one[2] for one in mine["o"]] != [one and one[2] for one in theirs["o"]]:
+        return "op"
+    return None
+
+
+class _Differing:
+    """The statements and calls that wrote other values in two traces."""
+
+    def __init__(self, a: Trace, b: Trace) -> None:
+        self.a, self.b = a, b
+        self.found: list[tuple[dict[str, Any], frozenset[str]]] = []
+        """Events of `a` with the keys that have other values in `b`, in their order."""
+        self.came_in = {name for name, value in a.held.items() if b.held.get(name, value) != value}
+        differ = set(self.came_in)
+        for mine, theirs in self._pairs():
+            other = {_plain(name): value for name, value in theirs["w"].items()}
+            keys = {name for name, value in mine["w"].items() if other.get(_plain(name), value) != value}
+            if differ & a.reads(mine):  # an object that was made of what differs
+                keys |= {name for name, value in mine["w"].items() if value.startswith(OPAQUE)}
+            differ = (differ - mine["w"].keys()) | keys
+            if keys:
+                self.found.append((mine, frozenset(keys)))
+
+    def back_from(
+        self,
+        kind: Kind,
+        mine: dict[str, Any] | None,
+        theirs: dict[str, Any] | None,
+        number: int,
+    ) -> FirstOp:
+        """Returns the difference at two ops, with the statement that it comes from."""
+        trace, event = (self.a, mine) if mine is not None else (self.b, theirs)
+        assert event is not None
+        wanted = trace.reads(event) if kind == "between" else self._read_before_split(mine, theirs)
+        chain, names, came_in = self._back(wanted, event["at#"])
+        place = chain[-1] if chain else trace.place(event)
+        if kind == "between" and not chain and not came_in and mine is not None and theirs is not None:
+            before = [one for one, _ in self.found if one["at#"] < mine["at#"]]
+            if mine["s"] == theirs["s"] and before:  # below the dispatcher: the nearest that wrote
+                place = trace.place(before[-1])
+        return FirstOp(kind, (mine, theirs), number, place, names, came_in, tuple(chain))
+
+    def _read_before_split(self, mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -> set[str]:
+        """Returns what the last statement read that both traces have before they part, and what follows."""
+        found: set[str] = set()
+        for trace, event in ((self.a, mine), (self.b, theirs)):
+            if event is not None:
+                found |= trace.reads(event)
+        common = [key for key in self.a.lines if key in self.b.lines]
+        limit = mine["at#"] if mine is not None else float("inf")
+        before = [key for key in common if self.a.lines[key]["at#"] < limit]
+        for key in before[-1:]:
+            found |= self.a.reads(self.a.lines[key])
+        return found
+
+    def _back(self, wanted: set[str], limit: float) -> tuple[list[Place], tuple[str, ...], bool]:
+        chain: list[Place] = []
+        names: tuple[str, ...] = ()
+        for event, keys in reversed(self.found):
+            if event["at#"] >= limit or not keys & wanted:
+                continue
+            wanted = wanted | self.a.reads(event)
+            names = tuple(sorted({_plain(name) for name in keys & wanted} or keys))
+            place = self.a.place(event)
+            if place is not None and place not in chain:
+                chain.append(place)
+        incoming = {_plain(name) for name in self.came_in & wanted}
+        if incoming:
+            return chain, tuple(sorted(incoming)), True
+        return chain, names, False
+
+    def of_generator(self, mine: dict[str, Any], theirs: dict[str, Any], number: int) -> FirstOp:
+        """Returns the statement that gave a generator another state: the last that seeded it, else the first
+        that moved it; none, if it came into the step with that state.
+        """
+        ops = mine, theirs
+        moved = [event for event in self.a.lines.values() if event["at#"] < mine["at#"] and event.get("g")]
+        seeds = [event for event in moved if _SEEDING & self.a.reads(event)]
+        if seeds:
+            event = seeds[-1]
+        elif self.a.generators != self.b.generators:
+            return FirstOp("generator", ops, number, self.a.place(mine), came_in=True)
+        else:
+            others = {id(mine): theirs for mine, theirs in self._pairs()}
+            event = next((one for one in moved if one["g"] != others.get(id(one), one).get("g")), mine)
+        chain, names, came_in = self._back(self.a.reads(event), event["at#"])
+        place = chain[-1] if chain else self.a.place(event)
+        return FirstOp("generator", ops, number, place, names, came_in, tuple(chain))
+
+    def sets_flags(self, op: dict[str, Any]) -> Place | None:
+        """Returns the last statement of either run that changed a setting of torch before an op."""
+        for trace in (self.a, self.b):
+            places = [trace.place(one) for one in trace.lines.values() if one.get("f")]
+            if places:
+                return places[-1]
+        return None
+
+    def _pairs(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        return ((one, self.b.lines[key]) for key, one in self.a.lines.items() if key in self.b.lines)
+
+    def of_values(self) -> FirstOp:
+        """Returns the first statement that wrote another value, if no op differs."""
+        for event, keys in self.found:
+            names = tuple(sorted(map(_plain, keys)))
+            return FirstOp("value", place=self.a.place(event), names=names)
+        if self.came_in:
+            return FirstOp("state", names=tuple(sorted(map(_plain, self.came_in))), came_in=True)
+        return FirstOp("none")
+
+
+def _plain(key: str) -> str:
+    """Returns a variable's name without the number of its frame."""
+    frame, colon, name = key.partition(":")
+    return name if colon and frame.isdigit() else key.lstrip(ATTRIBUTE)

@@ -1,0 +1,250 @@
+"""The ops of a step, as torch's dispatcher sees them: digests of what each reads and writes, and its place.
+
+A mode of our own, not `torch.utils._debug_mode.DebugMode`, whose hashes (an L1 norm, an XOR) are equal for
+permuted elements and flipped signs, which keeps all in memory, and knows neither generators nor saved inputs.
+Below the dispatcher (compiled kernels, C++ that writes by pointer) nothing is seen but what comes out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import IO, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from samebits._inspect.user_code import calling_frame, line_of_frame, outwards, owner_of_frame
+from samebits._objects.hashes import leaf
+from samebits._objects.rng_states import of_generator
+
+UNWRITTEN = frozenset(
+    [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+        "_empty_affine_quantized",
+        "empty_quantized",
+    ]
+)
+"""Ops of aten whose output has what was in memory before."""
+
+_HOOKS = "samebits.audit._record.torch_hooks"
+_READERS = (
+    *("samebits.audit", "samebits.checkpoint", "samebits.train", "samebits.state"),
+    *("samebits._objects", "samebits._digest"),
+)
+
+
+class Lines:
+    """The lines of a trace file, written as they come: a step may have more than memory holds."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.count = 0
+
+    def add(self, **values: Any) -> None:
+        """Writes one line."""
+        self.count += 1
+        self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
+
+
+class OpTracer(TorchDispatchMode):
+    """Writes a line for each op. `before` is called with the number, the op and its arguments."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        statement_of: Callable[[Any], list[int] | None],
+        before: Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None],
+    ) -> None:
+        super().__init__()
+        self._lines = lines
+        self._statement_of = statement_of
+        self._before = before
+        self._ops = 0
+        self.in_optimizer = False
+        self._modules: list[str] = []
+        self._names: dict[int, str] = {}
+        self._writers: dict[int, int] = {}
+        """Address of a storage to the number of the op that wrote to it last."""
+        self._forwards: dict[int, tuple[str, str]] = {}
+        """Number of an autograd node to the line and module of the op that made it."""
+        self._flags: dict[str, Any] = {}
+        self._handles: list[Any] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs as it does without a mode (torch 2.13: `torch._dynamo`)."""
+        return True
+
+    def __enter__(self) -> OpTracer:
+        hooks = torch.nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        frame = None if func.namespace == "profiler" else _caller()
+        if frame is None:
+            return func(*args, **kwargs)
+        number, self._ops = self._ops, self._ops + 1
+        self._note_flags()
+        line = self._line(frame, func, args, kwargs)
+        self._before(number, func, args, kwargs)
+        result = func(*args, **kwargs)
+        for one in tree_leaves(result):
+            if not isinstance(one, torch.Tensor) and hasattr(one, "wait"):
+                one.wait()  # a collective's: its output is there afterwards
+        written = [*_tensors(result), *_mutated(func, args, kwargs)]
+        name = func.name().partition("::")[2].partition(".")[0]
+        line["o"] = [None if name in UNWRITTEN else _described(one) for one in written]
+        for one in written:
+            if (address := _address(one)) is not None:
+                self._writers[address] = number
+        self._lines.add(**line)
+        return result
+
+    def _line(
+        self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        node = torch._C._current_autograd_node()
+        phase = "backward" if node is not None else "optimizer" if self.in_optimizer else "forward"
+        at, module, forward = line_of_frame(frame), "/".join(self._modules[-1:]), ""
+        if node is None:
+            self._forwards[torch._C._autograd._get_sequence_nr() - 1] = at, module
+        else:
+            forward, module = self._forwards.get(node._sequence_nr(), ("", ""))
+        inputs, scalars = [], []
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, torch.Tensor):
+                inputs.append([*_described(one), self._writers.get(_address(one) or -1)])
+            else:
+                scalars.append(_scalar(one))
+        found = {"k": "op", "n": func.name(), "p": phase, "m": module, "at": at, "i": inputs, "s": scalars}
+        if forward:
+            found["fw"] = forward
+        if (statement := self._statement_of(frame)) is not None:
+            found["st"] = statement
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            found["g"] = _generator(args, kwargs).hex()
+        return found
+
+    def _note_flags(self) -> None:
+        now = flags()
+        if now != self._flags:
+            self._flags = now
+            self._lines.add(k="flags", f=now)
+
+    def _enter_module(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if id(module) not in self._names:
+            root = self._modules[-1] if self._modules else _variable(module) or type(module).__name__
+            for path, part in module.named_modules():
+                self._names.setdefault(id(part), f"{root}.{path}" if path else root)
+        self._modules.append(self._names[id(module)])
+
+    def _leave_module(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+
+def _caller() -> FrameType | None:
+    """Returns the user's frame of an op; None for one of this package's readers of state."""
+    for one in outwards(sys._getframe(2)):
+        owner, module = owner_of_frame(one), str(one.f_globals.get("__name__"))
+        if owner == "samebits" and module != _HOOKS:
+            if module.startswith(_READERS):
+                return None
+            break
+        if owner in ("user", "installed"):
+            break
+    return calling_frame()
+
+
+def flags() -> dict[str, Any]:
+    """Returns the settings of torch that choose kernels."""
+    backends = torch.backends
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch._C._get_mkldnn_enabled(),
+        "nnpack": torch._C._get_nnpack_enabled(),
+        "tf32": [torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()],
+        "cudnn": [backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic],
+        "sdp": [torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()],
+    }
+
+
+def _variable(module: torch.nn.Module) -> str | None:
+    frame = calling_frame()
+    for variables in (frame.f_locals, frame.f_globals):
+        for name, value in variables.items():
+            if value is module and name != "self":
+                return name
+    return None
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+
+
+def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors(args[at] if at < len(args) else kwargs.get(argument.name))
+
+
+def _described(tensor: torch.Tensor) -> list[Any]:
+    """Returns [type, shape, hash]."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return [kind, list(tensor.shape), leaf(tensor).hex()]
+    except (RuntimeError, NotImplementedError, TypeError):  # no bytes that can be read: fake, nested, ...
+        return [kind, [], ""]
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        return value.hex()
+    if value is None or isinstance(value, int | str | complex | torch.dtype | torch.device | torch.layout):
+        return repr(value)
+    if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu":
+        return leaf(torch.empty(0, dtype=torch.uint8).set_(value)).hex()
+    return type(value).__name__
+
+
+def _generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Generator)]
+    devices = [one.device for one in _tensors((args, kwargs))] or [kwargs.get("device")]
+    if given:
+        return of_generator(given[0])
+    if getattr(devices[0], "type", devices[0]) == "cuda":
+        return of_generator(torch.cuda.default_generators[torch.cuda.current_device()])
+    return of_generator(torch.default_generator)

@@ -1,0 +1,264 @@
+"""The search: both sides are run again to the step that differs, traced there, and compared op by op.
+
+`find_op` is what `samebits verify` does at its end for the row of its verdict. A side is the baseline, or the
+processes of the check, each in its own surroundings; a side that was killed starts from its commit. What does
+not differ this time is run again, a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samebits.audit._child.launch_spec import TraceSpec
+from samebits.audit._first_difference import Difference, shortened
+from samebits.audit._record.record_file import Record
+from samebits.audit._trace.causes import REPEATS, Cause, cause_of_op, is_custom
+from samebits.audit._trace.first_op import FirstOp, Place, first_op, read_trace
+from samebits.audit._trace.source_hints import hint_of, lines_that_assign
+from samebits.audit._verify.check_plan import Check, ProcessVariation
+from samebits.audit._verify.check_process import Runner
+from samebits.checkpoint._run_directory import COMMITS, MARKER
+
+TRIES = 4
+_WHOLE = 60
+"""Steps from the script's first line that are traced, where a value was another one before the step."""
+
+
+@dataclass(frozen=True)
+class FoundOp:
+    """The result of a search."""
+
+    check: str
+    first: FirstOp
+    cause: Cause
+    step: int
+    rank: int | None = None
+    tries: int = 1
+    assigned: tuple[str, ...] = ()
+    """The lines that assign the values that came into the step."""
+    notes: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        """The finding in one line: the step, the line, the op, what it did."""
+        where = "" if self.rank is None else f"rank {self.rank}, "
+        where += "before the first step" if self.step < 0 else f"step {self.step}"
+        return f"{where}: {self._found()}"
+
+    def _found(self) -> str:
+        first = self.first
+        op = first.ops[0] or first.ops[1]
+        at = f"{Path(first.place.file).name}:{first.place.first}" if first.place else ""
+        if first.kind == "none":
+            return "no op and no value differed"
+        if first.kind == "op" and op is not None:
+            return f"{_of(op)}: {op['n']} gave other bits from equal inputs"
+        if first.came_in:
+            names = shortened([f"`{name}`" for name in first.names], 3)
+            lines = f" (assigned at {shortened(self.assigned, 3)})" if self.assigned else ""
+            if first.kind == "generator":
+                return f"{at}: the first draw is from a generator in another state"
+            return f"{names or 'a value'} came into the step with another value{lines}"
+        wrote = shortened([f"`{name}`" for name in first.names if not name.startswith("return")], 3)
+        said = f"gave {wrote} another value" if wrote else "gave another value"
+        if first.kind == "structure" and not first.chain:
+            mine, theirs = (_of(one) + f" {one['n']}" if one else "no op" for one in first.ops)
+            return f"the runs part: {mine} against {theirs}"
+        if first.kind == "generator":
+            return f"{at} left the random generators in another state"
+        if first.kind == "between" and not first.chain and first.other_number and op is not None:
+            return f"{_of(op)}: {op['n']} was given another number"
+        if first.kind == "between" and not first.chain and op is not None:
+            return f"{_of(op)}: an input of {op['n']} has other bits, and no op wrote it"
+        return f"{at} {said}"
+
+    def lines(self) -> list[str]:
+        """The lines below: where it shows, the way, the cause, the cure."""
+        found = []
+        op = self.first.ops[0] or self.first.ops[1]
+        if self.first.place is not None:
+            found.append(f"line: {_text(self.first.place)}")
+        if op is not None and self.first.kind != "op":
+            found.append(f"shows first in: {_of(op)}: {op['n']}")
+        if len(self.first.chain) > 1:
+            found.append("through: " + " <- ".join(map(str, self.first.chain)))
+        found.append(f"cause: {self.cause.text}")
+        found += [f"  {one}" for one in self.cause.distances]
+        if self.cause.cure:
+            found.append(f"cure: {self.cause.cure.removesuffix('.')}.")
+        return found + list(self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as plain values, for `--json`."""
+        op = self.first.ops[0] or self.first.ops[1]
+        place = self.first.place
+        return {
+            "check": self.check,
+            "sentence": self.sentence(),
+            "kind": self.first.kind,
+            "step": self.step,
+            "rank": self.rank,
+            "op": op and op["n"],
+            "phase": op and op["p"],
+            "module": op and op["m"],
+            "line": place and f"{place.file}:{place.first}",
+            "names": list(self.first.names),
+            "assigned": list(self.assigned),
+            "cause": self.cause.to_dict(),
+            "tries": self.tries,
+            "notes": list(self.notes),
+        }
+
+
+def _of(op: dict[str, Any]) -> str:
+    line = op.get("fw") or op["at"]
+    line = f"{Path(line.rpartition(':')[0]).name}:{line.rpartition(':')[2]}"
+    module = f"{op['m']} " if op["m"] else ""
+    phase = "" if op["p"] == "forward" and not module else f"{op['p']} of " if module else f"{op['p']} "
+    return f"{phase}{module}({line})" if module or phase else line
+
+
+def _text(place: Place) -> str:
+    try:
+        text = Path(place.file).read_text(encoding="utf-8").splitlines()[place.first - 1].strip()
+    except (OSError, IndexError, UnicodeDecodeError):
+        return str(place)
+    return f"{place}: {text}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: its processes, one after another, in their surroundings. The last is traced."""
+
+    processes: tuple[ProcessVariation, ...] = (ProcessVariation(),)
+    variants: tuple[int, ...] = (0,)
+    run_dirs: tuple[tuple[Path, Path], ...] = ()
+    """Folders of runs with equal commits, and their places below a run root: it starts from the newest."""
+
+
+@dataclass
+class Search:
+    """A search for the op in which two runs of one script differ first."""
+
+    runner: Runner
+    check: Check
+    difference: Difference
+    baseline: Sequence[Record]
+    """The records of the ranks of the first run."""
+    sides: tuple[Side, Side]
+    patience: float | None
+    say: Callable[[str], None]
+    count: int = 0
+
+    async def find(self) -> FoundOp:
+        """Returns what was found."""
+        spec, step = self._window()
+        found = await self._compare(spec, step)
+        if found.first.came_in and self.check.group != "kill" and 0 <= step < _WHOLE and spec.step >= 0:
+            whole = await self._compare(replace(spec, step=-1), step)
+            found = whole if whole.first.kind != "none" else found
+        return found
+
+    def _window(self) -> tuple[TraceSpec, int]:
+        """Returns the part of the run to trace, and its step."""
+        lines = self.baseline[self.difference.rank or 0].steps.values()
+        step, place = self.difference.step, self.difference.place
+        loop = next((line.loop for line in lines if line.step == max(step, 0)), next(iter(lines)).loop)
+        first = min(line.step for line in lines)
+        if place == "resumed":
+            step += 1
+        if place == "end":
+            return TraceSpec("", loop, max(line.step for line in lines), None), step
+        if place == "start" or (step <= first and self.check.group != "kill"):
+            return TraceSpec("", loop, -1, first + 1), -1 if place == "start" else step
+        return TraceSpec("", loop, step, step + 1), step
+
+    async def _compare(self, spec: TraceSpec, step: int) -> FoundOp:
+        first, rank, files, number = FirstOp("none"), None, [Path(), Path()], 0
+        for number in range(1, TRIES + 1):  # noqa: B007
+            found = await self._both(spec)
+            first, rank = _earliest(*found)
+            if all(found):
+                files = [side[rank or 0] for side in found]
+            if first.kind != "none":
+                break
+        whole = all(file.exists() and read_trace(file).whole for file in files)
+        notes = () if whole else ("a trace is cut short: the script did not come to the step's end",)
+        cause = await self._cause(first, spec)
+        ranked = rank if len(self.baseline) > 1 else None
+        return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
+
+    async def _both(self, spec: TraceSpec) -> tuple[list[Path], list[Path]]:
+        one, other = await asyncio.gather(*(self._run(side, spec) for side in self.sides))
+        return one, other
+
+    async def _run(self, side: Side, spec: TraceSpec) -> list[Path]:
+        """Runs the processes of a side; returns the trace of each rank of the last one."""
+        self.count += 1
+        root = self.runner.scratch / f"root of trace {self.count}"
+        if spec.step > 0:
+            await asyncio.to_thread(put_commits, side.run_dirs, root, spec.step)
+        outcome, last = None, len(side.processes) - 1
+        for number, (process, variant) in enumerate(zip(side.processes, side.variants, strict=True)):
+            trace = spec if number == last else None
+            outcome = await self.runner.run(process, root, self.patience, variant, trace)
+        self.runner.remove_layer(root)
+        assert outcome is not None
+        if len(outcome.records) == 1:
+            return [outcome.trace]
+        return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]
+
+    async def _cause(self, first: FirstOp, spec: TraceSpec) -> Cause:
+        mine, theirs = first.ops
+        if first.kind != "op" or mine is None or theirs is None:
+            return hint_of(first, self.check.group)
+        if first.unwritten:
+            text = "unwritten memory: an input is the output of torch.empty, which nobody has written"
+            return Cause(text, "Write it first, or take torch.zeros; the switch fills it")
+        repeats = REPEATS if is_custom(mine["n"]) else 0
+        self.say(f"calling {mine['n']} alone, {REPEATS} times under each of seven conditions")
+        saved = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))
+        pairs = [pair for pair in zip(*saved, strict=False) if all(map(_is_saved, pair))]
+        if not pairs:
+            return Cause("not known: a further run did not reach the op", seen=False)
+        return await cause_of_op(mine, theirs, pairs[0], self.runner.request.jobs)
+
+
+def _is_saved(file: Path) -> bool:
+    return Path(f"{file}.op.json").exists()
+
+
+def put_commits(run_dirs: Iterable[tuple[Path, Path]], root: Path, step: int) -> None:
+    """Copies of each run its newest commit from before a step, with which both sides begin."""
+    for run_dir, place in run_dirs:
+        found = [one for one in (run_dir / COMMITS).glob("*-*") if one.name[:12].isdecimal()]
+        commits = [one for one in found if int(one.name[:12]) <= step]
+        if commits and not (root / place).exists():
+            newest = max(commits, key=lambda one: one.name)
+            shutil.copytree(newest, root / place / COMMITS / newest.name)
+            shutil.copy(run_dir / MARKER, root / place)
+
+
+def runs_below(root: Path) -> tuple[tuple[Path, Path], ...]:
+    """Returns the run directories below a run root, with their places in it."""
+    return tuple((one.parent, one.parent.relative_to(root)) for one in root.rglob(MARKER))
+
+
+def _earliest(ones: Sequence[Path], others: Sequence[Path]) -> tuple[FirstOp, int | None]:
+    """Returns the first difference of the ranks: a rank's own op comes before a collective that spreads it."""
+    found = []
+    for rank, (one, other) in enumerate(zip(ones, others, strict=False)):
+        if one.exists() and other.exists():
+            first = first_op(read_trace(one), read_trace(other))
+            if first.kind != "none":
+                op = first.ops[0] or first.ops[1]
+                spread = op is not None and "c10d" in op["n"]
+                found.append((spread, first.number, rank, first))
+    if not found:
+        return FirstOp("none"), None
+    _, _, rank, first = min(found, key=lambda one: one[:3])
+    return first, rank
