@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from samebits._program.program import Program as Program
     from samebits._program.program import fetch_methods as fetch_methods
     from samebits._program.sources import syntax_tree as syntax_tree
+    from samebits._program.vocabulary import is_draw as is_draw
     from samebits._program.written_first import StoredPlace as StoredPlace
 
 __getattr__, __dir__ = attach(__name__)

@@ -91,7 +91,7 @@ async def cause_of_op(
         jobs: processes at a time.
     """
     saved, outs = read_op(str(files[0]))
-    _, others = read_op(str(files[1])) if Path(f"{files[1]}.op.json").exists() else (None, [])
+    _, others = read_op(str(files[1]))
     if saved["why_not"]:
         return Cause(f"it cannot be called alone: {saved['why_not']}", seen=False)
     if is_custom(mine["n"]):

@@ -25,7 +25,7 @@ Kind = Literal["op", "structure", "between", "generator", "value", "state", "non
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A statement of the script's."""
 
     file: str
@@ -44,13 +44,13 @@ class Trace:
     lines: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
     """Statements and calls by (kind, file's name, line, function, how often before), in their order. A check
     may have moved the folder."""
-    statements: dict[int, tuple[Place, list[str]]] = field(default_factory=dict)
+    statements: dict[int, tuple[SourceLine, list[str]]] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
     """The variables at the begin."""
     generators: dict[str, str] = field(default_factory=dict)
     whole: bool = False
 
-    def place(self, event: dict[str, Any]) -> Place | None:
+    def place(self, event: dict[str, Any]) -> SourceLine | None:
         """Returns the statement in which an event happened."""
         return self.statements[event["st"][0]][0] if event.get("st") else None
 
@@ -85,7 +85,7 @@ def read_trace(path: str | Path) -> Trace:
         elif kind == "flags":
             flags = event["f"]
         elif kind == "st":
-            place = Place(event["f"], event["a"], event["b"])
+            place = SourceLine(event["f"], event["a"], event["b"])
             found.statements[event["id"]] = place, event["r"]
         elif kind == "start":
             found.held, found.generators = event["v"], event["g"]
@@ -111,13 +111,13 @@ class FirstOp:
     ops: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
     number: int = 0
     """The number of the op in its trace."""
-    place: Place | None = None
+    place: SourceLine | None = None
     """The statement that the difference comes from."""
     names: tuple[str, ...] = ()
     """What that statement wrote with another value, or what came into the step with one."""
     came_in: bool = False
     """The value was another one before the traced step."""
-    chain: tuple[Place, ...] = ()
+    chain: tuple[SourceLine, ...] = ()
     """The statements through which it went, the last one first."""
     unwritten: bool = False
     """The input was memory that nobody has written."""
@@ -172,7 +172,7 @@ def _first_op(a: Trace, b: Trace) -> FirstOp:
         place = differing.sets_flags(mine) or place
     elif forward := mine.get("fw"):
         file, _, line = forward.rpartition(":")
-        place = Place(file, int(line), int(line))
+        place = SourceLine(file, int(line), int(line))
     return FirstOp("op", (mine, theirs), number, place, unwritten=bool(a.unwritten(mine)))
 
 
@@ -272,8 +272,8 @@ class _Differing:
             found |= self.a.reads(self.a.lines[key])
         return found
 
-    def _back(self, wanted: set[str], limit: float) -> tuple[list[Place], tuple[str, ...], bool]:
-        chain: list[Place] = []
+    def _back(self, wanted: set[str], limit: float) -> tuple[list[SourceLine], tuple[str, ...], bool]:
+        chain: list[SourceLine] = []
         names: tuple[str, ...] = ()
         for event, keys in reversed(self.found):
             if event["at#"] >= limit or not keys & wanted:
@@ -306,7 +306,7 @@ class _Differing:
         place = chain[-1] if chain else self.a.place(event)
         return FirstOp("generator", ops, number, place, names, came_in, tuple(chain))
 
-    def sets_flags(self, op: dict[str, Any]) -> Place | None:
+    def sets_flags(self, op: dict[str, Any]) -> SourceLine | None:
         """Returns the last statement of either run that changed a setting of torch before an op."""
         for trace in (self.a, self.b):
             places = [trace.place(one) for one in trace.lines.values() if one.get("f")]

@@ -28,7 +28,7 @@ OPAQUE, SET = "~", "{"
 
 
 @dataclass
-class _Call:
+class _FollowedFrame:
     """A frame that is followed."""
 
     number: int
@@ -41,7 +41,7 @@ class LineTracer:
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._calls: dict[FrameType, _Call] = {}
+        self._calls: dict[FrameType, _FollowedFrame] = {}
         self._followed: dict[CodeType, bool] = {}
         self._known: dict[tuple[str, int], int] = {}
         self._generators: dict[str, bytes] = {}
@@ -56,7 +56,7 @@ class LineTracer:
         held: dict[str, str] = {}
         for one in outwards(frame):
             if self._follows(one):
-                call = self._calls[one] = _Call(self._next())
+                call = self._calls[one] = _FollowedFrame(self._next())
                 call.now = statements_of(one.f_code.co_filename).get(one.f_lineno)
                 for name, value in one.f_locals.items():
                     held[scoped(name, one.f_code, call.number)] = marked(value)
@@ -110,7 +110,7 @@ class LineTracer:
             return None
         if frame in self._calls:  # a generator goes on
             return self._local
-        call = self._calls[frame] = _Call(self._next())
+        call = self._calls[frame] = _FollowedFrame(self._next())
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if names:
@@ -133,7 +133,9 @@ class LineTracer:
             del self._calls[frame]
         return self._local
 
-    def _end_statement(self, frame: FrameType, call: _Call, returned: dict[str, str] | None = None) -> None:
+    def _end_statement(
+        self, frame: FrameType, call: _FollowedFrame, returned: dict[str, str] | None = None
+    ) -> None:
         if call.now is None:
             return
         variables, around, written = frame.f_locals, frame.f_globals, {}

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO, Any
 
 import torch
+import torch.utils.deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,6 +38,7 @@ UNWRITTEN = frozenset(
 )
 """Ops of aten whose output has what was in memory before."""
 
+_deterministic: Any = torch.utils.deterministic
 _HOOKS = "samebits.audit._record.torch_hooks"
 _READERS = (
     *("samebits.audit", "samebits.checkpoint", "samebits.train", "samebits.state"),
@@ -86,16 +88,18 @@ class OpTracer(TorchDispatchMode):
         """Compiled code runs as it does without a mode (torch 2.13: `torch._dynamo`)."""
         return True
 
-    def __enter__(self) -> OpTracer:
+    def start(self) -> None:
+        """Turns the mode on, and the hooks that know the module."""
         hooks = torch.nn.modules.module
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter_module),
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        return super().__enter__()
+        self.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
+    def stop(self) -> None:
+        """Turns both off."""
+        self.__exit__(None, None, None)
         for handle in self._handles:
             handle.remove()
 
@@ -185,7 +189,7 @@ def flags() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "fill_uninitialized_memory": _deterministic.fill_uninitialized_memory,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "mkldnn": torch._C._get_mkldnn_enabled(),
         "nnpack": torch._C._get_nnpack_enabled(),

@@ -192,7 +192,8 @@ def _apply(settings: dict[str, Any]) -> None:
     if not flags:
         return
     torch.use_deterministic_algorithms(flags["deterministic"], warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = flags["fill_uninitialized_memory"]
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = flags["fill_uninitialized_memory"]
     torch.set_float32_matmul_precision(flags["matmul_precision"])
     torch._C._set_mkldnn_enabled(flags["mkldnn"])
     torch._C._set_nnpack_enabled(flags["nnpack"])

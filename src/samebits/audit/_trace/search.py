@@ -18,8 +18,8 @@ from samebits.audit._child.launch_spec import TraceSpec
 from samebits.audit._first_difference import Difference, shortened
 from samebits.audit._record.record_file import Record
 from samebits.audit._trace.causes import REPEATS, Cause, cause_of_op, is_custom
-from samebits.audit._trace.first_op import FirstOp, Place, first_op, read_trace
-from samebits.audit._trace.source_hints import hint_of, lines_that_assign
+from samebits.audit._trace.first_op import FirstOp, SourceLine, first_op, read_trace
+from samebits.audit._trace.source_hints import hint_of, lines_that_assign, nearest_source
 from samebits.audit._verify.check_plan import Check, ProcessVariation
 from samebits.audit._verify.check_process import Runner
 from samebits.checkpoint._run_directory import COMMITS, MARKER
@@ -122,7 +122,7 @@ def _of(op: dict[str, Any]) -> str:
     return f"{phase}{module}({line})" if module or phase else line
 
 
-def _text(place: Place) -> str:
+def _text(place: SourceLine) -> str:
     try:
         text = Path(place.file).read_text(encoding="utf-8").splitlines()[place.first - 1].strip()
     except (OSError, IndexError, UnicodeDecodeError):
@@ -188,6 +188,7 @@ class Search:
                 break
         whole = all(file.exists() and read_trace(file).whole for file in files)
         notes = () if whole else ("a trace is cut short: the script did not come to the step's end",)
+        first = nearest_source(first)
         cause = await self._cause(first, spec)
         ranked = rank if len(self.baseline) > 1 else None
         return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
@@ -249,7 +250,7 @@ def runs_below(root: Path) -> tuple[tuple[Path, Path], ...]:
 
 
 def _earliest(ones: Sequence[Path], others: Sequence[Path]) -> tuple[FirstOp, int | None]:
-    """Returns the first difference of the ranks: a rank's own op comes before a collective that spreads it."""
+    """Returns the first difference of the ranks: a rank's own op counts before a collective."""
     found = []
     for rank, (one, other) in enumerate(zip(ones, others, strict=False)):
         if one.exists() and other.exists():

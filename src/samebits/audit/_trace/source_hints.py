@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
-from samebits._program.sources import syntax_tree
-from samebits._program.vocabulary import is_draw
+from samebits._program import is_draw, syntax_tree
 from samebits.audit._trace.causes import Cause
-from samebits.audit._trace.first_op import FirstOp, Place
+from samebits.audit._trace.first_op import FirstOp, SourceLine
 from samebits.audit._trace.statements import statements_of
 
 _SEED = "Call samebits.set_random_seed(seed) first; a generator of your own takes a seed where it is made"
@@ -64,7 +64,18 @@ _CURES = {
 }
 
 
-def _kinds(place: Place) -> list[str]:
+def nearest_source(first: FirstOp) -> FirstOp:
+    """Returns the difference, from the nearest statement that asks the system; without one, as it is.
+
+    A chain that ends at the stopwatch's start goes through the line that reads it.
+    """
+    for place in first.chain:
+        if any(kind in _SOURCES for kind in _kinds(place)):
+            return replace(first, place=place, came_in=False)
+    return first
+
+
+def _kinds(place: SourceLine) -> list[str]:
     """Returns the sources of other values that a statement calls, or iterates over."""
     tree = syntax_tree(place.file)
     nodes = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from samebits._program.sources import syntax_tree
+from samebits._program import syntax_tree
 
 ATTRIBUTE = "."
 """Begins the key of an attribute: those of one name are one variable, whichever object has it."""

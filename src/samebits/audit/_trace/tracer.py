@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,8 +22,7 @@ class Tracer(TorchListener):
 
     def __init__(self, spec: TraceSpec) -> None:
         self._spec = spec
-        self._stack = ExitStack()
-        self._file = self._stack.enter_context(Path(spec.file).open("w", encoding="utf-8", buffering=1 << 20))
+        self._file = open(spec.file, "w", encoding="utf-8", buffering=1 << 20)  # noqa: SIM115 (`close`)
         self._lines = Lines(self._file)
         self._statements = LineTracer(self._lines)
         self._ops = OpTracer(self._lines, self._statements.statement_of, self._before_op)
@@ -45,7 +42,7 @@ class Tracer(TorchListener):
 
     def _start(self, frame: FrameType | None) -> None:
         self.running = True
-        self._ops.__enter__()
+        self._ops.start()
         self._statements.start(frame)
 
     def close(self) -> None:
@@ -53,9 +50,9 @@ class Tracer(TorchListener):
         if self.running:
             self.running = False
             self._statements.stop()
-            self._ops.__exit__(None, None, None)
+            self._ops.stop()
             self._lines.add(k="end")
-        self._stack.close()
+        self._file.close()
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes that the ops to come are an optimizer's."""
