@@ -68,6 +68,8 @@ class CheckOverrides:
     """True if a `Run` looks for forgotten state."""
     raise_incomplete: bool = True
     """True if a `Run` raises what it finds; `verify` sees effects, and asks only for what does no harm."""
+    any_environment: bool = False
+    """True if a commit of another environment is resumed as it is: the environment is what is varied."""
     folders: re.Pattern[str] | None = None
     """The folders that the check has moved: in a record, a text has the paths below them without these."""
 

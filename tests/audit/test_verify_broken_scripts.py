@@ -41,6 +41,7 @@ def verify(script, folder, checks, *args):
         "-m",
         "samebits",
         "verify",
+        "--no-find-op",
         "--seed",
         "7",
         "--json",

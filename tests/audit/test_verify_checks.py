@@ -82,7 +82,18 @@ def verify(folder, source, *options, args=()):
     """(exit status, standard output, standard error, JSON or None) of `samebits verify` on a script of that source."""
     script, out = folder / "train.py", folder / "out.json"
     script.write_text(source)
-    command = [sys.executable, "-m", "samebits", "verify", "--json", str(out), *options, "train.py", *args]
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--no-find-op",
+        "--json",
+        str(out),
+        *options,
+        "train.py",
+        *args,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=800)
     report = json.loads(out.read_text()) if out.exists() else None
     return done.returncode, done.stdout, done.stderr, report
@@ -347,7 +358,18 @@ def test_a_script_without_a_switch_has_none_in_the_json(tmp_path):
 def test_json_may_have_standard_output_alone(tmp_path):
     """`--json -`: the JSON and no table; progress is on standard error."""
     (tmp_path / "train.py").write_text(PLAIN)
-    command = [sys.executable, "-m", "samebits", "verify", "--checks", "run-again", "--json", "-", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--no-find-op",
+        "--checks",
+        "run-again",
+        "--json",
+        "-",
+        "train.py",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=800)
     assert (
         json.loads(done.stdout)["verdict"].startswith("REPRODUCED") and "verifying: train.py" in done.stderr
@@ -388,7 +410,7 @@ def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
     assert status == 2 and "nothing to compare" in errors
     os.unlink(errors.rpartition("(its output: ")[2].split(")")[0])
     assert verify(tmp_path, PLAIN, "--checks", "kills")[0] == 2
-    command = [sys.executable, "-m", "samebits", "verify", str(tmp_path / "none.py")]
+    command = [sys.executable, "-m", "samebits", "verify", "--no-find-op", str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "there is no file" in done.stderr and "Traceback" not in done.stderr
     done = subprocess.run([*command[:-1], "."], capture_output=True, text=True)
@@ -418,7 +440,7 @@ def processes_in(folder):
 def test_a_signal_leaves_no_process_behind(tmp_path, temporary, number):
     """Loader workers run when the signal comes; afterwards neither they nor the scratch exist."""
     (tmp_path / "train.py").write_text(SLOW_WITH_WORKERS)
-    command = [sys.executable, "-m", "samebits", "verify", "train.py"]
+    command = [sys.executable, "-m", "samebits", "verify", "--no-find-op", "train.py"]
     environment = {**os.environ, "TMPDIR": temporary}
     parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: len(processes_in(temporary)) >= 3, 200)  # the script and two workers

@@ -114,6 +114,7 @@ def start(folder, source, ranks, *options):
     (folder / "train.py").write_text(source)
     words = [
         "verify",
+        "--no-find-op",
         "--nproc-per-node",
         str(ranks),
         "--seed",

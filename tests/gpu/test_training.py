@@ -41,7 +41,18 @@ BITS = ["xxh3-128:0", "xxh3-128:1"]
 def verified(target, script, *options):
     """The exit status, verdict and rows of `samebits verify` in a process."""
     file, began = target.folder / "verify.json", time.monotonic()
-    command = [sys.executable, "-m", "samebits", "verify", "--json", str(file), "--jobs", "3", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--no-find-op",
+        "--json",
+        str(file),
+        "--jobs",
+        "3",
+        *options,
+    ]
     paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [*command, str(script), "--device", target.device],

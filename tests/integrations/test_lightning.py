@@ -222,6 +222,7 @@ def test_a_checkpoint_in_a_loggers_folder_and_early_stopping_are_verified(tmp_pa
         "-m",
         "samebits",
         "verify",
+        "--no-find-op",
         *options,
         "--checks",
         "run-again,kill-mid-epoch",

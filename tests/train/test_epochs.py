@@ -419,6 +419,7 @@ def test_verify(tmp_path):
             "-m",
             "samebits",
             "verify",
+            "--no-find-op",
             "--seed",
             "1",
             "--checks",

@@ -106,7 +106,12 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     stack.callback(setattr, context.process, "overrides", before)
     root = spec.overrides.run_root
     folders = None if root is None else _moved_folders(str(root))
-    context.process.overrides = replace(spec.overrides, raise_incomplete=root is None, folders=folders)
+    context.process.overrides = replace(
+        spec.overrides,
+        raise_incomplete=root is None,
+        any_environment=spec.trace is not None,
+        folders=folders,
+    )
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
     if spec.switch:
@@ -173,7 +178,7 @@ def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     allowed = (spec.record_dir, spec.overrides.run_root)
     stack.enter_context(
         audit._record.recorder.recording(
-            recorder, script, level=spec.level, every=spec.every, allowed=allowed
+            recorder, script, level=spec.level, every=spec.every, seed=spec.seed, allowed=allowed
         )
     )
     return recorder

@@ -95,7 +95,7 @@ def folder_of_rank(folder: str | os.PathLike[str], rank: int) -> Path:
     return Path(folder, f"rank{rank}")
 
 
-def start_line(script: str, level: str, every: int) -> dict[str, Any]:
+def start_line(script: str, level: str, every: int, seed: int | None = None) -> dict[str, Any]:
     """Returns the first line of a record."""
     return {
         "kind": "start",
@@ -104,6 +104,8 @@ def start_line(script: str, level: str, every: int) -> dict[str, Any]:
         "script": script,
         "level": level,
         "every": every,
+        "cwd": os.getcwd(),
+        "seed": seed,
         "environment": environment(),
         "generators": {name: hashed.hex() for name, hashed in generators().by_name().items()},
     }
@@ -157,6 +159,8 @@ class Record:
     end: dict[str, Any] | None = None
     """None if the process was killed before the script's end."""
     killed: dict[str, Any] | None = None
+    run_dirs: list[str] = field(default_factory=list)
+    """The run directories of its runs."""
 
     @property
     def final(self) -> str | None:
@@ -262,6 +266,8 @@ def _add(record: Record, line: dict[str, Any], names: dict[str, dict[int, list[s
         return replace(record, killed=line)
     if kind == "names":
         names.setdefault(str(line["component"]), {})[int(line["id"])] = [str(name) for name in line["names"]]
+    elif kind == "run":
+        record.run_dirs.append(str(line["run_dir"]))
     elif kind == "initial":
         record.initial.append(_line(line, names))
     elif kind in {"step", "forward"}:

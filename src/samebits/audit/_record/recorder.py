@@ -135,6 +135,8 @@ class Recorder(Observer, TorchListener):
         self._updates.optimizer_stepped(None)  # a change since a gradient may be the run's restore
         self._runs += 1
         self.folders += run_dirs(run.run_dir)
+        if run.run_dir is not None:
+            self.file.write({"kind": "run", "run_dir": str(run.run_dir)})
         self._trains, self._begun, self._step = True, False, None
         self._subjects.open_run(run)
 
@@ -437,10 +439,16 @@ class Recorder(Observer, TorchListener):
 
 @contextmanager
 def recording(
-    recorder: Recorder, script: str, *, level: str, every: int, allowed: tuple[str | Path | None, ...]
+    recorder: Recorder,
+    script: str,
+    *,
+    level: str,
+    every: int,
+    seed: int | None,
+    allowed: tuple[str | Path | None, ...],
 ) -> Iterator[None]:
     """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
-    recorder.file.write(start_line(script, level, every))
+    recorder.file.write(start_line(script, level, every, seed))
     recorder.folders += allowed
     files, loaders = record_opened_files(recorder.files, recorder.read), watch_loaders(recorder.loader_begins)
     with observed(recorder), torch_hooks(recorder), files, loaders:

@@ -9,5 +9,6 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.audit._trace import tracer as tracer
+    from samebits.audit._trace.recorded_runs import find_op as find_op
 
 __getattr__, __dir__ = attach(__name__)

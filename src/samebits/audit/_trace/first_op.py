@@ -114,7 +114,7 @@ class FirstOp:
     place: SourceLine | None = None
     """The statement that the difference comes from."""
     names: tuple[str, ...] = ()
-    """What that statement wrote with another value, or what came into the step with one."""
+    """The variables that it wrote with another value, or that came into the step with one."""
     came_in: bool = False
     """The value was another one before the traced step."""
     chain: tuple[SourceLine, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class FoundOp:
         found.append(f"cause: {self.cause.text}")
         found += [f"  {one}" for one in self.cause.distances]
         if self.cause.cure:
-            found.append(f"cure: {self.cause.cure.removesuffix('.')}.")
+            found.append(f"what to do: {self.cause.cure.removesuffix('.')}.")
         return found + list(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,6 +153,7 @@ class Search:
     patience: float | None
     say: Callable[[str], None]
     count: int = 0
+    failures: dict[str, None] = field(default_factory=dict)
 
     async def find(self) -> FoundOp:
         """Returns what was found."""
@@ -190,6 +191,7 @@ class Search:
         notes = () if whole else ("a trace is cut short: the script did not come to the step's end",)
         first = nearest_source(first)
         cause = await self._cause(first, spec)
+        notes += tuple(self.failures)
         ranked = rank if len(self.baseline) > 1 else None
         return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
 
@@ -209,6 +211,8 @@ class Search:
             outcome = await self.runner.run(process, root, self.patience, variant, trace)
         self.runner.remove_layer(root)
         assert outcome is not None
+        if failed := outcome.failure():
+            self.failures[f"in the search {failed}"] = None
         if len(outcome.records) == 1:
             return [outcome.trace]
         return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]

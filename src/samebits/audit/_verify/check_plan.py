@@ -84,6 +84,8 @@ class ProcessVariation:
     """Every core has other work to do besides."""
     world_size: int | None = None
     """The number of its ranks."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of its environment, by name."""
 
 
 @dataclass(frozen=True)

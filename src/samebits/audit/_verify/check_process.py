@@ -48,6 +48,8 @@ class Request:
     """Start it as `samebits run` would: switch on, seeds set, hash seed fixed."""
     across: Across = "runs"
     """With `as_run`: as in `enable_op_determinism`; the rows that it promises decide the verdict."""
+    run_seed: int = 0
+    """With `as_run`: the seed."""
     steps: int | None = None
     groups: tuple[str, ...] = GROUPS
     jobs: int = 1
@@ -58,7 +60,7 @@ class Request:
     """Run in the working directory itself, not in views of it."""
     require: tuple[str, ...] = ()
     """Groups without which the verdict is not good."""
-    find_op: bool = True
+    find_op: bool = False
     """Search for the first op that differs, if a check fails."""
     within: float | None = None
     """Seconds that all checks together should take: those of least weight are left out."""
@@ -280,7 +282,8 @@ class Runner:
             own["PWD"] = str(start.folder)  # as a shell's cd would set it
         several = self.request.ranks > 1 or self.request.world_sizes
         as_torchrun = {"OMP_NUM_THREADS": "1"} if several else {}  # which says so in a banner
-        return {**_WAITING, **_IN_ORDER, **as_torchrun, **os.environ, **threads, **cpu, **own}
+        given = dict(process.variables)
+        return {**_WAITING, **_IN_ORDER, **as_torchrun, **os.environ, **threads, **cpu, **given, **own}
 
     def _spec(
         self, process: ProcessVariation, record: Path, run_root: Path, surroundings: CheckEnvironment
@@ -305,7 +308,7 @@ class Runner:
             overlaid=self.folder is not None,
             switch=self.request.as_run,
             across=self.request.across,
-            seed=0 if self.request.as_run else None,
+            seed=self.request.run_seed if self.request.as_run else None,
             die_with_parent=job,
         )
 

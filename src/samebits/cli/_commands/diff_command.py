@@ -21,6 +21,14 @@ def diff(
     ],
     second: Annotated[str, typer.Argument(metavar="DIR_B", help="The folder of the run to compare with it.")],
     *,
+    find_op: Annotated[
+        bool,
+        typer.Option(
+            "--find-op",
+            help="Start both runs again, each from its newest commit before the step that differs, and name "
+            "the first op that differs there, and its cause.",
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Name the first step at which two recorded runs differ.
@@ -34,15 +42,21 @@ def diff(
     Examples:
         samebits diff runs/a runs/b
         samebits diff --json - runs/a runs/b
+        samebits diff --find-op runs/a runs/b
 
-    Read more: docs/reference/verify.md
+    Read more: docs/how-to/which-op.md
     """
     check_json_file(json_file)
     read = audit._record.record_file.read_ranks
-    found = audit._comparison.compare_ranks(read(first), read(second))
+    records = read(first), read(second)
+    found = audit._comparison.compare_ranks(*records)
     if not is_standard_output(json_file):
-        print(found.sentence())
-    write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **_content(found)})
+        print(found.sentence(), flush=True)
+    op = audit._trace.find_op(*records, found.difference) if find_op and found.difference else None
+    if op is not None and not is_standard_output(json_file):
+        print("\n".join([op.sentence(), *op.lines()]))
+    content = {**_content(found), "first_op": op and op.to_dict()}
+    write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **content})
     raise typer.Exit(found.exit)
 
 

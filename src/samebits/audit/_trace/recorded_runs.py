@@ -1,0 +1,76 @@
+"""`samebits diff --find-op`: two recorded runs are started again, for the first op that differs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits._context import is_url
+from samebits._progress import Progress
+from samebits.audit._first_difference import Difference
+from samebits.audit._record.record_file import Record
+from samebits.audit._trace.search import FoundOp, Search, Side
+from samebits.audit._verify.check_plan import Check, ProcessVariation
+from samebits.audit._verify.check_process import Request, Runner
+from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
+from samebits.audit._verify.working_folder import working_folder
+from samebits.errors import RecordError
+
+
+def find_op(first: Sequence[Record], second: Sequence[Record], difference: Difference) -> FoundOp:
+    """Starts both runs again, each from its newest commit before the step that differs, and traces that step.
+
+    Each has the number of threads and the libraries' variables of its record. Both work in views of the
+    current folder, as the processes of `verify` do.
+
+    Raises:
+        RecordError: they are of two programs, of another folder, or were not recorded by `samebits run`; the
+            message says what differs.
+    """
+    starts = [records[0].start for records in (first, second)]
+    commands = [_command(start) for start in starts]
+    if commands[0] != commands[1]:
+        one, other = map(shlex.join, commands)
+        raise RecordError(f"--find-op: the records are of two programs: {one}, and {other}.")
+    if any("cwd" not in start for start in starts):
+        raise RecordError("--find-op: a record has no folder: record both runs anew with `samebits run`.")
+    if Path.cwd() != Path(starts[0]["cwd"]):
+        raise RecordError(f"--find-op: the runs were started in another folder. Type: cd {starts[0]['cwd']}")
+    script, *args = commands[0]
+    settings = starts[0]["environment"]["op_determinism"]
+    request = Request(
+        script=script,
+        args=tuple(args),
+        as_run=True,
+        across=settings["across"] if settings.get("enabled") else "runs",
+        nproc_per_node=len(first) if len(first) > 1 else None,
+        run_seed=starts[0].get("seed", 0),
+        jobs=2 if len(first) == 1 else 1,
+    )
+    sides = tuple(_side(records[0], number) for number, records in enumerate((first, second)))
+    check = Check("diff", "diff", processes=sides[1].processes)
+    user = Path.cwd()
+    with (
+        scratch_folder(outside=user) as scratch,
+        Progress("finding the op", "runs") as progress,
+        working_folder(user, scratch, frozenset(), progress.say) as view,
+    ):
+        runner = Runner(request, scratch, view)
+        search = Search(runner, check, difference, first, (sides[0], sides[1]), None, progress.say)
+        return run_until_signalled(search.find())
+
+
+def _command(start: dict[str, Any]) -> list[str]:
+    words, script = list(start["argv"]), start["script"]
+    return words[words.index(script) :] if script in words else [script]
+
+
+def _side(record: Record, number: int) -> Side:
+    """Returns a recorded run: its threads, the variables of its libraries, its run directories."""
+    known = record.start["environment"]
+    variables = tuple(sorted(known.get("libraries", {}).items()))
+    process = ProcessVariation(threads=known["threads"], variables=variables)
+    runs = [(Path(one), Path(one).relative_to("/")) for one in record.run_dirs if not is_url(one)]
+    return Side((process,), (number,), tuple(runs))

@@ -1,0 +1,298 @@
+"""`samebits verify` and `samebits diff` name the first op that differs, its line and its cause.
+
+Each script has one planted cause, in the line that ends in "# HERE". The pairs of words are in the cause.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import os, random, time
+import numpy as np
+import torch
+from torch import nn
+import samebits
+"""
+LOOP = """
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    loss = loss_of(step)
+    loss.backward()
+    optimizer.step()
+"""
+PLANTED = {
+    "index_put in no order": (
+        "sum in no order",
+        """
+samebits.set_random_seed(1)
+torch.set_num_threads(2)
+model = nn.Linear(32, 1)
+table = nn.Parameter(torch.randn(50, 32))
+index = torch.randint(50, (40000,))
+def loss_of(step):
+    rows = table[index]  # HERE
+    return (model(rows) * torch.linspace(0, 1, 40000).unsqueeze(1)).sum()
+model.register_parameter("table", table)
+""",
+    ),
+    "unwritten memory": (
+        "unwritten",
+        """
+samebits.set_random_seed(1)
+torch.utils.deterministic.fill_uninitialized_memory = False
+model = nn.Linear(32, 1)
+x = torch.randn(16, 32)
+junk = [torch.randn(64) * time.time() for _ in range(50)]
+def loss_of(step):
+    global junk
+    junk = [torch.full((16,), time.time() * (i + 1) % 1) for i in range(50)]
+    del junk[::2]
+    noise = torch.empty(16)
+    out = model(x).squeeze(1) + noise.clamp(-1, 1).nan_to_num()  # HERE
+    return out.square().mean()
+""",
+    ),
+    "set order": (
+        "the order of a set",
+        """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+data = {name: torch.randn(4) for name in ("ant", "bee", "cat", "dog", "elk")}
+chosen = {"ant", "bee", "cat", "dog"}
+def collate(names):
+    return torch.stack([data[name] for name in names])  # HERE
+def loss_of(step):
+    x = collate(chosen)
+    w = torch.arange(len(x), dtype=torch.float32)
+    return (model(x).squeeze(1) * w).sum()
+""",
+    ),
+    "late hook draw": (
+        "a random draw",
+        """
+samebits.set_random_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+calls = 0
+source = random.SystemRandom()
+def hook(module, inputs, output):
+    global calls
+    calls += 1
+    if calls % 3 == 0:
+        return output + source.random()  # HERE
+model[0].register_forward_hook(hook)
+x = torch.randn(16, 4)
+def loss_of(step):
+    return model(x).square().mean()
+""",
+    ),
+    "flag flipped late": (
+        "flag",
+        """
+samebits.set_random_seed(1)
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 256, 1))
+x = torch.randn(8, 3, 16, 16)
+def loss_of(step):
+    if step == 4 and int(os.environ["TMPDIR"].split("/")[-2]) % 2:
+        torch.backends.mkldnn.enabled = False  # HERE
+    return model(x).square().mean()
+""",
+    ),
+    "one element of the data": (
+        "the clock",
+        """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+def read(number):
+    row = torch.arange(4.0) + number
+    if number == 17:
+        row[2] = time.time_ns() % 1000  # HERE
+    return row
+rows = [read(number) for number in range(24)]
+def loss_of(step):
+    x = torch.stack(rows[4 * step : 4 * step + 4])
+    return model(x).square().mean()
+""",
+    ),
+    "numpy unseeded augmentation": (
+        "a random draw",
+        """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+rng = np.random.default_rng()  # HERE
+x = torch.randn(16, 4)
+def augment(batch):
+    shift = rng.normal()  # HERE
+    return batch + shift
+def loss_of(step):
+    return model(augment(x)).square().mean()
+""",
+    ),
+    "custom op with a race": (
+        "custom op",
+        """
+samebits.set_random_seed(1)
+from torch.utils.cpp_extension import load_inline
+load_inline(name="racing", cpp_sources='''
+#include <torch/extension.h>
+#include <thread>
+#include <unistd.h>
+at::Tensor total(const at::Tensor& x) {
+  auto y = x.contiguous(); const float* p = y.data_ptr<float>(); int64_t n = y.numel();
+  volatile float sum = 0; std::vector<std::thread> t;
+  for (int k = 0; k < 2; k++) t.emplace_back([&, k] { for (int64_t i = k; i < n; i += 2) { sum = sum + p[i]; } });
+  for (auto& one : t) one.join();
+  return at::full({}, (float)sum, x.options());
+}
+TORCH_LIBRARY(planted, m) { m.def("total(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(planted, CPU, m) { m.impl("total", total); }
+''', is_python_module=False)
+model = nn.Linear(64, 1)
+x = torch.randn(20000, 64)
+def loss_of(step):
+    scale = torch.ops.planted.total(x.flatten())  # HERE
+    return model(x).square().mean() * (1 + 1e-3 * scale.tanh())
+""",
+    ),
+    "numpy below the dispatcher": (
+        "entropy of the system",
+        """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+x = torch.randn(16, 4)
+view = x.numpy()
+def loss_of(step):
+    if step == 3:
+        view[0, 0] = random.SystemRandom().random()  # HERE
+    return model(x).square().mean()
+""",
+    ),
+    "python seed by time at step 3": (
+        "the clock",
+        """
+samebits.set_random_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+x = torch.randn(16, 4)
+def loss_of(step):
+    if step == 3:
+        torch.manual_seed(time.time_ns())  # HERE
+    return model(x).square().mean()
+""",
+    ),
+    "learning rate by the clock": (
+        "the clock",
+        """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+x = torch.randn(16, 4)
+begin = time.perf_counter()
+def loss_of(step):
+    if step == 2:
+        elapsed = time.perf_counter() - begin  # HERE
+        optimizer.param_groups[0]["lr"] = 0.01 + 1e-6 * elapsed  # HERE
+    return model(x).square().mean()
+""",
+    ),
+}
+
+
+def verify(folder, text, *options):
+    """Exit status, and what `samebits verify` found in this script."""
+    (folder / "train.py").write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--seed",
+        "7",
+        "--checks",
+        "run-again",
+        "--json",
+        "r.json",
+    ]
+    done = subprocess.run([*command, *options, "train.py"], cwd=folder, capture_output=True, text=True)
+    assert (folder / "r.json").exists(), done.stderr
+    return done.returncode, json.loads((folder / "r.json").read_text())["first_op"], done
+
+
+def lines_here(text):
+    """The numbers of the lines that end in "# HERE"."""
+    return [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_named_with_its_line(tmp_path, name):
+    """The line and the cause of one planted difference, and the cause was seen."""
+    words, body = PLANTED[name]
+    text = HEAD + body + LOOP
+    status, found, _ = verify(tmp_path, text)
+    assert status == 1
+    assert int(found["line"].rpartition(":")[2]) in lines_here(text), found
+    assert words in found["cause"]["text"] and found["cause"]["seen"] and found["cause"]["cure"], found
+
+
+@pytest.mark.slow
+def test_without_a_cause_nothing_is_searched(tmp_path):
+    """The control: a script that repeats has no finding; nor has a broken one with --no-find-op."""
+    body = "samebits.set_random_seed(1)\nmodel = nn.Linear(4, 1)\ndef loss_of(step): return model(torch.ones(2, 4)).sum()"
+    status, found, done = verify(tmp_path, HEAD + body + LOOP)
+    assert (status, found) == (0, None) and "finding the op" not in done.stderr
+    status, found, done = verify(tmp_path, HEAD + body.replace("samebits.set", "#") + LOOP, "--no-find-op")
+    assert (status, found) == (1, None) and "finding the op" not in done.stderr
+
+
+RECORDED = """
+import torch, samebits
+from torch import nn
+samebits.set_random_seed(1)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+x = torch.randn(4000, 50, 8)
+loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=50)
+with samebits.Run("runs/a", model=model, optimizer=optimizer, save=10, keep=20) as run:
+    for step, (rows,) in run.steps(loader, epochs=1):
+        out = model(rows.flatten(0, 1))
+        if step.number >= 47:
+            out = out.repeat(400, 1)
+        loss = (out * out).sum() / 1e6  # HERE
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def samebits(folder, *words, threads=2):
+    """A finished `samebits` command in a folder."""
+    command = [sys.executable, "-m", "samebits", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.slow
+def test_two_recorded_runs_start_from_a_commit_before_the_step(tmp_path):
+    """Recorded with 1 and 2 threads: the sum of step 47 or 48 is named with its cause, after a resume at 40."""
+    (tmp_path / "train.py").write_text(RECORDED)
+    assert samebits(tmp_path, "run", "--record", "a", "train.py", threads=1).returncode == 0
+    (tmp_path / "runs").rename(tmp_path / "first runs")
+    assert samebits(tmp_path, "run", "--record", "b", "train.py").returncode == 0
+    done = samebits(tmp_path, "diff", "--find-op", "--json", "d.json", "a", "b")
+    assert done.returncode == 1, done.stderr
+    found = json.loads((tmp_path / "d.json").read_text())["first_op"]
+    assert found["op"] == "aten::sum" and int(found["line"].rpartition(":")[2]) in lines_here(RECORDED)
+    assert (
+        found["cause"]["text"].startswith("the number of threads: threads 1 -> 2") and found["cause"]["seen"]
+    )
+    assert "aten::sum gave other bits from equal inputs" in done.stdout
+    (tmp_path / "elsewhere").mkdir()
+    moved = samebits(tmp_path / "elsewhere", "diff", "--find-op", "../a", "../b")
+    assert moved.returncode == 2 and f"cd {tmp_path}" in moved.stderr
+    (tmp_path / "other.py").write_text(RECORDED.replace("0.01", "0.02").replace("runs/a", "runs/c"))
+    assert samebits(tmp_path, "run", "--record", "c", "other.py").returncode == 0
+    other = samebits(tmp_path, "diff", "--find-op", "a", "c")
+    assert other.returncode == 2 and "two programs: train.py, and other.py" in other.stderr
