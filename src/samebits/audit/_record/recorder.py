@@ -444,8 +444,8 @@ def recording(
     *,
     level: str,
     every: int,
-    seed: int | None,
     allowed: tuple[str | Path | None, ...],
+    seed: int | None = None,
 ) -> Iterator[None]:
     """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
     recorder.file.write(start_line(script, level, every, seed))
