@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from samebits.audit import _child as _child
     from samebits.audit import _comparison as _comparison
     from samebits.audit import _first_difference as _first_difference
+    from samebits.audit import _html_page as _html_page
     from samebits.audit import _record as _record
     from samebits.audit import _trace as _trace
     from samebits.audit import _verify as _verify

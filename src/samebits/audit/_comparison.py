@@ -66,6 +66,18 @@ class Comparison:
         return f"{steps} (losses and learning rates)" if self.level == "loss" else steps
 
 
+@dataclass(frozen=True)
+class ComparedRuns:
+    """Two runs that a page shows side by side."""
+
+    names: tuple[str, str]
+    records: tuple[Record, Record]
+    ignore: frozenset[str] = frozenset()
+    """Paths of locals that are no difference."""
+    rank: int | None = None
+    """The rank that is shown, of a job of several."""
+
+
 def compare_ranks(a: Sequence[Record], b: Sequence[Record]) -> Comparison:
     """Compares two jobs rank by rank; returns the rank that differs first, else one that cannot tell.
 

@@ -202,13 +202,21 @@ def matched_lines(a: Record, b: Record) -> Iterator[tuple[RecordLine, RecordLine
 
 
 def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
+    for mine, theirs, parts in step_differences(a, b, ignore):
+        return difference_between(mine, theirs, parts, AFTER_A_BODY, "step")
+    return None
+
+
+def step_differences(
+    a: Record, b: Record, ignore: frozenset[str]
+) -> Iterator[tuple[RecordLine, RecordLine, dict[str, tuple[str, ...]]]]:
+    """Yields the lines of each step that differs, with the paths that differ by component."""
     ignore |= _unused_generators(a, b)
     last = dict(a.steps.keys())
     for mine, theirs in matched_lines(a, b):
         parts = _parts(mine, theirs, ignore, at_exit=last[mine.loop] == mine.step)
         if parts and not _is_cache(parts, mine, theirs):
-            return difference_between(mine, theirs, parts, AFTER_A_BODY, "step")
-    return None
+            yield mine, theirs, parts
 
 
 def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
@@ -393,13 +401,14 @@ def difference_between(
     cause = known[0]
     detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
     detail = "read after the loop only" if cause == _AT_EXIT else detail
-    others = tuple((_public(name), parts[name]) for name in known[1:])
+    others = tuple((public_name(name), parts[name]) for name in known[1:])
     return Difference(
-        theirs.step, _public(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
+        theirs.step, public_name(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
     )
 
 
-def _public(component: str) -> str:
+def public_name(component: str) -> str:
+    """Returns the name of a component for a person."""
     return "locals" if component in {"data", *_LOCALS} else component
 
 
@@ -408,10 +417,11 @@ def _numbers(mine: RecordLine, theirs: RecordLine, component: str) -> str:
     if len(a) != len(b):
         return f"{len(a)} values against {len(b)}"
     at = next(number for number, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-    return f"{_readable(a[at])} against {_readable(b[at])}"
+    return f"{readable_number(a[at])} against {readable_number(b[at])}"
 
 
-def _readable(number: str) -> str:
+def readable_number(number: str) -> str:
+    """Returns a number of `float.hex` in decimal digits; another text as it is."""
     try:
         return repr(float.fromhex(number))
     except ValueError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from samebits.audit._child.variations import OWN_LOADERS
-from samebits.audit._comparison import earliest, replica_difference, unequal_leaves
+from samebits.audit._comparison import ComparedRuns, earliest, replica_difference, unequal_leaves
 from samebits.audit._first_difference import (
     Difference,
     first_difference,
@@ -19,7 +19,7 @@ from samebits.audit._first_difference import (
     unstable,
 )
 from samebits.audit._record.opened_files import OUTSIDE
-from samebits.audit._record.record_file import Record, RecordLine
+from samebits.audit._record.record_file import Record, RecordLine, merge_segments
 from samebits.audit._verify.check_plan import BaselineFacts, Check
 from samebits.audit._verify.check_process import ProcessOutcome
 from samebits.audit._verify.verify_report import CheckRow
@@ -93,6 +93,20 @@ class BaselineComparison:
                 one = first_difference(baseline, *segments, ignore=ignore)
                 found.append(one and (replace(one, rank=rank) if len(self.baseline) > 1 else one))
         return earliest(found)
+
+    def runs(self, row: CheckRow, outcomes: Sequence[ProcessOutcome]) -> ComparedRuns | None:
+        """Returns the first run and that of a row for a page; None for ranks compared with one another."""
+        rank = (row.difference.rank if row.difference is not None else None) or 0
+        segments = _segments([outcome.records for outcome in outcomes], rank)
+        if row.check.group == "replicas" or not segments:
+            return None
+        first, other = self.baseline[rank], merge_segments(segments)
+        if row.check.group == "world-sizes":
+            first, other = _of_all_ranks(first), _of_all_ranks(other)
+        shown = rank if len(self.baseline) > 1 else None
+        return ComparedRuns(
+            ("the first run", f"'{row.check.name}'"), (first, other), self.ignore[rank], shown
+        )
 
     def _replicas(self, check: Check) -> CheckRow:
         """Returns the row that compares the ranks of the baseline with one another."""

@@ -98,6 +98,7 @@ class _Verification:
     runner: Runner
     progress: Progress
     outcomes: dict[str, list[ProcessOutcome]] = field(default_factory=dict)
+    judge: BaselineComparison | None = None
 
     async def report(self) -> VerifyReport:
         command = shlex.join((self.request.script, *self.request.args))
@@ -126,7 +127,10 @@ class _Verification:
         self._announce_plan(seconds, len(facts.steps), processes)
         self.outcomes["baseline"] = [first]
         rows = await self._rows(baselines, check_plan.run_again(as_run=self.request.as_run), checks)
+        shown = failing_row(rows) or rows[0]
+        assert self.judge is not None
         return VerifyReport(
+            runs=self.judge.runs(shown, self.outcomes.get(shown.check.name, ())),
             found=await self._find_op(baselines, rows, seconds),
             request=self.request,
             final=baseline.final or "(no model was seen)",
@@ -257,7 +261,7 @@ class _Verification:
         first, *others = (asyncio.create_task(self._run(check)) for check in (again, *checks))
         try:
             await first
-            judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
+            self.judge = judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
             row = judge.row(again, self.outcomes[again.name])
             if judge.is_useless:
                 rest = (

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import distributions
 from typing import Any
 
+from samebits.audit._comparison import ComparedRuns
 from samebits.audit._first_difference import Difference
 from samebits.audit._trace.search import FoundOp
 from samebits.audit._verify.check_plan import GROUPS, Check
@@ -135,6 +136,8 @@ class VerifyReport:
     """The SHA-256 of the script, its modules and the files that it read, by path."""
     found: FoundOp | None = None
     """The first op, or statement, that differs in the row of the verdict."""
+    runs: ComparedRuns | None = None
+    """The first run, and that of the row of the verdict."""
 
     @property
     def exit(self) -> int:

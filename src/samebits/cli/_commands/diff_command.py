@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samebits import audit
-from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
+from samebits.cli._json_output import JsonFile, check_file, check_json_file, is_standard_output, write_json
 
 if TYPE_CHECKING:
     from samebits.audit._comparison import Comparison
@@ -30,6 +31,9 @@ def diff(
         ),
     ] = False,
     json_file: JsonFile = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write the result as a page for a browser.")
+    ] = None,
 ) -> None:
     """Name the first step at which two recorded runs differ.
 
@@ -47,6 +51,7 @@ def diff(
     Read more: docs/how-to/which-op.md
     """
     check_json_file(json_file)
+    check_file("--html", html, "--html result.html")
     read = audit._record.record_file.read_ranks
     records = read(first), read(second)
     found = audit._comparison.compare_ranks(*records)
@@ -55,6 +60,11 @@ def diff(
     op = audit._trace.find_op(*records, found.difference) if find_op and found.difference else None
     if op is not None and not is_standard_output(json_file):
         print("\n".join([op.sentence(), *op.lines()]))
+    if html is not None:
+        rank = found.difference and found.difference.rank
+        shown = records[0][rank or 0], records[1][rank or 0]
+        runs = audit._comparison.ComparedRuns(("the first run", "the second run"), shown, rank=rank)
+        Path(html).write_bytes(audit._html_page.diff_page(found, (first, second), runs, op))
     content = {**_content(found), "first_op": op and op.to_dict()}
     write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **content})
     raise typer.Exit(found.exit)

@@ -9,13 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from samebits import audit
 from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
 from samebits.cli._json_output import JsonFile, check_file, check_json_file, is_standard_output, write_json
 from samebits.cli._option_values import check_script, number_above, one_of, whole_number, whole_numbers
 from samebits.errors import InvalidArgumentError
 
-_REPORTS = ('{\n  "schema": "samebits.verify/', '<testsuites name="samebits verify"')  # how they begin
+_REPORTS = (
+    '{\n  "schema": "samebits.verify/',
+    '<testsuites name="samebits verify"',
+    "<!doctype html>\n<!-- samebits verify",
+)  # how they begin
 
 
 def verify(
@@ -104,6 +109,9 @@ def verify(
             metavar="FILE", help='Also append the result to FILE as Markdown: "$GITHUB_STEP_SUMMARY".'
         ),
     ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write the result as a page for a browser.")
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -184,6 +192,7 @@ def verify(
     check_json_file(json_file)
     check_file("--junit", junit, "--junit result.xml")
     check_file("--markdown", markdown, "--markdown result.md")
+    check_file("--html", html, "--html result.html")
     _check_script_or_demo(script, demo=demo)
     if across is not None and not as_run:
         raise InvalidArgumentError(
@@ -213,7 +222,7 @@ def verify(
         in_place=in_place,
         find_op=find_op,
     )
-    for file in filter(None, (json_file, junit)):  # one of an earlier run is no result of this one
+    for file in filter(None, (json_file, junit, html)):  # one of an earlier run is no result of this one
         if Path(file).is_file() and Path(file).read_text(errors="replace").startswith(_REPORTS):
             Path(file).resolve().unlink()
     try:
@@ -226,6 +235,8 @@ def verify(
     write_json(json_file, report.to_dict())
     if junit is not None:
         Path(junit).write_text(checking.junit(report), encoding="utf-8")
+    if html is not None:
+        Path(html).write_bytes(audit._html_page.verify_page(report))
     if markdown is not None:
         with open(markdown, "a", encoding="utf-8") as file:
             file.write(checking.markdown(report))
