@@ -18,7 +18,7 @@ from samebits.audit._first_difference import Difference
 from samebits.audit._html_page import CELLS, diff_page, verify_page
 from samebits.audit._record.record_file import Record, RecordLine
 from samebits.audit._trace.causes import Cause, Replay
-from samebits.audit._trace.first_op import FirstOp, Place
+from samebits.audit._trace.first_op import FirstOp, SourceLine
 from samebits.audit._trace.search import FoundOp
 from samebits.audit._verify.check_plan import Check, ProcessVariation
 from samebits.audit._verify.check_process import Request
@@ -63,7 +63,7 @@ def found(name="train.py"):
     )
     cause = Cause("a sum in no order: 4 different results in 20 calls", "enable_op_determinism()", True, replays,
                   ("first run: at most 1.5 ulps from the exact value",))  # fmt: skip
-    first = FirstOp("op", (op("33"), op("44")), 9, Place(f"/home/me/{name}", 57, 57))
+    first = FirstOp("op", (op("33"), op("44")), 9, SourceLine(f"/home/me/{name}", 57, 57))
     return FoundOp("run again", first, cause, 41)
 
 

@@ -7,7 +7,7 @@ makes its cell one that differs, and of the losses in a cell the curve keeps the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ from samebits._context import VERSION
 from samebits.audit._comparison import ComparedRuns, Comparison
 from samebits.audit._first_difference import AFTER_A_BODY, public_name, readable_number, step_differences
 from samebits.audit._record.record_file import Record, RecordLine
+from samebits.audit._trace.search import FoundOp
 from samebits.audit._verify.verify_report import VerifyReport
 from samebits.audit._verify.verify_table import bits_version, lines_below
 
@@ -42,12 +43,14 @@ def verify_page(report: VerifyReport) -> bytes:
     return _page(head, report.runs, facts, rows=rows, notes=list(lines_below(report)), found=report.found)
 
 
-def diff_page(found: Comparison, folders: tuple[str, str], runs: ComparedRuns) -> bytes:
+def diff_page(
+    found: Comparison, folders: tuple[str, str], runs: ComparedRuns, op: FoundOp | None = None
+) -> bytes:
     """Returns the page of `samebits diff` of two folders."""
     sentence = found.sentence().removeprefix("equal: ").removeprefix("not compared: ")
     head = {"command": "diff", "subject": " ".join(folders), "sentence": sentence}
     head |= {"word": ("EQUAL", "DIFFERENT", "NOT COMPARED")[found.exit], "tone": _TONES[found.exit]}
-    return _page(head, runs, dict(zip(runs.names, folders, strict=True)))
+    return _page(head, runs, dict(zip(runs.names, folders, strict=True)), found=op)
 
 
 def _page(
@@ -86,7 +89,8 @@ def _strip(runs: ComparedRuns) -> dict[str, Any]:
     for key, at in places.items():
         parts = {public_name(name) for name in differing.get(key, ())}
         kind = kinds.index("equal" if key in a.steps and key in b.steps else "alone")
-        for name in parts | {public_name(name) for name in lines[key].values}:
+        seen = {public_name(name) for name, value in lines[key].values.items() if value != []}
+        for name in parts | seen:
             cells = grid.setdefault(name, [0] * width)
             cells[at] = max(cells[at], kinds.index("differs") if name in parts else kind)
         for name in parts:
@@ -127,14 +131,10 @@ def _curves(a: Record, b: Record, places: Mapping[Any, int]) -> dict[str, Any]:
     bottom, top = min(finite), max(finite)
     apart = [(abs(one - losses[1][key]), key[1]) for key, one in losses[0].items()]
     far, step = max((one for one in apart if math.isfinite(one[0])), default=(0.0, 0))
-    curves = [" ".join(_path(values, places, bottom, top)) for values in losses]
-    return {
-        "curves": curves,
-        "bottom": f"{bottom:.4g}",
-        "top": f"{top:.4g}",
-        "far": f"{far:.3g}",
-        "far_step": step,
-    }
+    scale = math.log if 0 < 100 * bottom < top else float
+    curves = [" ".join(_path(values, places, scale, bottom, top)) for values in losses]
+    ends = {"bottom": f"{bottom:.4g}", "top": f"{top:.4g}", "far": f"{far:.3g}", "far_step": step}
+    return {"curves": curves, "scale": "log of loss" if scale is math.log else "loss", **ends}
 
 
 def _loss(line: RecordLine | None) -> float:
@@ -145,14 +145,16 @@ def _loss(line: RecordLine | None) -> float:
         return math.nan
 
 
-def _path(losses: Mapping[Any, float], places: Mapping[Any, int], bottom: float, top: float) -> Iterator[str]:
+def _path(
+    losses: Mapping[Any, float], places: Mapping[Any, int], scale: Callable[[float], float], *ends: float
+) -> Iterator[str]:
     """Yields an SVG path: of each cell its first, lowest, highest and last loss; a gap where it has none."""
-    command = "M"
+    command, (bottom, top) = "M", map(scale, ends)
     for at, keys in groupby(places, lambda key: places[key]):
         values = [losses[key] for key in keys if math.isfinite(losses[key])]
         command = command if values else "M"
         for value in dict.fromkeys((values[0], min(values), max(values), values[-1]) if values else ()):
-            height = 95 - 90 * (value - bottom) / ((top - bottom) or 1)
+            height = 95 - 90 * (scale(value) - bottom) / ((top - bottom) or 1)
             yield f"{command}{at + 0.5:g} {height:.2f}" + "h0" * (command == "M")  # so that one is a dot
             command = "L"
 

@@ -22,20 +22,16 @@ _OPEN = 200
 _EXPLAINED = 20
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem; color: #1f2933; background: #fff }
-pre { background: #f4f5f7; padding: .8rem; white-space: pre-wrap; border-left: 3px solid #c62828 }
-table { border-collapse: collapse }
-td, th { text-align: left; vertical-align: top; padding: .1rem .9rem .1rem .5rem }
-details { margin: .3rem 0; border-left: 5px solid #7d97b5 }
-summary { background: #eef4fb; cursor: pointer; padding: .1rem .5rem }
-details.varying { border-color: #c62828 } .varying > summary { background: #fdeaea }
-summary span { float: right }
-.step { font: 12px/1.5 ui-monospace, monospace } .step table { table-layout: fixed; width: 100% }
-.step td { width: 20%; overflow-wrap: anywhere; white-space: pre-wrap } .step td:nth-child(3) { width: 40% }
-a { color: inherit } .good { color: #1b7f3b } .bad, a.varying, tr.varying td:last-child { color: #c62828 }
-tr.way td, a.way, .way > summary { font-weight: bold } tr.way td { background: #fdeaea }
-tr.way td:nth-child(3) a:not(.way) { font-weight: normal } :target td { background: #fff3bf }
+pre { border-color: var(--bad) } td, th { border: 0; padding: .1rem .9rem .1rem .5rem }
+details { margin: .3rem 0; border-left: 5px solid var(--same) }
+summary { background: var(--way); padding: .1rem .5rem } summary span { float: right }
+details.varying { border-color: var(--bad) } .varying > summary, tr.way td { background: var(--bad-band) }
+.step { font: 12px/1.5 ui-monospace, monospace } .step table { table-layout: fixed }
+.step td { width: 20%; white-space: pre-wrap } .step td:nth-child(3) { width: 40% }
+a.varying, tr.varying td:last-child { color: var(--bad) } :target td { background: var(--mark) }
+tr.way td, a.way, .way > summary { font-weight: bold } tr.way a:not(.way) { font-weight: normal }
 """
+"""Beside `_page.css`, which all pages share."""
 
 
 def write_html(report: Report, file: str | os.PathLike[str]) -> None:
@@ -79,7 +75,9 @@ class _Page:
         report, drifting, step = self.report, self.drifting, list(self._step())
         verdict = f"{len(drifting)} state(s) drift apart" if drifting else "state stays as equal as declared"
         yield "<!doctype html><html lang=en><meta charset=utf-8><title>Replica-equal analysis</title>"
-        yield f"<style>{_STYLE}</style><h1>Replica-equal analysis</h1>"
+        yield "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        shared = Path(__file__).parents[2].joinpath("_page.css").read_text(encoding="ascii")
+        yield f"<style>{shared}{_STYLE}</style><h1>Replica-equal analysis</h1>"
         ranks = f"{report.step.world_size} ranks, code run as {len(report.step.captured)} of them"
         yield f"<p><b class={'bad' if drifting else 'good'}>{verdict}</b>; {ranks}.</p>"
         for name in drifting[:_EXPLAINED]:
