@@ -72,6 +72,7 @@ def read_trace(path: str | Path) -> Trace:
     """Returns the trace in a file; of one that ends early, what there is."""
     found, seen, at = Trace(), Counter[Any](), 0
     flags: dict[str, Any] = {}
+    states: dict[str, str] = {}
     for text in Path(path).read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(text)
@@ -89,12 +90,16 @@ def read_trace(path: str | Path) -> Trace:
             found.statements[event["id"]] = place, event["r"]
         elif kind == "start":
             found.held, found.generators = event["v"], event["g"]
+            states = found.generators
         elif kind == "end":
             found.whole = True
         else:
             place = found.place(event)
             key = kind, place and Path(place.file).name, place and place.first, event["fn"]
             found.lines[*key, seen[key]] = event
+            now = event.get("g", states)
+            event["moved"] = {name for name in now if now[name] != states.get(name)}
+            states = now
             seen[key] += 1
     return found
 
@@ -123,6 +128,8 @@ class FirstOp:
     """The input was memory that nobody has written."""
     sets: tuple[str, ...] = ()
     """The sets that the statement reads."""
+    before: tuple[SourceLine, ...] = ()
+    """Where no statement is known that wrote it: those that ran before the op, the last one first."""
     files: tuple[str, ...] = ()
     """The files of the program, as far as the traced step ran them."""
 
@@ -142,7 +149,12 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     reads = set().union(*(a.reads(one) for one in [*here, *([event] if event else [])]))
     written = {name: value for one in a.lines.values() for name, value in one["w"].items()} | a.held
     sets = {_plain(name) for name, value in written.items() if value.startswith(SET) and name in reads}
-    return replace(found, files=tuple(files), sets=tuple(sorted(sets)))
+    before: dict[SourceLine | None, None] = {}
+    if found.kind == "between" and not found.chain and found.ops[0] is not None:
+        ran = [one for one in a.lines.values() if one["at#"] < found.ops[0]["at#"]]
+        before = dict.fromkeys(a.place(one) for one in reversed(ran))
+    unknown = tuple(place for place in before if place is not None)
+    return replace(found, files=tuple(files), sets=tuple(sorted(sets)), before=unknown)
 
 
 def _first_op(a: Trace, b: Trace) -> FirstOp:
@@ -251,7 +263,10 @@ class _Differing:
         trace, event = (self.a, mine) if mine is not None else (self.b, theirs)
         assert event is not None
         wanted = trace.reads(event) if kind == "between" else self._read_before_split(mine, theirs)
-        chain, names, came_in = self._back(wanted, event["at#"])
+        chain, names, came_in, last = self._back(wanted, event["at#"])
+        if last is not None and (moved := self._moved(last)) and not came_in:
+            place, came_in = (self.a.place(last), True) if moved is last else (self.a.place(moved), False)
+            return FirstOp("generator", (mine, theirs), number, place, names, came_in, tuple(chain))
         place = chain[-1] if chain else trace.place(event)
         if kind == "between" and not chain and not came_in and mine is not None and theirs is not None:
             before = [one for one, _ in self.found if one["at#"] < mine["at#"]]
@@ -272,21 +287,50 @@ class _Differing:
             found |= self.a.reads(self.a.lines[key])
         return found
 
-    def _back(self, wanted: set[str], limit: float) -> tuple[list[SourceLine], tuple[str, ...], bool]:
+    def _moved(self, drew: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns what gave the generators that a statement moved another state before it: the first event
+        with another state; `drew` itself, if the trace begins with one; None, if they had equal states.
+        """
+        if any(self.a.generators[name] != self.b.generators.get(name) for name in drew["moved"]):
+            return drew
+        for mine, theirs in self._pairs():
+            if mine["at#"] >= drew["at#"]:
+                break
+            states = mine.get("g", {}), theirs.get("g", {})
+            if any(states[0].get(name) != states[1].get(name) for name in mine["moved"] & drew["moved"]):
+                return mine
+        return None
+
+    def _begun_before(self, event: dict[str, Any]) -> set[str]:
+        """Returns what a statement changed to another value, whose value before nobody has seen."""
+        known = set(self.a.held)
+        for one in self.a.lines.values():
+            if one is event:
+                break
+            known |= one["w"].keys()
+        keys = next(keys for one, keys in self.found if one is event)
+        return {_plain(key) for key in keys & self.a.reads(event) - known}
+
+    def _back(
+        self, wanted: set[str], limit: float
+    ) -> tuple[list[SourceLine], tuple[str, ...], bool, dict[str, Any] | None]:
         chain: list[SourceLine] = []
         names: tuple[str, ...] = ()
+        last = None
         for event, keys in reversed(self.found):
             if event["at#"] >= limit or not keys & wanted:
                 continue
             wanted = wanted | self.a.reads(event)
             names = tuple(sorted({_plain(name) for name in keys & wanted} or keys))
-            place = self.a.place(event)
+            last, place = event, self.a.place(event)
             if place is not None and place not in chain:
                 chain.append(place)
         incoming = {_plain(name) for name in self.came_in & wanted}
+        if last is not None and not incoming:
+            incoming = self._begun_before(last)
         if incoming:
-            return chain, tuple(sorted(incoming)), True
-        return chain, names, False
+            return chain, tuple(sorted(incoming)), True, last
+        return chain, names, False, last
 
     def of_generator(self, mine: dict[str, Any], theirs: dict[str, Any], number: int) -> FirstOp:
         """Returns the statement that gave a generator another state: the last that seeded it, else the first
@@ -302,7 +346,7 @@ class _Differing:
         else:
             others = {id(mine): theirs for mine, theirs in self._pairs()}
             event = next((one for one in moved if one["g"] != others.get(id(one), one).get("g")), mine)
-        chain, names, came_in = self._back(self.a.reads(event), event["at#"])
+        chain, names, came_in, _ = self._back(self.a.reads(event), event["at#"])
         place = chain[-1] if chain else self.a.place(event)
         return FirstOp("generator", ops, number, place, names, came_in, tuple(chain))
 
@@ -323,7 +367,9 @@ class _Differing:
             names = tuple(sorted(map(_plain, keys)))
             return FirstOp("value", place=self.a.place(event), names=names)
         if self.came_in:
-            return FirstOp("state", names=tuple(sorted(map(_plain, self.came_in))), came_in=True)
+            read = set().union(*(self.a.reads(event) for event in self.a.lines.values()))
+            names = {_plain(name) for name in self.came_in & read or self.came_in}
+            return FirstOp("state", names=tuple(sorted(names)), came_in=True)
         return FirstOp("none")
 
 

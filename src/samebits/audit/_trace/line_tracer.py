@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,14 @@ class LineTracer:
         self._generators = generators().by_name()
         begun = {name: state.hex() for name, state in self._generators.items()}
         held: dict[str, str] = {}
+        seen: set[int] = set()
         for one in outwards(frame):
             if self._follows(one):
                 call = self._calls[one] = _FollowedFrame(self._next())
                 call.now = statements_of(one.f_code.co_filename).get(one.f_lineno)
                 for name, value in one.f_locals.items():
                     held[scoped(name, one.f_code, call.number)] = marked(value)
-                    _add_attributes(held, value)
+                    _add_attributes(held, value, seen)
                 one.f_trace = self._local
         self._flags = flags()
         self._lines.add(k="start", v=held, g=begun)
@@ -141,7 +142,7 @@ class LineTracer:
         variables, around, written = frame.f_locals, frame.f_globals, {}
         for path in call.now.writes:
             found, value = value_of(path, variables, around)
-            if found:
+            if found and not isinstance(value, ModuleType):  # `torch.autograd` of `torch.autograd.grad(...)`
                 key = scoped(path[0], frame.f_code, call.number)
                 written[key] = marked(value) if len(path) == 1 else OPAQUE + hash_of(value).hex()
                 if len(path) > 1:
@@ -169,13 +170,21 @@ class LineTracer:
         self._lines.add(**line)
 
 
-def _add_attributes(held: dict[str, str], value: Any) -> None:
-    """Adds the attributes of an object of the user's class; those of one name are one variable."""
-    if not is_user_type(type(value)) or not isinstance(getattr(value, "__dict__", None), dict):
+def _add_attributes(held: dict[str, str], value: Any, seen: set[int], depth: int = _DEPTH) -> None:
+    """Adds the attributes of the user's objects that a value holds; those of one name are one variable."""
+    if not depth or id(value) in seen or isinstance(value, (*_LEAVES, ModuleType, FunctionType, type)):
         return
-    for name, one in vars(value).items():
+    seen.add(id(value))
+    attributes = getattr(value, "__dict__", None)
+    attributes = attributes if isinstance(attributes, dict) else {}
+    inner = list(attributes.values())
+    if isinstance(value, _CONTAINERS):
+        inner += list(value.values() if isinstance(value, dict) else value)[:_MOST]
+    for name, one in attributes.items() if is_user_type(type(value)) else ():
         key = ATTRIBUTE + name
         held[key] = plain([held.get(key, ""), hash_of(one).hex()]).hex()
+    for one in inner:
+        _add_attributes(held, one, seen, depth - 1)
 
 
 def marked(value: Any) -> str:

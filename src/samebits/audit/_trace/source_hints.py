@@ -26,6 +26,12 @@ _SOURCES = {
         "Take the results in the order in which they were asked for",
     ),
 }
+_READERS = (
+    *("read_text", "read_bytes", "readline", "readlines", "load", "loads", "load_file", "loadtxt"),
+    *("genfromtxt", "fromfile", "read_csv", "memmap"),
+)
+_WITHOUT_ARGUMENTS = {"get", "wait", "default_rng", "RandomState", "start", "join"}
+"""`queue.get()` waits for a thread, `settings.get("lr")` does not; `default_rng(1)` has a seed."""
 _BY_NAME = {name: kind for kind, (names, _) in _SOURCES.items() for name in names.split()}
 
 
@@ -33,34 +39,69 @@ def hint_of(first: FirstOp, group: str) -> Cause:
     """Returns the cause of a difference that is no op's, from the statement that it comes from."""
     if first.kind == "none":
         return Cause("not known: no run of the search differed again", seen=False)
-    if first.kind == "generator" and first.came_in:
+    if first.kind == "generator" and first.came_in and group != "kill":
         return Cause("a random draw without a seed: the generator began in another state", _SEED)
     if first.came_in and group == "kill":
-        return Cause(
-            "state that the resume did not restore",
-            "Keep it in the run (`run.state.NAME = ...`), or give the object to samebits.Run",
-        )
+        return Cause("state that the resume did not restore", _cure_of_state(first))
     if first.came_in:
         return Cause("a value from before the traced steps", seen=False)
     if first.place is None:
         return Cause("not known: no statement of the script's wrote another value", seen=False)
-    kinds = ["the order of a set"] if first.sets else _kinds(first.place)
+    kinds = _kinds(first.place)
+    if first.sets and "the order of a set" not in kinds:
+        kinds.insert(0, "the order of a set")
+    if group == "kill":  # what asks the system differs in "run again", too
+        kinds = [kind for kind in kinds if kind == "the contents of a file"]
     if not kinds and first.kind == "between" and not first.chain and not first.other_number:
         text = "something below torch's dispatcher wrote it: a compiled kernel, another thread, NumPy, C++"
         return Cause(
             text, "Run it with TORCH_COMPILE_DISABLE=1, or without threads, to see which", seen=False
         )
+    if not kinds and group == "kill":
+        text = "state that the resume did not restore, which this statement reads: a value that is not traced"
+        return Cause(text, _cure_of_state(first), seen=False)
     if not kinds:
         return Cause("this statement gave another value, and nothing that it reads had one")
     kind = kinds[0]
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]
+    if first.place in first.before[1:]:
+        return Cause(f"{kind}, as far as one can see: no statement is known that wrote it", cure, seen=False)
     return Cause(f"{kind}: what the statement reads besides had equal values", cure)
+
+
+def _cure_of_state(first: FirstOp) -> str:
+    """Returns what to do about state that is lost, with the line of the class or of the Run."""
+    runs = ""
+    for file in first.files:
+        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
+            at = f"{Path(file).name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call) and _name(node) == "Run":
+                runs = f" ({at})"
+            if not isinstance(node, ast.ClassDef):
+                continue
+            own = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_self(one)}
+            names = [name for name in first.names if name in own]
+            if not names:
+                continue
+            saves = [
+                one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "state_dict"
+            ]
+            if saves:
+                text = f"Return `{names[0]}` in its state_dict ({Path(file).name}:{saves[0].lineno})"
+                return f"{text}, and take it in load_state_dict"
+            return f"Give its class ({at}) a state_dict and a load_state_dict, and the object to samebits.Run"
+    return f"Keep it in the run (`run.state.NAME = ...`), or give the object to samebits.Run{runs}"
+
+
+def _is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 _CURES = {
     "the order of a set": "Put sorted(...) around the set, or take a list",
     "a random draw": _SEED,
     "work in threads": "Take the results in the order in which they were asked for",
+    "the contents of a file": "Give each run the same file; what the script writes belongs into run.state",
 }
 
 
@@ -72,6 +113,9 @@ def nearest_source(first: FirstOp) -> FirstOp:
     for place in first.chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
             return replace(first, place=place, came_in=False)
+    if not first.other_number and not (first.place and _kinds(first.place)):
+        threads = next((place for place in first.before if "work in threads" in _kinds(place)), None)
+        return first if threads is None else replace(first, place=threads)
     return first
 
 
@@ -83,14 +127,23 @@ def _kinds(place: SourceLine) -> list[str]:
         for node in (ast.walk(tree) if tree is not None else ())
         if place.first <= getattr(node, "lineno", 0) <= place.last
     ]
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    names = [getattr(one.func, "attr", getattr(one.func, "id", "")) for one in calls]
+    calls = [(node, _name(node)) for node in nodes if isinstance(node, ast.Call)]
+    names = [name for node, name in calls if not (node.args and name in _WITHOUT_ARGUMENTS)]
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
-    if any(name in ("map", "submit", "start", "join") for name in names):
+    if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
+        found["the order of a set"] = None
+    if any(name in (".map", "submit", "start", "join") for name in names):
         found["work in threads"] = None
     if any(is_draw(name) for name in names):
         found["a random draw"] = None
+    if {*_READERS} & {*names}:
+        found["the contents of a file"] = None
     return list(found)
+
+
+def _name(call: ast.Call) -> str:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return ".map" if name == "map" and isinstance(call.func, ast.Attribute) else name
 
 
 def lines_that_assign(first: FirstOp) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def _statement(node: ast.stmt | ast.excepthandler) -> Statement:
         last = max([node.lineno, *(getattr(part, "end_lineno", 0) or 0 for part in parts)])
     nodes = [one for part in parts for one in ast.walk(part)]
     reads = dict.fromkeys(key for one in nodes for key in _read(one))
-    writes = dict.fromkeys(path for one in nodes for path in _written(one))
+    writes = dict.fromkeys(path for one in [node, *nodes] for path in _written(one))
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         writes[node.name,] = None
     return Statement(node.lineno, last, tuple(reads), tuple(writes))
