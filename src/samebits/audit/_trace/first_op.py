@@ -150,8 +150,9 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     written = {name: value for one in a.lines.values() for name, value in one["w"].items()} | a.held
     sets = {_plain(name) for name, value in written.items() if value.startswith(SET) and name in reads}
     before: dict[SourceLine | None, None] = {}
-    if found.kind == "between" and not found.chain and found.ops[0] is not None:
-        ran = [one for one in a.lines.values() if one["at#"] < found.ops[0]["at#"]]
+    if found.kind == "none" or (found.kind == "between" and not found.chain):
+        limit = found.ops[0]["at#"] if found.ops[0] is not None else float("inf")
+        ran = [one for one in a.lines.values() if one["at#"] < limit]
         before = dict.fromkeys(a.place(one) for one in reversed(ran))
     unknown = tuple(place for place in before if place is not None)
     return replace(found, files=tuple(files), sets=tuple(sorted(sets)), before=unknown)
@@ -370,6 +371,13 @@ class _Differing:
             read = set().union(*(self.a.reads(event) for event in self.a.lines.values()))
             names = {_plain(name) for name in self.came_in & read or self.came_in}
             return FirstOp("state", names=tuple(sorted(names)), came_in=True)
+        last = None
+        for key, event in self.a.lines.items():
+            if key not in self.b.lines:  # a branch that one run alone took
+                return FirstOp("value", place=last)
+            last = self.a.place(event)
+        if len(self.b.lines) > len(self.a.lines) and self.a.whole:
+            return FirstOp("value", place=last)
         return FirstOp("none")
 
 

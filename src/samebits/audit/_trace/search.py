@@ -189,7 +189,7 @@ class Search:
                 break
         whole = all(file.exists() and read_trace(file).whole for file in files)
         notes = () if whole else ("a trace is cut short: the script did not come to the step's end",)
-        first = nearest_source(first)
+        first = nearest_source(first, self.check.group)
         cause = await self._cause(first, spec)
         notes += tuple(self.failures)
         ranked = rank if len(self.baseline) > 1 else None

@@ -37,8 +37,10 @@ _BY_NAME = {name: kind for kind, (names, _) in _SOURCES.items() for name in name
 
 def hint_of(first: FirstOp, group: str) -> Cause:
     """Returns the cause of a difference that is no op's, from the statement that it comes from."""
+    kinds = _kinds(first.place) if first.place else []
     if first.kind == "none":
-        return Cause("not known: no run of the search differed again", seen=False)
+        told = f"; in this step {first.place} asks for {kinds[0]}" if kinds else ""
+        return Cause(f"not known: no run of the search differed again{told}", seen=False)
     if first.kind == "generator" and first.came_in and group != "kill":
         return Cause("a random draw without a seed: the generator began in another state", _SEED)
     if first.came_in and group == "kill":
@@ -47,49 +49,45 @@ def hint_of(first: FirstOp, group: str) -> Cause:
         return Cause("a value from before the traced steps", seen=False)
     if first.place is None:
         return Cause("not known: no statement of the script's wrote another value", seen=False)
-    kinds = _kinds(first.place)
     if first.sets and "the order of a set" not in kinds:
         kinds.insert(0, "the order of a set")
     if group == "kill":  # what asks the system differs in "run again", too
         kinds = [kind for kind in kinds if kind == "the contents of a file"]
+    if not kinds and group == "kill":
+        text = "state that the resume did not restore, which this statement reads: a value that is not traced"
+        return Cause(text, _cure_of_state(first), seen=False)
     if not kinds and first.kind == "between" and not first.chain and not first.other_number:
         text = "something below torch's dispatcher wrote it: a compiled kernel, another thread, NumPy, C++"
         return Cause(
             text, "Run it with TORCH_COMPILE_DISABLE=1, or without threads, to see which", seen=False
         )
-    if not kinds and group == "kill":
-        text = "state that the resume did not restore, which this statement reads: a value that is not traced"
-        return Cause(text, _cure_of_state(first), seen=False)
     if not kinds:
         return Cause("this statement gave another value, and nothing that it reads had one")
     kind = kinds[0]
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]
-    if first.place in first.before[1:]:
-        return Cause(f"{kind}, as far as one can see: no statement is known that wrote it", cure, seen=False)
+    if kind == "work in threads":
+        return Cause(f"{kind}, as far as one can see: this thread wrote no other value", cure, seen=False)
     return Cause(f"{kind}: what the statement reads besides had equal values", cure)
 
 
 def _cure_of_state(first: FirstOp) -> str:
-    """Returns what to do about state that is lost, with the line of the class or of the Run."""
-    runs = ""
-    for file in first.files:
-        for node in ast.walk(syntax_tree(file) or ast.Module([], [])):
-            at = f"{Path(file).name}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Call) and _name(node) == "Run":
-                runs = f" ({at})"
-            if not isinstance(node, ast.ClassDef):
-                continue
-            own = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_self(one)}
-            names = [name for name in first.names if name in own]
-            if not names:
-                continue
-            saves = [
-                one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "state_dict"
-            ]
-            if saves:
-                text = f"Return `{names[0]}` in its state_dict ({Path(file).name}:{saves[0].lineno})"
-                return f"{text}, and take it in load_state_dict"
-            return f"Give its class ({at}) a state_dict and a load_state_dict, and the object to samebits.Run"
+    """Returns what to do about state that is lost, with the line of its class and of the Run."""
+    nodes = [
+        (file, node) for file in first.files for node in ast.walk(syntax_tree(file) or ast.Module([], []))
+    ]
+    calls = [(file, node) for file, node in nodes if isinstance(node, ast.Call) and _name(node) == "Run"]
+    runs = "".join(f" ({SourceLine(file, node.lineno, 0)})" for file, node in calls[:1])
+    for file, node in nodes:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        own = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_self(one)}
+        saves = [one.lineno for one in node.body if getattr(one, "name", "") == "state_dict"]
+        for name in own.intersection(first.names) if saves else ():
+            at = SourceLine(file, saves[0], 0)
+            return f"Return `{name}` in its state_dict ({at}), and take it in load_state_dict"
+        if own.intersection(first.names):
+            at = SourceLine(file, node.lineno, 0)
+            return f"Give its class ({at}) a state_dict and a load_state_dict, and it to samebits.Run{runs}"
     return f"Keep it in the run (`run.state.NAME = ...`), or give the object to samebits.Run{runs}"
 
 
@@ -105,12 +103,13 @@ _CURES = {
 }
 
 
-def nearest_source(first: FirstOp) -> FirstOp:
+def nearest_source(first: FirstOp, group: str) -> FirstOp:
     """Returns the difference, from the nearest statement that asks the system; without one, as it is.
 
     A chain that ends at the stopwatch's start goes through the line that reads it.
     """
-    for place in first.chain:
+    chain = () if group == "kill" else first.chain
+    for place in first.before if first.kind == "none" else chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
             return replace(first, place=place, came_in=False)
     if not first.other_number and not (first.place and _kinds(first.place)):

@@ -1,0 +1,116 @@
+"""The first difference of two traces: the line that it comes from, and the cause in words."""
+
+import subprocess
+import sys
+
+import pytest
+
+from samebits.audit._trace.first_op import first_op, read_trace
+from samebits.audit._trace.source_hints import hint_of, lines_that_assign, nearest_source
+
+DRIVER = """
+import builtins, json, os, sys
+from pathlib import Path
+import torch, samebits
+from samebits.audit._child.launch_spec import TraceSpec
+from samebits.audit._trace.tracer import Tracer
+
+def both(path, name):
+    for builtins.RUN in (0, 1):
+        tracer = Tracer(TraceSpec(f"{name}.{RUN}"))
+        builtins.resumed = lambda: tracer.before_step("", -1)
+        samebits.set_random_seed(0)
+        if "resumed()" not in (text := Path(path).read_text()):
+            tracer.before_step("", -1)
+        exec(compile(text, path, "exec"), {"__name__": "__main__"})
+        tracer.close()
+
+for name in sys.argv[1:]:
+    both(os.path.abspath(f"{name}.py"), name)
+"""
+HEAD = "import functools, os, random, threading, time\nimport numpy as np\nimport torch\n"
+CASES = {
+    "a loop's variable": (
+        "kept = [torch.full((2,), float(RUN))]\nresumed()\nfor one in kept:\n    one += torch.ones(2)  # HERE\n",
+        "kill",
+        "state that the resume did not restore",
+        ["kept"],
+    ),
+    "an attribute of an object in another": (
+        """class Data:
+    calls = 0
+    def read(self):
+        self.calls += 1
+        return torch.ones(2) * self.calls
+class Loader:
+    def __init__(self):
+        self.data = Data()
+loader = Loader()
+loader.data.calls = RUN
+resumed()
+x = loader.data.read() + 1
+""",
+        "kill",
+        "state that the resume did not restore",
+        ["calls"],
+    ),
+    "a seed before the draw": (
+        "def shift():\n    return float(np.random.normal())\nnp.random.seed(RUN)  # HERE\nx = torch.ones(2) + shift()\n",
+        "run-again",
+        "this statement gave another value",
+        None,
+    ),
+    "a set in the expression": (
+        "order = {w: n for n, w in enumerate(set([0, 8][:: 1 - 2 * RUN]))}  # HERE\nx = torch.ones(2) * order[8]\n",
+        "run-again",
+        "the order of a set",
+        None,
+    ),
+    "threads": (
+        """total = torch.zeros(2)
+def add():
+    total.add_(1 + RUN)
+thread = threading.Thread(target=add)
+thread.start()
+thread.join()  # HERE
+x = total * 2
+""",
+        "run-again",
+        "work in threads, as far as one can see",
+        None,
+    ),
+    "no thread": (
+        'name = os.path.join("a", str(RUN))  # HERE\nx = torch.ones(2) * len(name) + int({"a": name}.get("a")[-1])\n',
+        "run-again",
+        "this statement gave another value",
+        None,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """A folder with two traces of each script, NAME.0 and NAME.1."""
+    folder = tmp_path_factory.mktemp("traces")
+    (folder / "driver.py").write_text(DRIVER)
+    for name, (text, *_) in CASES.items():
+        (folder / f"{name}.py").write_text(HEAD + text)
+    command = [sys.executable, "driver.py", *CASES]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_line_or_the_lost_value_is_named_with_its_cause(traced, name):
+    """The statement that gave another value, or, of state that a resume lost, its name and where it is assigned."""
+    text, group, cause, lost = CASES[name]
+    found = nearest_source(first_op(*(read_trace(traced / f"{name}.{run}") for run in (0, 1))), group)
+    assert hint_of(found, group).text.startswith(cause)
+    lines = (HEAD + text).splitlines()
+    if lost is not None:
+        assert found.came_in and list(found.names) == lost
+        assigned = {int(line.rpartition(":")[2]) for line in lines_that_assign(found)}
+        assert assigned and all(lost[0] in lines[number - 1] for number in assigned)
+    else:
+        assert found.place is not None and "HERE" in lines[found.place.first - 1]
