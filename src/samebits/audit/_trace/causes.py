@@ -41,15 +41,6 @@ class Replay:
         """The number of different results."""
         return len(set(self.results))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it as plain values."""
-        return {
-            "condition": self.condition,
-            "calls": len(self.results),
-            "results": self.distinct,
-            "note": self.note,
-        }
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -65,13 +56,11 @@ class Cause:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values."""
-        return {
-            "text": self.text,
-            "cure": self.cure,
-            "seen": self.seen,
-            "replays": [one.to_dict() for one in self.replays],
-            "distances": list(self.distances),
-        }
+        replays = [
+            {"condition": one.condition, "calls": len(one.results), "results": one.distinct, "note": one.note}
+            for one in self.replays
+        ]
+        return {**vars(self), "replays": replays, "distances": list(self.distances)}
 
 
 def is_custom(op: str) -> bool:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from samebits.audit._child.launch_spec import TraceSpec
-from samebits.audit._first_difference import Difference, shortened
+from samebits.audit._first_difference import Difference, first_difference, shortened
 from samebits.audit._record.record_file import Record
 from samebits.audit._trace.causes import REPEATS, Cause, cause_of_op, is_custom
 from samebits.audit._trace.first_op import FirstOp, SourceLine, first_op, read_trace
 from samebits.audit._trace.source_hints import hint_of, lines_that_assign, nearest_source
 from samebits.audit._verify.check_plan import Check, ProcessVariation
-from samebits.audit._verify.check_process import Runner
+from samebits.audit._verify.check_process import ProcessOutcome, Runner
 from samebits.checkpoint._run_directory import COMMITS, MARKER
 
 TRIES = 4
@@ -213,9 +213,18 @@ class Search:
         assert outcome is not None
         if failed := outcome.failure():
             self.failures[f"in the search {failed}"] = None
+        if side is self.sides[0] and self.check.group not in ("run-again", "busy"):
+            self._check_bits(outcome)
         if len(outcome.records) == 1:
             return [outcome.trace]
         return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]
+
+    def _check_bits(self, outcome: ProcessOutcome) -> None:
+        """Notes if the first run has other bits with a trace than without one."""
+        for baseline, record in zip(self.baseline, outcome.records, strict=True):
+            found = None if record is None else first_difference(baseline, record)
+            if found is not None and found.place != "end":
+                self.failures[f"with a trace the first run has other bits: {found.sentence()}"] = None
 
     async def _cause(self, first: FirstOp, spec: TraceSpec) -> Cause:
         mine, theirs = first.ops
