@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -39,10 +38,20 @@ def record(steps, differs_from=None, number=0, **environment):
     for step in range(steps):
         other = "b" if differs_from is not None and step >= differs_from else "a"
         loss = 1 / (1 + step) + (1e-3 * (1 + step - differs_from) if other == "b" else 0)
-        values = {"batch": f"x{step}", "loss": [float(loss).hex()], "lr": [0.1.hex()], "optimizer": f"{other}{step}"}
+        values = {
+            "batch": f"x{step}",
+            "loss": [float(loss).hex()],
+            "lr": [(0.1).hex()],
+            "optimizer": f"{other}{step}",
+        }
         values |= {"model": f"{other}{step}", "generators": "g"} | ({"eval": "e"} if step % 50 == 49 else {})
         lines["loop", step] = RecordLine(step, "loop", 0, step, values, {})
-    end = {"steps": steps, "final": f"xxh3-128:{number}", "trains": True, "environment": ENVIRONMENT | environment}
+    end = {
+        "steps": steps,
+        "final": f"xxh3-128:{number}",
+        "trains": True,
+        "environment": ENVIRONMENT | environment,
+    }
     return Record(Path(f"run{number}/record.jsonl"), START, steps=lines, end=end)
 
 
@@ -115,7 +124,9 @@ def test_a_failed_verify_is_told_from_the_verdict_to_the_replays():
     ]:  # fmt: skip
         assert words in text, words
     assert text.index("NOT REPRODUCIBLE") < text.index("check varied") < text.index("called alone")
-    assert "NOT REPRODUCIBLE" not in text_of(equal_page()) and "Equal in all 3 settings" in text_of(equal_page())
+    assert "NOT REPRODUCIBLE" not in text_of(equal_page()) and "Equal in all 3 settings" in text_of(
+        equal_page()
+    )
 
 
 def test_the_strip_shows_which_components_differ_from_which_step_on():
@@ -127,27 +138,33 @@ def test_the_strip_shows_which_components_differ_from_which_step_on():
     assert all(kind == "equal" for row in strip_of(equal_page()).values() for *_, kind in row)
 
 
-@pytest.mark.parametrize("differs_from", [99_999, 41])
-def test_one_step_of_100000_is_seen(differs_from):
-    """A hundred thousand steps are at most CELLS cells, in a page of less than 100 kB; the last step alone is one that differs."""
-    began = time.perf_counter()
-    page = failed_page(100_000, differs_from)
-    assert time.perf_counter() - began < 20 and len(page) < 100_000
-    first = differs_from * CELLS // 100_000
-    assert strip_of(page)["model"][-1] == (first, CELLS - first, "differs")
+@pytest.mark.parametrize(
+    ("steps", "differs_from"), [(5_000, 4_999), pytest.param(100_000, 99_999, marks=pytest.mark.slow)]
+)
+def test_one_step_of_100000_is_seen(steps, differs_from):
+    """Many steps are CELLS cells, in a page of less than 50 kB, and the last step alone makes its cell one that differs."""
+    page = failed_page(steps, differs_from)
+    assert len(page) < 50_000
+    assert strip_of(page)["model"] == [(0, CELLS - 1, "equal"), (CELLS - 1, 1, "differs")]
     assert f"differs first at step {differs_from}" in text_of(page)
-    assert "A cell is up to 417 steps" in text_of(page)
+    assert f"A cell is up to {-(-steps // CELLS)} steps" in text_of(page)
+    assert (
+        "A cell is" not in text_of(failed_page(CELLS, 9))
+        and len(strip_of(failed_page(CELLS, 9))["model"]) == 2
+    )
 
 
 def test_a_spike_of_the_loss_stays_in_the_curve():
-    """One loss of 10,000 that is ten times the highest is the curve's highest point; without it, it is another (control)."""
-    runs = runs_of(10_000)
+    """One loss of 4,000 that is ten times the highest is the curve's highest point; without it, it is another (control)."""
+    runs = runs_of(4_000)
     lines = runs.records[1].steps
     plain = verify_page(report((CheckRow(AGAIN, 9),), runs))
-    lines["loop", 777] = replace(lines["loop", 777], values=lines["loop", 777].values | {"loss": [10.0.hex()]})
-    lines["loop", 5000] = replace(lines["loop", 5000], values=lines["loop", 5000].values | {"loss": ["nan"]})
+    lines["loop", 777] = replace(
+        lines["loop", 777], values=lines["loop", 777].values | {"loss": [(10.0).hex()]}
+    )
+    lines["loop", 3000] = replace(lines["loop", 3000], values=lines["loop", 3000].values | {"loss": ["nan"]})
     page = verify_page(report((CheckRow(AGAIN, 9),), runs))
-    assert " 5.00" in re.search(r'class="b" d="(M0[^"]*)"', page.decode())[1].partition("L18.5")[2][:60]
+    assert "L46.5 5.00 " in page.decode() and "46.5 5.00" not in plain.decode()
     assert "at most 10 apart, at step 777" in text_of(page) and "the same losses" in text_of(plain)
 
 
@@ -162,17 +179,17 @@ def test_a_page_without_steps_or_runs():
             one.steps[key] = replace(line, values={"output": "o"})
     page = verify_page(report((CheckRow(AGAIN, 3),), runs)).decode()
     assert 'class="a" d="M0' not in page and strip_of(page.encode()) == {"output": [(0, 3, "equal")]}
-    assert strip_of(diff_page(compare(record(9), record(5)), ("a", "b"), ComparedRuns(("a", "b"), (record(9), record(5)))))[
-        "model"
-    ] == [(0, 5, "equal"), (5, 4, "alone")]
+    runs = ComparedRuns(("a", "b"), (record(9), record(5)))
+    page = diff_page(compare(*runs.records), ("a", "b"), runs)
+    assert strip_of(page)["model"] == [(0, 5, "equal"), (5, 4, "alone")]
 
 
 def test_no_name_becomes_markup():
     """A script's name, a note and a check's text with tags, quotes and template marks stay text; the page is ASCII."""
     page = failed_page(5, 2, EVIL, EVIL).decode("ascii")
-    assert "<script" not in page and "<img" not in page and "49" not in re.sub("{{ 7\\*7 }}", "", page).partition("<body>")[2]
+    assert "<script" not in page and "<img" not in page and page.count("{{ 7*7 }}") >= 3
     assert page.count("&lt;script&gt;console.error") >= 3 and "a kill <b>" not in page
-    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert "default-src 'none'" in page
 
 
 def rendered(tmp_path, page, width, *, dark=False):
@@ -200,14 +217,21 @@ def rendered(tmp_path, page, width, *, dark=False):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_chromium_draws_it_at_three_widths_in_both_colours(tmp_path):
     """No scrolling sideways at 390, 1280 and 1920, dark and light paper, nothing on the console, and nothing of a name runs."""
-    pages = [failed_page(100, 41), failed_page(100_000, 60_000), failed_page(5, 2, EVIL, EVIL * 20), equal_page()]
+    pages = [
+        failed_page(100, 41),
+        failed_page(100_000, 60_000),
+        failed_page(5, 2, EVIL, EVIL * 20),
+        equal_page(),
+    ]
     for page, width, dark in zip(pages, (390, 1280, 390, 1920), (False, True, True, False), strict=True):
         said, errors = rendered(tmp_path, page, width, dark=dark)
         assert said["width"] <= width and errors == [] and said["marks"] == 0
         assert said["paper"] == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
         assert "REPRODUC" in said["text"] or "VERIFIED" in said["text"]
         assert {"Checks", "Steps", "Environments"} < {*said["tabs"]}
-    page = failed_page(5, 2).replace(b"<main>", b"<main><div style='width: 3000px'>x</div><script>console.error('ran')</script>")
+    page = failed_page(5, 2).replace(
+        b"<main>", b"<main><div style='width: 3000px'>x</div><script>console.error('ran')</script>"
+    )
     page = page.replace(b"default-src 'none'", b"default-src *")
     assert rendered(tmp_path, page, 390)[0]["width"] > 390  # control
     said, errors = rendered(tmp_path, re.sub(b"<meta http-equiv[^>]*>", b"", page), 390)
@@ -233,16 +257,18 @@ def test_the_commands_write_it(tmp_path):
 
     def samebits(*words):
         command = [sys.executable, "-m", "samebits", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ})
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ}
+        )
 
     verify = ["verify", "--checks", "run-again", "--no-find-op", "--html"]
-    ended = samebits(*verify, "v.html", "train.py", "other")
-    assert ended.returncode == 1 and "NOT REPRODUCIBLE" in text_of((tmp_path / "v.html").read_bytes())
-    assert any(kind == "differs" for row in strip_of((tmp_path / "v.html").read_bytes()).values() for *_, kind in row)
-    assert samebits(*verify, "v.html", "train.py", "same").returncode == 0
-    assert "REPRODUCED" in text_of((tmp_path / "v.html").read_bytes())
-    assert "there is no folder" in samebits(*verify, "no/v.html", "train.py", "same").stderr
-    for name in ("a", "b"):
-        assert samebits("run", "--record", name, "train.py", "same").returncode == 0
-    assert samebits("diff", "a", "b", "--html", "d.html").returncode == 0
+    refused = samebits(*verify, "no/v.html", "train.py", "same")
+    assert refused.returncode == 2 and "there is no folder" in refused.stderr
+    assert samebits(*verify, "v.html", "train.py", "other").returncode == 1
+    assert "NOT REPRODUCIBLE" in text_of((tmp_path / "v.html").read_bytes())
+    assert any(
+        kind == "differs" for row in strip_of((tmp_path / "v.html").read_bytes()).values() for *_, kind in row
+    )
+    assert samebits("run", "--record", "a", "train.py", "same").returncode == 0
+    assert samebits("diff", "a", "a", "--html", "d.html").returncode == 0
     assert text_of((tmp_path / "d.html").read_bytes()).count("EQUAL") == 1
