@@ -68,7 +68,7 @@ def _page(
         listed=LISTED,
         strip=runs and _strip(runs),
         environments=runs and _environments(*runs.records),
-        facts=facts | made,
+        facts={**facts, **made},
         tensors_of=_tensors,
         **content,
     )
@@ -182,9 +182,9 @@ def _tensors(ops: Sequence[Mapping[str, Any] | None]) -> list[tuple[str, str, st
 
 def _environments(a: Record, b: Record) -> list[tuple[str, ...]]:
     """Returns (name, values) of the settings of both: at their ends, or at their starts if one was killed."""
-    found = [(run.end or {}).get("environment") for run in (a, b)]
-    found = found if all(found) else [run.start.get("environment", {}) for run in (a, b)]
-    sides = [dict(_flat(one)) for one in found]
+    ends = [(run.end or {}).get("environment", {}) for run in (a, b)]
+    starts = [run.start.get("environment", {}) for run in (a, b)]
+    sides = [dict(_flat(one)) for one in (ends if all(ends) else starts)]
     return [(name, *(side.get(name, "-") for side in sides)) for name in sides[0] | sides[1]]
 
 

@@ -61,7 +61,7 @@ def diff(
     if op is not None and not is_standard_output(json_file):
         print("\n".join([op.sentence(), *op.lines()]))
     if html is not None:
-        rank = found.difference and found.difference.rank
+        rank = None if found.difference is None else found.difference.rank
         shown = records[0][rank or 0], records[1][rank or 0]
         runs = audit._comparison.ComparedRuns(("the first run", "the second run"), shown, rank=rank)
         Path(html).write_bytes(audit._html_page.diff_page(found, (first, second), runs, op))
