@@ -54,6 +54,34 @@ x = loader.data.read() + 1
         "state that the resume did not restore",
         ["calls"],
     ),
+    "a generator object": (
+        "rng = np.random.default_rng(RUN)\nresumed()\nx = torch.ones(2) * rng.normal()\n",
+        "kill",
+        "state that the resume did not restore",
+        ["rng"],
+    ),
+    "a network": (
+        "net = torch.nn.Linear(2, 1)\ntorch.nn.init.constant_(net.weight, RUN)\nresumed()\nx = net(torch.ones(2))\n",
+        "kill",
+        "state that the resume did not restore",
+        ["net"],
+    ),
+    "a number that a function puts into the optimizer": (
+        """def put(optimizer, value):
+    for group in optimizer.param_groups:
+        group["lr"] = value
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters())
+lr = 0.1 + RUN
+resumed()
+put(optimizer, lr)
+net(torch.ones(2)).sum().backward()
+optimizer.step()
+""",
+        "kill",
+        "state that the resume did not restore",
+        ["lr"],
+    ),
     "a seed before the draw": (
         "def shift():\n    return float(np.random.normal())\nnp.random.seed(RUN)  # HERE\nx = torch.ones(2) + shift()\n",
         "run-again",

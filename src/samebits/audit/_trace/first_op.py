@@ -124,6 +124,8 @@ class FirstOp:
     """The value was another one before the traced step."""
     chain: tuple[SourceLine, ...] = ()
     """The statements through which it went, the last one first."""
+    guessed: bool = False
+    """No statement is known that wrote it: the chain is that of the nearest one that wrote something."""
     unwritten: bool = False
     """The input was memory that nobody has written."""
     sets: tuple[str, ...] = ()
@@ -265,14 +267,21 @@ class _Differing:
         assert event is not None
         wanted = trace.reads(event) if kind == "between" else self._read_before_split(mine, theirs)
         chain, names, came_in, last = self._back(wanted, event["at#"])
-        if last is not None and (moved := self._moved(last)) and not came_in:
-            place, came_in = (self.a.place(last), True) if moved is last else (self.a.place(moved), False)
-            return FirstOp("generator", (mine, theirs), number, place, names, came_in, tuple(chain))
+        parted = self._parted(last["at#"]) if last is not None and not came_in else {}
+        if last is not None and (moved := sorted(last["moved"] & parted.keys())):
+            begun = parted[moved[0]]
+            place = self.a.place(last if begun is None else begun)
+            return FirstOp("generator", (mine, theirs), number, place, names, begun is None, tuple(chain))
         place = chain[-1] if chain else trace.place(event)
         if kind == "between" and not chain and not came_in and mine is not None and theirs is not None:
-            before = [one for one, _ in self.found if one["at#"] < mine["at#"]]
-            if mine["s"] == theirs["s"] and before:  # below the dispatcher: the nearest that wrote
-                place = trace.place(before[-1])
+            before = [one for one in self.found if one[0]["at#"] < mine["at#"]]
+            if before and (mine["s"] == theirs["s"] or mine["p"] == "optimizer"):  # the nearest that wrote
+                wrote, keys = before[-1]
+                chain, names, came_in, _ = self._back(set(keys), wrote["at#"] + 1)
+                place = chain[-1] if chain else trace.place(wrote)
+                return FirstOp(
+                    kind, (mine, theirs), number, place, names, came_in, tuple(chain), guessed=True
+                )
         return FirstOp(kind, (mine, theirs), number, place, names, came_in, tuple(chain))
 
     def _read_before_split(self, mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -> set[str]:
@@ -288,19 +297,22 @@ class _Differing:
             found |= self.a.reads(self.a.lines[key])
         return found
 
-    def _moved(self, drew: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns what gave the generators that a statement moved another state before it: the first event
-        with another state; `drew` itself, if the trace begins with one; None, if they had equal states.
+    def _parted(self, limit: float) -> dict[str, dict[str, Any] | None]:
+        """Returns the process' generators that have another state in `b` at a place of the trace of `a`, each
+        with the event since which that is so; None, if the trace began so.
         """
-        if any(self.a.generators[name] != self.b.generators.get(name) for name in drew["moved"]):
-            return drew
+        parted: dict[str, dict[str, Any] | None] = {
+            name: None for name, state in self.a.generators.items() if self.b.generators.get(name) != state
+        }
         for mine, theirs in self._pairs():
-            if mine["at#"] >= drew["at#"]:
+            if mine["at#"] >= limit:
                 break
-            states = mine.get("g", {}), theirs.get("g", {})
-            if any(states[0].get(name) != states[1].get(name) for name in mine["moved"] & drew["moved"]):
-                return mine
-        return None
+            for name, state in mine.get("g", {}).items():
+                if theirs.get("g", {}).get(name) == state:
+                    parted.pop(name, None)
+                elif name in mine["moved"]:
+                    parted.setdefault(name, mine)
+        return parted
 
     def _begun_before(self, event: dict[str, Any]) -> set[str]:
         """Returns what a statement changed to another value, whose value before nobody has seen."""
@@ -338,15 +350,16 @@ class _Differing:
         that moved it; none, if it came into the step with that state.
         """
         ops = mine, theirs
-        moved = [event for event in self.a.lines.values() if event["at#"] < mine["at#"] and event.get("g")]
-        seeds = [event for event in moved if _SEEDING & self.a.reads(event)]
-        if seeds:
-            event = seeds[-1]
-        elif self.a.generators != self.b.generators:
+        parted = self._parted(mine["at#"])
+        if "torch" not in parted:  # a generator of the script's
+            chain, names, came_in, _ = self._back(self.a.reads(mine), mine["at#"])
+            place = chain[-1] if chain else self.a.place(mine)
+            return FirstOp("generator", ops, number, place, names, came_in or not chain, tuple(chain))
+        before = [event for event in self.a.lines.values() if event["at#"] < mine["at#"] and event["moved"]]
+        seeds = [event for event in before if _SEEDING & self.a.reads(event)]
+        event = seeds[-1] if seeds else parted["torch"]
+        if event is None:
             return FirstOp("generator", ops, number, self.a.place(mine), came_in=True)
-        else:
-            others = {id(mine): theirs for mine, theirs in self._pairs()}
-            event = next((one for one in moved if one["g"] != others.get(id(one), one).get("g")), mine)
         chain, names, came_in, _ = self._back(self.a.reads(event), event["at#"])
         place = chain[-1] if chain else self.a.place(event)
         return FirstOp("generator", ops, number, place, names, came_in, tuple(chain))
@@ -365,8 +378,10 @@ class _Differing:
     def of_values(self) -> FirstOp:
         """Returns the first statement that wrote another value, if no op differs."""
         for event, keys in self.found:
-            names = tuple(sorted(map(_plain, keys)))
-            return FirstOp("value", place=self.a.place(event), names=names)
+            incoming = self.came_in & self.a.reads(event) or self._begun_before(event)
+            names = tuple(sorted(map(_plain, incoming or keys)))
+            kind: Kind = "state" if incoming else "value"
+            return FirstOp(kind, place=self.a.place(event), names=names, came_in=bool(incoming))
         if self.came_in:
             read = set().union(*(self.a.reads(event) for event in self.a.lines.values()))
             names = {_plain(name) for name in self.came_in & read or self.came_in}

@@ -7,6 +7,7 @@ parameters, its end writes a value for the statement that called it; library cod
 from __future__ import annotations
 
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -16,13 +17,14 @@ import torch
 
 from samebits._inspect.user_code import is_user_type, outwards, owner_of_frame
 from samebits._objects.hashes import CONSTANTS, PLAIN, leaf, plain
-from samebits._objects.rng_states import generators
+from samebits._objects.rng_states import GENERATORS, generators, of_generator
 from samebits.audit._trace.op_tracer import Lines, flags
 from samebits.audit._trace.statements import ATTRIBUTE, Statement, scoped, statements_of, value_of
 
 _DEPTH, _MOST = 4, 2000
 _LEAVES = (torch.Tensor, np.ndarray, np.generic, *CONSTANTS)
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+_LISTS, _DICTS, _SETS = (list, tuple, deque), (dict, defaultdict, OrderedDict, Counter), (set, frozenset)
+_CONTAINERS = (*_LISTS, *_DICTS, *_SETS)
 OPAQUE, SET = "~", "{"
 """Begin the hash of an object of which only the class is known, and of a set."""
 
@@ -60,7 +62,7 @@ class LineTracer:
                 call = self._calls[one] = _FollowedFrame(self._next())
                 call.now = statements_of(one.f_code.co_filename).get(one.f_lineno)
                 for name, value in one.f_locals.items():
-                    held[scoped(name, one.f_code, call.number)] = marked(value)
+                    held[scoped(name, one.f_code, call.number)] = marked(_inner_state(value))
                     _add_attributes(held, value, seen)
                 one.f_trace = self._local
         self._flags = flags()
@@ -170,6 +172,20 @@ class LineTracer:
         self._lines.add(**line)
 
 
+def _inner_state(value: Any) -> Any:
+    """Returns the values in an object of torch's that trains; another object as it is."""
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    if isinstance(value, torch.optim.Optimizer):
+        groups = [
+            {name: one for name, one in group.items() if name != "params"} for group in value.param_groups
+        ]
+        return [groups, *value.state.values()]
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        return vars(value)
+    return value
+
+
 def _add_attributes(held: dict[str, str], value: Any, seen: set[int], depth: int = _DEPTH) -> None:
     """Adds the attributes of the user's objects that a value holds; those of one name are one variable."""
     if not depth or id(value) in seen or isinstance(value, (*_LEAVES, ModuleType, FunctionType, type)):
@@ -189,7 +205,7 @@ def _add_attributes(held: dict[str, str], value: Any, seen: set[int], depth: int
 
 def marked(value: Any) -> str:
     """Returns `hash_of` as text, behind `SET` or `OPAQUE`."""
-    known = isinstance(value, _LEAVES + _CONTAINERS) or type(value) in PLAIN
+    known = isinstance(value, (*_LEAVES, *_CONTAINERS, *GENERATORS)) or type(value) in PLAIN
     mark = "" if known else OPAQUE
     return (SET if isinstance(value, set | frozenset) else mark) + hash_of(value).hex()
 
@@ -200,14 +216,16 @@ def hash_of(value: Any, depth: int = _DEPTH) -> bytes:
     Sets count without their order, as it shows where they are read.
     """
     kind = type(value)
+    if isinstance(value, GENERATORS):
+        return of_generator(value)
     if kind in PLAIN or isinstance(value, _LEAVES):
         try:
             return leaf(value)
         except (RuntimeError, TypeError, NotImplementedError):  # a tensor without bytes that can be read
             return plain(kind.__qualname__)
-    if depth and kind in (list, tuple, dict) and len(value) <= _MOST:
-        items = value.items() if kind is dict else value
+    if depth and kind in (*_LISTS, *_DICTS) and len(value) <= _MOST:
+        items = value.items() if kind in _DICTS else value
         return plain([kind.__name__, *(hash_of(one, depth - 1) for one in items)])
-    if depth and kind in (set, frozenset) and len(value) <= _MOST:
+    if depth and kind in _SETS and len(value) <= _MOST:
         return plain(["set", *sorted(hash_of(one, depth - 1) for one in value)])
     return plain(f"{kind.__module__}.{kind.__qualname__}")

@@ -15,7 +15,7 @@ _SEED = "Call samebits.set_random_seed(seed) first; a generator of your own take
 _SOURCES = {
     "the clock": ("time time_ns perf_counter monotonic now today utcnow", "Take the number of the step"),
     "entropy of the system": (
-        "urandom getrandom token_bytes token_hex randbelow SystemRandom default_rng RandomState uuid1 uuid4",
+        "urandom token_bytes randbelow SystemRandom default_rng RandomState Random seed uuid1 uuid4",
         _SEED,
     ),
     "the process": ("getpid get_ident gettempdir mkdtemp mkstemp gethostname", "Take a fixed name or number"),
@@ -30,13 +30,22 @@ _READERS = (
     *("read_text", "read_bytes", "readline", "readlines", "load", "loads", "load_file", "loadtxt"),
     *("genfromtxt", "fromfile", "read_csv", "memmap"),
 )
-_WITHOUT_ARGUMENTS = {"get", "wait", "default_rng", "RandomState", "start", "join"}
+_WITHOUT_ARGUMENTS = {"get", "wait", "default_rng", "RandomState", "Random", "seed", "start", "join"}
 """`queue.get()` waits for a thread, `settings.get("lr")` does not; `default_rng(1)` has a seed."""
 _BY_NAME = {name: kind for kind, (names, _) in _SOURCES.items() for name in names.split()}
 
 
 def hint_of(first: FirstOp, group: str) -> Cause:
     """Returns the cause of a difference that is no op's, from the statement that it comes from."""
+    cause = _hint_of(first, group)
+    if first.guessed and cause.seen:
+        return replace(
+            cause, text=f"{cause.text}; it is only the nearest one that had another value", seen=False
+        )
+    return cause
+
+
+def _hint_of(first: FirstOp, group: str) -> Cause:
     kinds = _kinds(first.place) if first.place else []
     if first.kind == "none":
         told = f"; in this step {first.place} asks for {kinds[0]}" if kinds else ""
@@ -62,7 +71,8 @@ def hint_of(first: FirstOp, group: str) -> Cause:
             text, "Run it with TORCH_COMPILE_DISABLE=1, or without threads, to see which", seen=False
         )
     if not kinds:
-        return Cause("this statement gave another value, and nothing that it reads had one")
+        seen = bool(first.chain) or first.kind == "value"
+        return Cause("this statement gave another value, and nothing that it reads had one", seen=seen)
     kind = kinds[0]
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]
     if kind == "work in threads":
@@ -128,6 +138,7 @@ def _kinds(place: SourceLine) -> list[str]:
     ]
     calls = [(node, _name(node)) for node in nodes if isinstance(node, ast.Call)]
     names = [name for node, name in calls if not (node.args and name in _WITHOUT_ARGUMENTS)]
+    names += [getattr(one.value, "id", "") for node, _ in calls for one in node.keywords]  # `key=hash`
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
         found["the order of a set"] = None

@@ -53,6 +53,8 @@ def _statement(node: ast.stmt | ast.excepthandler) -> Statement:
     nodes = [one for part in parts for one in ast.walk(part)]
     reads = dict.fromkeys(key for one in nodes for key in _read(one))
     writes = dict.fromkeys(path for one in [node, *nodes] for path in _written(one))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # `set_lr(optimizer, lr)`
+        writes |= {(one.id,): None for one in node.value.args if isinstance(one, ast.Name)}
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         writes[node.name,] = None
     return Statement(node.lineno, last, tuple(reads), tuple(writes))
