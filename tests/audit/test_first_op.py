@@ -114,6 +114,10 @@ x = total * 2
         None,
     ),
 }
+BACKWARD = """table = torch.ones(4, requires_grad=True)
+rows = table[torch.tensor([1, 2, 1])]  # HERE
+(rows * torch.linspace(0, 1, 3)).sum().backward()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +127,8 @@ def traced(tmp_path_factory):
     (folder / "driver.py").write_text(DRIVER)
     for name, (text, *_) in CASES.items():
         (folder / f"{name}.py").write_text(HEAD + text)
-    command = [sys.executable, "driver.py", *CASES]
+    (folder / "backward.py").write_text(HEAD + BACKWARD)
+    command = [sys.executable, "driver.py", *CASES, "backward"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
@@ -142,3 +147,10 @@ def test_the_line_or_the_lost_value_is_named_with_its_cause(traced, name):
         assert assigned and all(lost[0] in lines[number - 1] for number in assigned)
     else:
         assert found.place is not None and "HERE" in lines[found.place.first - 1]
+
+
+def test_an_op_of_the_backward_pass_has_the_line_of_its_forward(traced):
+    """The gradient of an index is of the line that indexes, not of what follows it."""
+    (op,) = [one for one in read_trace(traced / "backward.0").ops if one["n"] == "aten::index_put"]
+    assert op["p"] == "backward"
+    assert "HERE" in (HEAD + BACKWARD).splitlines()[int(op["fw"].rpartition(":")[2]) - 1]

@@ -134,7 +134,7 @@ class OpTracer(TorchDispatchMode):
         phase = "backward" if node is not None else "optimizer" if self.in_optimizer else "forward"
         at, module, forward = line_of_frame(frame), "/".join(self._modules[-1:]), ""
         if node is None:
-            self._forwards[torch._C._autograd._get_sequence_nr() - 1] = at, module
+            self._forwards.setdefault(torch._C._autograd._get_sequence_nr() - 1, (at, module))
         else:
             forward, module = self._forwards.get(node._sequence_nr(), ("", ""))
         inputs, scalars = [], []
