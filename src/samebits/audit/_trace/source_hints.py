@@ -38,6 +38,8 @@ _BY_NAME = {name: kind for kind, (names, _) in _SOURCES.items() for name in name
 def hint_of(first: FirstOp, group: str) -> Cause:
     """Returns the cause of a difference that is no op's, from the statement that it comes from."""
     cause = _hint_of(first, group)
+    if group == "workers" and first.kind == "structure" and not first.chain:
+        return Cause("not known: in one run this ran in a loader's worker, which is not traced", seen=False)
     if first.guessed and cause.seen:
         return replace(
             cause, text=f"{cause.text}; it is only the nearest one that had another value", seen=False
