@@ -107,6 +107,18 @@ x = total * 2
         "work in threads, as far as one can see",
         None,
     ),
+    "names of files": (
+        """import shutil, uuid
+shutil.rmtree("files", ignore_errors=True)
+os.makedirs("files")
+for number in (1, 2):
+    torch.save(torch.ones(2) * number, f"files/{number if RUN else 3 - number}{uuid.uuid4()}")  # HERE
+x = torch.stack([torch.load(f"files/{name}") for name in sorted(os.listdir("files"))])
+""",
+        "run-again",
+        "entropy of the system: what the statement reads besides had equal values; it is only the nearest one",
+        None,
+    ),
     "no thread": (
         'name = os.path.join("a", str(RUN))  # HERE\nx = torch.ones(2) * len(name) + int({"a": name}.get("a")[-1])\n',
         "run-again",

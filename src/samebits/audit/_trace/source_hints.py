@@ -12,6 +12,7 @@ from samebits.audit._trace.first_op import FirstOp, SourceLine
 from samebits.audit._trace.statements import statements_of
 
 _SEED = "Call samebits.set_random_seed(seed) first; a generator of your own takes a seed where it is made"
+_FOLDER = "the order of a folder"
 _SOURCES = {
     "the clock": ("time time_ns perf_counter monotonic now today utcnow", "Take the number of the step"),
     "entropy of the system": (
@@ -20,7 +21,7 @@ _SOURCES = {
     ),
     "the process": ("getpid get_ident gettempdir mkdtemp mkstemp gethostname", "Take a fixed name or number"),
     "an address or the hash seed": ("hash id", "Take a name, or zlib.crc32 of it"),
-    "the order of a folder": ("listdir glob iglob rglob iterdir scandir walk", "Put sorted(...) around it"),
+    _FOLDER: ("listdir glob iglob rglob iterdir scandir walk", "Put sorted(...) around it"),
     "the order in which threads or processes end": (
         "as_completed imap_unordered get recv wait submit",
         "Take the results in the order in which they were asked for",
@@ -110,6 +111,7 @@ def _is_self(node: ast.Attribute) -> bool:
 _CURES = {
     "the order of a set": "Put sorted(...) around the set, or take a list",
     "a random draw": _SEED,
+    "the names in a folder": "Give the files fixed names, and sort by the name alone, not by the path",
     "work in threads": "Take the results in the order in which they were asked for",
     "the contents of a file": "Give each run the same file; what the script writes belongs into run.state",
 }
@@ -124,6 +126,9 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
     for place in first.before if first.kind == "none" else chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
             return replace(first, place=place, came_in=False)
+    if first.place and _kinds(first.place) == ["the names in a folder"]:
+        named = next((place for place in first.before if {*_SOURCES} & {*_kinds(place)}), None)
+        return first if named is None else replace(first, place=named, guessed=True)
     if not first.other_number and not (first.place and _kinds(first.place)):
         threads = next((place for place in first.before if "work in threads" in _kinds(place)), None)
         return first if threads is None else replace(first, place=threads)
@@ -140,6 +145,9 @@ def _kinds(place: SourceLine) -> list[str]:
     ]
     calls = [(node, _name(node)) for node in nodes if isinstance(node, ast.Call)]
     names = [name for node, name in calls if not (node.args and name in _WITHOUT_ARGUMENTS)]
+    ordered = {id(one) for node, name in calls if name == "sorted" for one in ast.walk(node)}
+    if any(id(node) in ordered and _BY_NAME.get(name) == _FOLDER for node, name in calls):
+        return ["the names in a folder"]
     names += [getattr(one.value, "id", "") for node, _ in calls for one in node.keywords]  # `key=hash`
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
