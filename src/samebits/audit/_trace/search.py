@@ -181,10 +181,14 @@ class Search:
     async def _compare(self, spec: TraceSpec, step: int) -> FoundOp:
         first, rank, files, number = FirstOp("none"), None, [Path(), Path()], 0
         for number in range(1, TRIES + 1):  # noqa: B007
-            found = await self._both(spec)
+            outcomes = await self._both(spec)
+            found = [_traces(one) for one in outcomes]
+            parted = _parted(*outcomes)
+            if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
+                spec = replace(spec, step=parted)
+                continue
             first, rank = _earliest(*found)
-            if all(found):
-                files = [side[rank or 0] for side in found]
+            files = [side[rank or 0] for side in found]
             if first.kind != "none":
                 break
         whole = all(file.exists() and read_trace(file).whole for file in files)
@@ -195,12 +199,12 @@ class Search:
         ranked = rank if len(self.baseline) > 1 else None
         return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
 
-    async def _both(self, spec: TraceSpec) -> tuple[list[Path], list[Path]]:
+    async def _both(self, spec: TraceSpec) -> tuple[ProcessOutcome, ProcessOutcome]:
         one, other = await asyncio.gather(*(self._run(side, spec) for side in self.sides))
         return one, other
 
-    async def _run(self, side: Side, spec: TraceSpec) -> list[Path]:
-        """Runs the processes of a side; returns the trace of each rank of the last one."""
+    async def _run(self, side: Side, spec: TraceSpec) -> ProcessOutcome:
+        """Runs the processes of a side; returns the outcome of the last one, which is traced."""
         self.count += 1
         root = self.runner.scratch / f"root of trace {self.count}"
         if spec.step > 0:
@@ -215,9 +219,7 @@ class Search:
             self.failures[f"in the search {failed}"] = None
         if side is self.sides[0] and self.check.group not in ("run-again", "busy"):
             self._check_bits(outcome)
-        if len(outcome.records) == 1:
-            return [outcome.trace]
-        return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]
+        return outcome
 
     def _check_bits(self, outcome: ProcessOutcome) -> None:
         """Notes if the first run has other bits with a trace than without one."""
@@ -235,11 +237,25 @@ class Search:
             return Cause(text, "Write it first, or take torch.zeros; the switch fills it")
         repeats = REPEATS if is_custom(mine["n"]) else 0
         self.say(f"calling {mine['n']} alone, {REPEATS} times under each of seven conditions")
-        saved = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))
-        pairs = [pair for pair in zip(*saved, strict=False) if all(map(_is_saved, pair))]
+        both = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))
+        pairs = [pair for pair in zip(*map(_traces, both), strict=False) if all(map(_is_saved, pair))]
         if not pairs:
             return Cause("not known: a further run did not reach the op", seen=False)
         return await cause_of_op(mine, theirs, pairs[0], self.runner.request.jobs)
+
+
+def _traces(outcome: ProcessOutcome) -> list[Path]:
+    """Returns the trace of each rank."""
+    if len(outcome.records) == 1:
+        return [outcome.trace]
+    return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]
+
+
+def _parted(one: ProcessOutcome, other: ProcessOutcome) -> int | None:
+    """Returns the step in which two traced runs differ first; None if it is not known."""
+    a, b = one.records[0], other.records[0]
+    found = None if a is None or b is None else first_difference(a, b)
+    return None if found is None or found.place == "end" else found.step
 
 
 def _is_saved(file: Path) -> bool:
