@@ -183,7 +183,7 @@ class Search:
         for number in range(1, TRIES + 1):  # noqa: B007
             outcomes = await self._both(spec)
             found = [_traces(one) for one in outcomes]
-            parted = _parted(*outcomes)
+            parted = _parted(*outcomes) if self.check.group in ("run-again", "busy") else None
             if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
                 spec = replace(spec, step=parted)
                 continue
@@ -252,10 +252,10 @@ def _traces(outcome: ProcessOutcome) -> list[Path]:
 
 
 def _parted(one: ProcessOutcome, other: ProcessOutcome) -> int | None:
-    """Returns the step in which two traced runs differ first; None if it is not known."""
+    """Returns the step in which the weights of two traced runs differ first; None if it is not known."""
     a, b = one.records[0], other.records[0]
     found = None if a is None or b is None else first_difference(a, b)
-    return None if found is None or found.place == "end" else found.step
+    return found.step if found is not None and found.component in ("batch", "loss", "model") else None
 
 
 def _is_saved(file: Path) -> bool:
