@@ -158,11 +158,12 @@ class _Verification:
             f"{math.ceil(4 * seconds + 30)} s (--no-find-op leaves it out)"
         )
         traced = _traced(outcomes, row.difference)
-        runs = runs_below(self._root("baseline"))
+        # a row of kills has lost state in a resume: its other side must not resume
+        runs = () if row.check.group == "kill" else runs_below(self._root("baseline"))
         varied = Side(
             row.check.processes[: traced + 1],
             tuple(outcome.variant for outcome in outcomes[: traced + 1]),
-            runs if row.check.group != "kill" else (),
+            runs,
         )
         patience = 3 * (self.request.timeout or PATIENCE_S + PATIENCE * seconds)
         sides = Side(run_dirs=runs), varied
