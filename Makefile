@@ -15,7 +15,7 @@ verify: .venv/installed  ## the main job: prove the digits example bit for bit
 test: $(READY)  ## every test that is not slow: 15 minutes on two cores
 	$(PYTEST) -m "not slow and not chaos and not soak" $(ARGS)
 
-test-all: $(READY)  ## the slow tests, too (an hour); CI runs it with a sixteenth of them (ARGS="--slow-share=0/16")
+test-all: $(READY)  ## the slow tests, too (hours); CI runs it with a thirty-second part of them (ARGS="--slow-share=0/32")
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
 integrations: .venv-integrations$(if $(OLDEST),-oldest)/ready  ## Lightning, Transformers, Keras, Ignite and Stable-Baselines3, in an environment of their own, killed and resumed (ARGS="-m 'not slow'"); OLDEST=1: their oldest versions

@@ -37,7 +37,7 @@ def test_fill_is_a_function_of_the_key():
 
 def test_fill_in_place_is_the_fill_by_the_libraries(monkeypatch):
     """States, draws, kept normals and torch's seed are the same by either."""
-    assert generator_states._can_write_in_place()
+    assert generator_states._has_known_layout()
     for key in np.random.default_rng(1).integers(0, 2**64, (37, 2), dtype=np.uint64).tolist():
         found = []
         for in_place in (True, False):
