@@ -208,12 +208,18 @@ def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
             continue
         seen.add(number)
         inputs = zip(a.ops[number]["i"], b.ops[number]["i"], strict=True)
-        writers = {one[3] for one, other in inputs if one[2] != other[2] and one[3] is not None}
-        writers = {one for one in writers if kinds[one] is not None}
+        changed = [one for one, other in inputs if one[2] != other[2] and one[3] is not None]
+        writers = {one[3] for one in changed if kinds[one[3]] is not None and _wrote(a.ops[one[3]], one)}
         pending += writers
         if not writers or kinds[number] != "between":
             roots.append(number)
     return min(roots, default=None)
+
+
+def _wrote(op: dict[str, Any], tensor: list[Any]) -> bool:
+    """Returns False if a tensor only lies where an op wrote, and has other bits than that wrote."""
+    outputs = [one for one in op["o"] if one is not None and one[:2] == tensor[:2]]
+    return not outputs or any(one[2] == tensor[2] for one in outputs)
 
 
 def _shape(op: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from samebits._inspect.user_code import is_user_type, outwards, owner_of_frame
 from samebits._objects.hashes import CONSTANTS, PLAIN, leaf, plain
@@ -109,6 +110,13 @@ class LineTracer:
         return self._known[key]
 
     def _called(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        compiler = set_eval_frame(None)  # within a function of torch.compile it would compile this, too
+        try:
+            return self._begin_call(frame, event)
+        finally:
+            set_eval_frame(compiler)
+
+    def _begin_call(self, frame: FrameType, event: str) -> Any:
         if not self._on or event != "call" or not self._follows(frame):
             return None
         if frame in self._calls:  # a generator goes on
@@ -123,6 +131,13 @@ class LineTracer:
         return self._local
 
     def _local(self, frame: FrameType, event: str, argument: Any) -> Any:
+        compiler = set_eval_frame(None)
+        try:
+            return self._go_on(frame, event, argument)
+        finally:
+            set_eval_frame(compiler)
+
+    def _go_on(self, frame: FrameType, event: str, argument: Any) -> Any:
         call = self._calls.get(frame)
         if not self._on or call is None:
             return None
