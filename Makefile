@@ -12,7 +12,7 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 verify: .venv/installed  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
-test: $(READY)  ## every test that is not slow: 15 minutes on two cores
+test: $(READY)  ## every test that is not slow: 18 minutes on two cores
 	$(PYTEST) -m "not slow and not chaos and not soak" $(ARGS)
 
 test-all: $(READY)  ## the slow tests, too (hours); CI runs it with a thirty-second part of them (ARGS="--slow-share=0/32")

@@ -135,10 +135,8 @@ def _changed(flags: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def _of_custom(saved: Mapping[str, Any]) -> Cause:
     """Returns the cause for an op that only the script's process knows: it was called again there."""
-    as_it_was, alone = (
-        Replay("as it was", tuple(saved["here"])),
-        Replay("with 1 thread", tuple(saved["here, 1 thread"])),
-    )
+    as_it_was = Replay("as it was", tuple(saved["here"]))
+    alone = Replay("with 1 thread", tuple(saved["here, 1 thread"]))
     text = "this custom op gives other bits from equal inputs"
     if as_it_was.distinct > 1:
         more = "with 1 thread, too" if alone.distinct > 1 else "not with 1 thread"
@@ -161,10 +159,8 @@ def _verdict(
     theirs: str,
 ) -> Cause:
     base, alone = found["as it was"], found["with 1 thread"]
-    filled, vectors = (
-        found["memory filled with other bytes"],
-        found["without AVX-512 and the libraries' own choice"],
-    )
+    filled = found["memory filled with other bytes"]
+    vectors = found["without AVX-512 and the libraries' own choice"]
     shifted, elsewhere = found["inputs at another address"], found.get("as in the other run")
     if not base.results:
         return Cause(f"it could not be called alone: {base.note}", seen=False)
@@ -190,8 +186,8 @@ def _verdict(
         return Cause("the address of its inputs: 16 bytes further it gives other bits")
     told = f"seen 0 of {REPEATS}: called alone it always gives the same bits"
     if theirs and mine != theirs:
-        which = "the first run's" if base.results[0] == mine else "neither run's"
-        told += f", {which if base.results[0] != theirs else 'the second run' + chr(39) + 's'}"
+        whose = {mine: "the first run's", theirs: "the second run's"}
+        told += f", {whose.get(base.results[0], 'those of neither run')}"
     return Cause(f"not known: {told}", seen=False)
 
 

@@ -132,6 +132,8 @@ class FirstOp:
     """The sets that the statement reads."""
     before: tuple[SourceLine, ...] = ()
     """Where no statement is known that wrote it: those that ran before the op, the last one first."""
+    whole: bool = False
+    """Both traces go to the end of the step."""
     files: tuple[str, ...] = ()
     """The files of the program, as far as the traced step ran them."""
 
@@ -157,7 +159,9 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
         ran = [one for one in a.lines.values() if one["at#"] < limit]
         before = dict.fromkeys(a.place(one) for one in reversed(ran))
     unknown = tuple(place for place in before if place is not None)
-    return replace(found, files=tuple(files), sets=tuple(sorted(sets)), before=unknown)
+    return replace(
+        found, whole=a.whole and b.whole, files=tuple(files), sets=tuple(sorted(sets)), before=unknown
+    )
 
 
 def _first_op(a: Trace, b: Trace) -> FirstOp:

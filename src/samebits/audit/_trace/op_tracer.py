@@ -51,11 +51,9 @@ class Lines:
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self.count = 0
 
     def add(self, **values: Any) -> None:
         """Writes one line."""
-        self.count += 1
         self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
 
 

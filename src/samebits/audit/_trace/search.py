@@ -179,20 +179,17 @@ class Search:
         return TraceSpec("", loop, step, step + 1), step
 
     async def _compare(self, spec: TraceSpec, step: int) -> FoundOp:
-        first, rank, files, number = FirstOp("none"), None, [Path(), Path()], 0
+        first, rank, number = FirstOp("none"), None, 0
         for number in range(1, TRIES + 1):  # noqa: B007
             outcomes = await self._both(spec)
-            found = [_traces(one) for one in outcomes]
             parted = _parted(*outcomes) if self.check.group in ("run-again", "busy") else None
             if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
                 spec = replace(spec, step=parted)
                 continue
-            first, rank = _earliest(*found)
-            files = [side[rank or 0] for side in found]
+            first, rank = _earliest(*map(_traces, outcomes))
             if first.kind != "none":
                 break
-        whole = all(file.exists() and read_trace(file).whole for file in files)
-        notes = () if whole else ("a trace is cut short: the script did not come to the step's end",)
+        notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
         first = nearest_source(first, self.check.group)
         cause = await self._cause(first, spec)
         notes += tuple(self.failures)
@@ -236,7 +233,7 @@ class Search:
             text = "unwritten memory: an input is the output of torch.empty, which nobody has written"
             return Cause(text, "Write it first, or take torch.zeros; the switch fills it")
         repeats = REPEATS if is_custom(mine["n"]) else 0
-        self.say(f"calling {mine['n']} alone, {REPEATS} times under each of seven conditions")
+        self.say(f"calling {mine['n']} alone, {REPEATS} times under each of several conditions")
         both = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))
         pairs = [pair for pair in zip(*map(_traces, both), strict=False) if all(map(_is_saved, pair))]
         if not pairs:
@@ -284,11 +281,10 @@ def _earliest(ones: Sequence[Path], others: Sequence[Path]) -> tuple[FirstOp, in
     for rank, (one, other) in enumerate(zip(ones, others, strict=False)):
         if one.exists() and other.exists():
             first = first_op(read_trace(one), read_trace(other))
-            if first.kind != "none":
-                op = first.ops[0] or first.ops[1]
-                spread = op is not None and "c10d" in op["n"]
-                found.append((spread, first.number, rank, first))
+            op = first.ops[0] or first.ops[1]
+            spread = op is not None and "c10d" in op["n"]
+            found.append((first.kind == "none", spread, first.number, rank, first))
     if not found:
         return FirstOp("none"), None
-    _, _, rank, first = min(found, key=lambda one: one[:3])
-    return first, rank
+    *_, rank, first = min(found, key=lambda one: one[:4])
+    return first, rank if first.kind != "none" else None
