@@ -92,7 +92,6 @@ class AfterImport:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec with the action attached; called by `sys.meta_path`."""
         if fullname != self._name:
             return None
         spec = self._find_after(path, target)

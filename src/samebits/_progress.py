@@ -48,7 +48,6 @@ class Progress:
         self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Shows that `done` of `total` are done."""
         self._done, self._total = done, total
         self._bar.update(self._task, completed=done, total=total)
         now = time.monotonic()
@@ -57,7 +56,6 @@ class Progress:
             self.say(f"{done} of {total} {self._log_unit}")
 
     def expect_more(self, number: int) -> None:
-        """Adds to the total."""
         self._total += number
         self._bar.update(self._task, total=self._total)
 
@@ -70,5 +68,4 @@ class Progress:
         self._bar.update(self._task, description=description)
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar."""
         self._console.print(line, markup=False)

@@ -52,7 +52,6 @@ def globals_written(code: CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=16384)
 def attributes_assigned(code: CodeType) -> frozenset[str]:
-    """Returns the names of the attributes that a code object assigns."""
     return frozenset(_names_of(code, _ASSIGNS))
 
 

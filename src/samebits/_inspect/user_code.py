@@ -158,7 +158,6 @@ def calling_frame() -> FrameType:
 
 
 def calling_line() -> str:
-    """Returns the line of `calling_frame` as `file:line`."""
     return line_of_frame(calling_frame())
 
 
@@ -269,6 +268,5 @@ def is_output_package(module: str) -> bool:
 
 
 def is_table(kind: type) -> bool:
-    """Returns True for the tables and columns of pandas and polars."""
     root = kind.__module__.partition(".")[0]
     return root in {"pandas", "polars"} and kind.__name__ in {"DataFrame", "Series"}

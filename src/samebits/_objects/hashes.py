@@ -39,11 +39,9 @@ class Leaves(NamedTuple):
     hashes: bytes
 
     def digest(self) -> str:
-        """Returns one digest of names and hashes."""
         return of_bytes("\n".join(self.names).encode(), self.hashes)
 
     def by_name(self) -> dict[str, bytes]:
-        """Returns each name's hash."""
         return {name: self.hashes[8 * at : 8 * (at + 1)] for at, name in enumerate(self.names)}
 
 

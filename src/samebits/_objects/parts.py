@@ -86,7 +86,6 @@ def own_names(kind: type) -> frozenset[str]:
 
 
 def defaults_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The parameters of a function that have a default, each with it."""
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
     return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]

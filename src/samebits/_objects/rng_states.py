@@ -85,7 +85,6 @@ def restore_state(generator: Any, state: Any) -> None:
 
 
 def of_generator(value: Any) -> bytes:
-    """Returns the hash of a generator object's state."""
     state = state_of(value)
     if isinstance(state, torch.Tensor):
         return leaf(state)
@@ -122,7 +121,6 @@ class ProcessStates(NamedTuple):
     cuda: tuple[bytes, ...]
 
     def restore(self) -> None:
-        """Restores every generator to these states."""
         torch.default_generator.set_state(_tensor(self.torch))
         _NUMPY.set_state(self.numpy_state())
         random.setstate(self.python_state())

@@ -29,7 +29,6 @@ class Snapshot:
         self._left = VALUES
 
     def at(self, found: Any, above: tuple[int, ...] = ()) -> int:
-        """Returns the hash of one object; `above`: what it lies in."""
         self._left -= 1
         if isinstance(found, bool | int | float | complex | str | bytes | type(None)):
             return digest.leaf(found)

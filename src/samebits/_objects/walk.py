@@ -192,7 +192,6 @@ class Walk(ABC):
                 self._given.update(map(id, thing.modules()))
 
     def read(self, path: str, value: Any, depth: int) -> None:
-        """Reads any value by the method for its type."""
         kind = type(value)
         if len(self.names) >= self.most:
             return
@@ -209,11 +208,9 @@ class Walk(ABC):
         getattr(self, action)(path, value, depth)
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
-        """Adds one leaf."""
         self.add(path, of_tensor(value))
 
     def array(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf."""
         self.add(path, of_array(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
@@ -248,7 +245,6 @@ class Walk(ABC):
             self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
 
     def ends(self, path: str, value: collections.deque[Any], depth: int) -> None:
-        """Walks a deque as a list."""
         self.sequence(path, list(value), depth)
 
     def set(self, path: str, value: Any, depth: int) -> None:
@@ -284,7 +280,6 @@ class Walk(ABC):
                     self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def method(self, path: str, value: types.MethodType, depth: int) -> None:
-        """Walks the object that a bound method belongs to."""
         self.value(f"{path}.__self__", value.__self__, depth)
 
     def loader(self, path: str, value: Any, depth: int) -> None:
@@ -300,7 +295,6 @@ class Walk(ABC):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
-        """Adds one leaf for an `itertools.count`."""
         self.add(path, plain(repr(value)))
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
@@ -371,12 +365,10 @@ class LeafWalk(Walk):
         return Leaves(tuple(self.names), b"".join(self.hashes))
 
     def add(self, path: str, hashed: bytes) -> None:
-        """Keeps the path and the hash."""
         self.names.append(path)
         self.hashes.append(hashed)
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
-        """Walks a value inside another."""
         self.read(path, value, depth)
 
     def action(self, kind: type) -> str | None:
@@ -389,12 +381,10 @@ class LeafWalk(Walk):
 
 
 def leaves_in(name: str, value: Any) -> Leaves:
-    """Returns the leaves of a walk from one value."""
     walk = LeafWalk()
     walk.value(name, value, 0)
     return walk.leaves()
 
 
 def hashes_in(name: str, value: Any) -> frozenset[bytes]:
-    """Returns the hashes of the leaves of a walk from one value."""
     return frozenset(leaves_in(name, value).by_name().values())

@@ -170,7 +170,6 @@ def use(items: Sequence[dis.Instruction], at: int, above: int = 0) -> Use | None
 
 
 def is_call(item: dis.Instruction) -> bool:
-    """Returns True if an instruction takes the arguments of a call."""
     return item.opname in _CALLS
 
 

@@ -148,7 +148,6 @@ def liveness_at(code: CodeType, offset: int) -> Liveness:
 
 
 def is_in_loop(code: CodeType, offset: int) -> bool:
-    """Returns True if the instruction at `offset` is in a loop."""
     return liveness_at(code, offset).flow.ring is not None
 
 

@@ -54,7 +54,6 @@ class UserFunctions:
 
     @property
     def codes(self) -> frozenset[types.CodeType]:
-        """The code of all functions."""
         return frozenset(self._codes)
 
     def everywhere(self) -> frozenset[types.CodeType]:
@@ -116,7 +115,6 @@ class UserFunctions:
                     self.add(code)
 
     def add_class(self, kind: type) -> None:
-        """Adds the methods of a class and of its bases that are the user's."""
         if kind in self._kinds:
             return
         for base in filter(is_user_type, kind.__mro__):
@@ -128,7 +126,6 @@ class UserFunctions:
         self._kinds.add(kind)
 
     def add(self, code: types.CodeType) -> None:
-        """Adds a function and the functions inside it."""
         for one in code_names.whole(code):
             if one not in self._codes:
                 self._codes.add(one)
@@ -227,7 +224,6 @@ def codes_of(item: Any) -> list[types.CodeType]:
 
 
 def _module_of(item: Any) -> str:
-    """Returns the module that a function or a class comes from."""
     return str(item.__module__) if isinstance(item, (type, *_FUNCTIONS)) else ""
 
 
@@ -240,7 +236,6 @@ class NameUse:
         self._drawing: dict[tuple[CodeType, int, int], bool] = {}
 
     def names(self) -> set[str]:
-        """Returns the names and the strings in the user's code."""
         codes = [self._code, *(code for found in self._program.functions.values() for code in found)]
         texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
         return texts.union(*(code.co_names for code in codes))
@@ -317,7 +312,6 @@ def _position_of_fill(code: CodeType, container: str) -> int | None:
 
 
 def _asks_for_key(code: CodeType) -> bool:
-    """Returns True if the code asks for a key: by `in` or `get`."""
     return any(
         item.opname == "CONTAINS_OP" or (item.opname.startswith(ATTRIBUTES) and item.argval == "get")
         for item in instructions(code)

@@ -128,7 +128,6 @@ class _Expressions:
         self._set, self._removes = _writes(loop, frame.f_code)
 
     def has_items(self, for_iter: int) -> bool:
-        """Returns True if the iterable of the FOR_ITER at that number surely has an item."""
         begin = next((n for n in range(for_iter, 0, -1) if self._items[n].opname == "GET_ITER"), 0)
         if begin == 0 or for_iter - begin > 2:
             return False
@@ -246,7 +245,6 @@ def _stored(value: Any) -> dict[str, Any]:
 
 
 def _is_plain_module(value: Any, name: str) -> bool:
-    """Returns True if a method of a module is torch's own."""
     if not isinstance(value, torch.nn.Module) or name not in _OF_MODULES:
         return False
     names = (name, name.removeprefix("named_"), f"named_{name}", "_named_members")

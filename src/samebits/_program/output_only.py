@@ -223,7 +223,6 @@ class OutputFlow:
         return self._known[key]
 
     def _is_output(self, node: ast.expr, scope: Scope, depth: int) -> bool:
-        """Returns True if the value of an expression flows only into output."""
         spend()
         above = self._sources.parents[node]
         if isinstance(above, ast.Expr):
@@ -357,7 +356,6 @@ class OutputFlow:
         return True
 
     def _is_output_of_function(self, scope: Scope, depth: int) -> bool:
-        """Returns True if the results of a function flow only into output, at each of its calls."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
             return False
         if scope.name in _TEXTS:
@@ -380,7 +378,6 @@ class OutputFlow:
         )
 
     def _store(self, target: ast.expr, scope: Scope, depth: int) -> bool:
-        """Returns True if what gets the value flows only into output."""
         if isinstance(target, ast.Name):
             if target.id in self._committed:
                 return False

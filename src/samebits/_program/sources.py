@@ -170,7 +170,6 @@ def last_name(node: ast.expr) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def names_of(function: Function) -> set[str]:
-    """Returns the parameters and variables of a function."""
     names = parameters_of(function)
     if isinstance(function, ast.Lambda):
         return names
@@ -181,7 +180,6 @@ def names_of(function: Function) -> set[str]:
 
 
 def parameters_of(function: Function) -> set[str]:
-    """Returns the names of the parameters."""
     given = function.args
     several = [one for one in (given.vararg, given.kwarg) if one is not None]
     return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *several)}
@@ -261,6 +259,5 @@ def parts_of(node: ast.expr) -> set[str]:
 
 @functools.lru_cache(maxsize=4096)
 def declared_outside(scope: ast.AST) -> frozenset[str]:
-    """Returns the names that a function declares `global` or `nonlocal`."""
     declared = [one.names for one in walk(scope) if isinstance(one, ast.Global | ast.Nonlocal)]
     return frozenset().union(*declared)

@@ -135,13 +135,11 @@ def is_number(node: ast.expr) -> bool:
 
 
 def draws(call: ast.Call) -> bool:
-    """Returns True for a call that may draw a random number."""
     owner = (last_name(call.func.value) or "?") if isinstance(call.func, ast.Attribute) else ""
     return is_draw(called(call), owner)
 
 
 def is_arithmetic(call: ast.Call) -> bool:
-    """Returns True for a call that only calculates."""
     name = called(call)
     if draws(call) or name in CHANGES or name.endswith("_") or name.startswith("set_"):
         return False

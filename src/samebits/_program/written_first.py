@@ -429,7 +429,6 @@ def end_of_reset(items: Sequence[dis.Instruction], at: int, above: int = 0) -> i
 
 
 def _is_whole(key: Sequence[dis.Instruction]) -> bool:
-    """Returns True for the keys of `x[:]` and `x[...]`."""
     return all(
         item.opname == "BUILD_SLICE" or (item.opname == "LOAD_CONST" and item.argval in _WHOLE)
         for item in key

@@ -408,7 +408,6 @@ def difference_between(
 
 
 def public_name(component: str) -> str:
-    """Returns the name of a component for a person."""
     return "locals" if component in {"data", *_LOCALS} else component
 
 

@@ -33,7 +33,6 @@ _TONES = ("good", "bad", "unsure")
 
 
 def verify_page(report: VerifyReport) -> bytes:
-    """Returns the page of `samebits verify`."""
     word, _, sentence = report.verdict().partition(": ")
     sentence, _, cure = sentence.partition("\n")
     head = {"command": "verify", "subject": " ".join((report.request.script, *report.request.args))}
@@ -46,7 +45,6 @@ def verify_page(report: VerifyReport) -> bytes:
 def diff_page(
     found: Comparison, folders: tuple[str, str], runs: ComparedRuns, op: FoundOp | None = None
 ) -> bytes:
-    """Returns the page of `samebits diff` of two folders."""
     sentence = found.sentence().removeprefix("equal: ").removeprefix("not compared: ")
     head = {"command": "diff", "subject": " ".join(folders), "sentence": sentence}
     head |= {"word": ("EQUAL", "DIFFERENT", "NOT COMPARED")[found.exit], "tone": _TONES[found.exit]}

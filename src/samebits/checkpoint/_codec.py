@@ -183,7 +183,6 @@ class Encoder:
         """The name of the tensor or array at each path."""
 
     def node(self, value: Any) -> Any:
-        """Returns the tree of one value."""
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is not None:
             return encode_kind(self, value)
@@ -236,7 +235,6 @@ class Encoder:
         return {tag: [name, [*fields] if first else None, nodes]}
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
-        """Returns the trees of a sequence."""
         if set(map(type, values)) == {int} and min(values) >= -SMALL and max(values) < SMALL:
             return list(values)  # the state of Python's generator is 625 of them
         return [self.child(number, value) for number, value in enumerate(values)]
@@ -295,7 +293,6 @@ class Encoder:
         return {"tensor": name}
 
     def array(self, value: np.ndarray) -> dict[str, Any]:
-        """Adds an array as a tensor. Returns its node."""
         if value.dtype.kind in "OV" or not value.dtype.itemsize:
             raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
         order: Any = "F" if value.flags.fnc else "C"  # sums follow the memory order

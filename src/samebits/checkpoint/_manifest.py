@@ -175,7 +175,6 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files of tensors."""
         return sum(entry["bytes"] for entry in self.files.values())
 
     @property

@@ -30,7 +30,6 @@ Layouts = Callable[[Iterable[str]], Mapping[str, torch.Tensor]]
 
 
 def part_name(rank: int) -> str:
-    """Returns the name of the file of a rank."""
     return f"part-{rank:05d}.safetensors"
 
 

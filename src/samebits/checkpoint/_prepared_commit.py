@@ -257,7 +257,6 @@ class PreparedCommit:
 
     @property
     def on_cuda(self) -> bool:
-        """True if a tensor is on a GPU."""
         return any(isinstance(source, torch.Tensor) and source.is_cuda for source in self.sources)
 
     @cached_property

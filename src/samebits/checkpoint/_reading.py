@@ -56,7 +56,6 @@ class LocalFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def open(self, file: str) -> tuple[BinaryIO, int]:

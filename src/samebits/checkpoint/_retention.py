@@ -32,5 +32,4 @@ class Retention(NamedTuple):
 
 
 def step_of(name: str) -> int:
-    """Returns the step of the commit in a folder of that name."""
     return int(name.split("-", maxsplit=1)[0])

@@ -65,7 +65,6 @@ def block_size(nbytes: int) -> int:
 
 
 def block_count(nbytes: int) -> int:
-    """Returns the number of blocks of a tensor."""
     return -(-nbytes // block_size(nbytes))
 
 
@@ -85,5 +84,4 @@ def block_digests(pieces: Iterable[np.ndarray], size: int) -> bytes:
 
 
 def row_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Returns the bytes of one row."""
     return math.prod(shape[1:]) * dtype.itemsize

@@ -244,11 +244,9 @@ class CommitStore:
         return None if found is None else found[1:]
 
     def values(self) -> dict[str, float | None]:
-        """Returns the `Manifest.value` of the existing commits, by name."""
         return {**self.folder.values(), **(self._remote.values if self._remote is not None else {})}
 
     def would_stay(self, value: float) -> bool:
-        """Returns True if a commit of that value would be among the best."""
         return self.folder.retention.would_stay(value, self.values().values())
 
     @property
@@ -370,7 +368,6 @@ def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def run_directories(root: Path) -> list[Path]:
-    """Returns the run directories in a folder and below it."""
     return sorted(marker.parent for marker in root.rglob(MARKER))
 
 

@@ -32,7 +32,6 @@ app = typer.Typer(
 
 
 def _names(context: typer.Context) -> list[str]:
-    """Returns the names that complete COMMAND in a shell."""
     return list(context.find_root().command.commands)  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,6 @@ class HelpfulCommand(TyperCommand):
     """A command whose help page is written from its docstring."""
 
     def get_help(self, ctx: Any) -> str:
-        """Returns the page."""
         return help_pages.command_page(str(self.name), self.help or "", self.get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -80,7 +79,6 @@ class CommandsInGroups(TyperGroup):
     """The program itself: a page of all commands, and the near name for one that there is not."""
 
     def get_help(self, ctx: Any) -> str:
-        """Returns the page."""
         commands = [
             (name, command.help or "", getattr(command, "rich_help_panel", None))
             for name, command in self.commands.items()

@@ -61,7 +61,6 @@ def group_page(
 
 
 def first_sentence(docstring: str) -> str:
-    """Returns the first paragraph in one line."""
     return " ".join(docstring.partition("\n\n")[0].split())
 
 

@@ -50,7 +50,6 @@ def number_above(least: float, example: float, unit: str) -> Callable[[str], flo
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Returns the `parser` of an option that takes one of `choices`."""
     return _parser(str, lambda value: value in choices, f"choose from {', '.join(choices)}")
 
 

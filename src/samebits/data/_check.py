@@ -115,7 +115,6 @@ def _iterate(pipeline: Pipeline | DataLoader[Any], workers: int | None) -> Pipel
 
 
 def _state_after(pipeline: Pipeline | DataLoader[Any], count: int) -> dict[str, Any]:
-    """Returns the state after `count` elements."""
     iterator = _iterate(pipeline, None)
     for _ in islice(iterator, count):
         pass

@@ -56,7 +56,6 @@ class BatchTask(NamedTuple):
     """The difference of the ordinals of two indices."""
 
     def of_shard(self, shard: int, rows: range) -> BatchTask:
-        """Returns the task of these rows."""
         own = [self.indices[row] for row in rows]
         return self._replace(first=self.first + shard, indices=own, shard=shard, stride=rows.step)
 
@@ -79,7 +78,6 @@ class IndexOrder:
 
     @property
     def batches(self) -> int:
-        """Batches of an epoch."""
         return len(self)
 
     def __len__(self) -> int:
@@ -93,7 +91,6 @@ class IndexOrder:
             yield BatchTask(batch, batch + 1, key, first, indices[0] if self.single else indices)
 
     def _batches_from(self, key: Words, start: int) -> Iterator[tuple[int, list[int]]]:
-        """Yields the ordinal of the first element and the indices of each batch."""
         order_key = int_keys.fold(key, "order")
         step = max(1, _AT_ONCE // self.batch_size) * self.batch_size
         for begin in range(start * self.batch_size, self.length, step):

@@ -77,7 +77,6 @@ class OwnShards:
 
     @property
     def numbers(self) -> range:
-        """The numbers of this process's shards."""
         return range(self.rank, self.count, self.world_size)
 
     def rows(self, rows: int, what: str) -> list[range]:

@@ -131,7 +131,6 @@ class Resumable:
 
     @staticmethod
     def _continue_numbered(ordinal: int, state: Any) -> None:
-        """Does so with the one that has this number, if it is the pipeline of the state."""
         found = _MADE.get(ordinal)
         if found is not None and isinstance(state, dict) and state.get("pipeline") == found.fingerprint():
             found._continue_after(state)

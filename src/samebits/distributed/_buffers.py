@@ -40,7 +40,6 @@ class _Buffer:
 
     @property
     def now(self) -> torch.Tensor | None:
-        """The module's buffer."""
         return self.module._buffers[self.key]
 
     @property

@@ -326,7 +326,6 @@ class Fsdp2Sum(GradientSum):
         self._due = {id(one.sharded_param) for group in own.groups for one in group.fsdp_params}
 
     def _receive(self) -> None:
-        """Adds the slices that are under way."""
         if self._sent is None:
             return
         (own, parts, works), self._sent = self._sent, None

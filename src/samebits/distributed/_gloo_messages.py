@@ -37,7 +37,6 @@ class GlooGroup:
         threading.Thread(target=self._report, daemon=True, name="samebits-waits").start()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._closed.set()
         if dist.is_initialized():  # otherwise the program has already destroyed all groups
             dist.destroy_process_group(self._group)
@@ -60,14 +59,12 @@ class GlooGroup:
         return finish
 
     def gather_numbers(self, number: int, doing: str) -> list[int]:
-        """Returns the number of each rank."""
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         own = torch.tensor([number], dtype=torch.int64)
         self.wait(dist.all_gather(found, own, self._group, async_op=True), doing)
         return [int(one) for one in found]
 
     def gather_texts(self, text: str, doing: str) -> list[str]:
-        """Returns the text of each rank."""
         own = text.encode()
         sizes = self.gather_numbers(len(own), doing)
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)

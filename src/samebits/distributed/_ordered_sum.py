@@ -177,7 +177,6 @@ class GradientSum(ABC):
         return before
 
     def remove_hooks(self) -> None:
-        """Removes the hooks."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()

@@ -130,7 +130,6 @@ class ShardedLoop:
         return own[:-1] if more else own
 
     def close(self) -> None:
-        """Removes the hooks, and closes the connections."""
         self._optimizer_hook.remove()
         self._patches.undo()
         self._sum.close()

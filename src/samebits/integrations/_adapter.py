@@ -47,12 +47,10 @@ class Batches:
 
     @property
     def dataset(self) -> Any:
-        """The loader's."""
         return self.loader.dataset
 
     @property
     def batch_size(self) -> Any:
-        """The loader's."""
         return self.loader.batch_size
 
     def __len__(self) -> int:
@@ -83,7 +81,6 @@ class OpenRun:
         self.run: Run | None = None
 
     def enter(self, objects: Mapping[str, Any], ignore: Iterable[str] = ()) -> Run:
-        """Opens the run of these objects."""
         chosen: dict[str, Any] = {**self.options, "ignore": [*self.options.get("ignore", ()), *ignore]}
         self.run = Run(self.run_dir, **chosen, **objects).__enter__()
         self.run.parts.resuming.cure_of_missing = "Give the library all callbacks that it had then"

@@ -196,7 +196,6 @@ class _EngineRun:
 
     @functools.cached_property
     def functions(self) -> tuple[Any, list[Any]]:
-        """Returns the update function, and the functions of the handlers."""
         entries = [entry for every in self._trainer._event_handlers.values() for entry in every]
         others = [one for one, _, _ in entries if getattr(one, "__self__", None) is not self]
         return self._trainer._process_function, others
@@ -217,7 +216,6 @@ class _EngineRun:
             )
 
     def note_step(self) -> None:
-        """Notes that the engine gets a batch."""
         self._failure = None
         self.in_epoch += 1
         vars(self._trainer.state).update(self._limits)

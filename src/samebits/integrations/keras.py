@@ -228,7 +228,6 @@ class _FitState:
         self.epoch, self.batches = state["epoch"], state["batches"]
 
     def apply(self) -> None:
-        """Restores what was loaded, once."""
         state, self._restored = self._restored, None
         if state is None:
             return
@@ -338,7 +337,6 @@ class _FitPart:
         self._restored = state
 
     def apply(self) -> None:
-        """Restores what was loaded, once."""
         state, self._restored = self._restored, None
         if state is None:
             return
@@ -394,7 +392,6 @@ def _untracked(value: Any) -> Any:
 
 
 def _is_programs(value: Any) -> bool:
-    """Returns True for a function and an object of the program."""
     function = value.__func__ if isinstance(value, types.MethodType) else value
     if isinstance(function, types.FunctionType):
         return not is_library(function.__code__.co_filename)

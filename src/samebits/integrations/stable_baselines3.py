@@ -261,7 +261,6 @@ class _Learning:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run, and gives the model its methods back."""
         self._hook.remove()
         self._model.__class__ = self._class
         vars(self._callback).pop("on_training_end", None)

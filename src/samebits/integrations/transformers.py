@@ -290,7 +290,6 @@ def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _callback_state(self: Any) -> dict[str, Any]:
-    """Returns the attributes that an ExportableState exports."""
     # By no `getattr`: a state_dict that calls it counts as one that saves every attribute.
     return copy.deepcopy(self.state()["attributes"]) if isinstance(self, _ExportableState) else {}
 

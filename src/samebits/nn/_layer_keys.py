@@ -41,7 +41,6 @@ def in_backward() -> bool:
 
 
 def may_be_repeated() -> bool:
-    """Returns True if this forward may be repeated inside backward."""
     return (
         not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     )
@@ -154,7 +153,6 @@ class LayerCalls:
     number: int = 0
 
     def next(self) -> Words:
-        """Returns the key of the next call, counted from 1."""
         self.number += 1
         return int_keys.fold(self.key, self.number)
 

@@ -106,7 +106,6 @@ def _by_path(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Ten
 
 
 def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Yields the tensors that an op writes to."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -117,7 +116,6 @@ def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _skipped_result(func: Any, written: list[torch.Tensor], path: str) -> torch.Tensor | None:
-    """Returns the result of an in-place op that is skipped."""
     if len(func._schema.returns) > 1:
         raise UnimplementedError(
             f"samebits.nn.reset_parameters: initialising {path or 'the model'} calls {func}, which changes a "

@@ -65,7 +65,6 @@ class _Recurrent(OwnsRandomness, torch.nn.RNNBase):
         return layer
 
     def _initial_state(self, hx: Hidden | None, number: int) -> Hidden | None:
-        """Returns the initial state of one layer."""
         if hx is None:
             return None
         rows = slice(number * self._directions, (number + 1) * self._directions)

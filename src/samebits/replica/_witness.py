@@ -123,7 +123,6 @@ class Witness(Observer):
             self.check(last)
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """Compares, if a check is due at this step."""
         if run is self._run:
             self._last = step.step
             if step.step % self._every == 0:

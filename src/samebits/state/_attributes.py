@@ -47,7 +47,6 @@ class Place(NamedTuple):
         return getattr(self.owner, self.name)
 
     def set(self, value: Any) -> None:
-        """Assigns the value."""
         if self.is_item:
             self.owner[self.name] = value
         else:

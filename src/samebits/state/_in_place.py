@@ -66,7 +66,6 @@ class PlacedObjects:
         add((), values)
 
     def paths(self) -> list[Path]:
-        """Returns the places of all objects that `note` has found."""
         return [(*path, key) for path, (_, held) in self._held.items() for key in held]
 
     def replaced(self, values: Mapping[Any, Any] | None = None) -> list[Path]:
@@ -114,7 +113,6 @@ class Restored:
         self.bind_items(saved, live, replaced, path)
 
     def bind_items(self, saved: Any, live: Any, replaced: Collection[Path] = (), path: Path = ()) -> None:
-        """Binds the items of two containers."""
         inner = _objects_in(saved)
         mine = dict(items_of(live)) if inner else {}
         for key, item in inner:
@@ -183,7 +181,6 @@ def _empty_like(saved: Any) -> Any:
 
 
 def _can_take(live: Any, saved: Any) -> bool:
-    """Returns True if `live` can be given the content of `saved`."""
     if isinstance(saved, torch.Tensor):
         return (
             isinstance(live, torch.Tensor)
@@ -237,7 +234,6 @@ def is_valid(aliases: Any, values: Mapping[Any, Any]) -> bool:
 
 
 def value_at(values: Any, path: Path) -> Any:
-    """Returns the value at a path into containers."""
     for name in path:
         values = values[name]
     return values

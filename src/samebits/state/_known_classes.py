@@ -38,7 +38,6 @@ class HeldGenerators:
         self.target = target
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each generator by its path."""
         return {path.lstrip("."): state_of(one) for path, one in generators_in([("", self.target)])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -62,7 +62,6 @@ class Parts:
     _seen: dict[int, tuple[str, Any]] = field(default_factory=dict)
 
     def add(self, path: str, value: Any) -> None:
-        """Adds a value, or the parts of an object."""
         kind = type(value)
         if path in self.ignored:
             return
@@ -202,7 +201,6 @@ def has_hidden_memory(kind: type) -> bool:
 
 
 def refuse(call: str, unsavable: dict[str, str]) -> InvalidArgumentError:
-    """Returns the error for parts that cannot be saved."""
     lines = "".join(f"\n  - {path or 'the object itself'} is {reason}." for path, reason in unsavable.items())
     paths = ", ".join(f'"{path}"' for path in unsavable)
     return InvalidArgumentError(

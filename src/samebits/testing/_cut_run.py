@@ -38,13 +38,11 @@ class _LeaveAtCut(Observer):
         self._cut = cut
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """Leaves at the cut."""
         if step.step == self._cut:
             raise _CutReached
 
 
 def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
-    """Checks a run function for `assert_resumes_exactly`."""
     name = getattr(train, "__name__", "the run")
     with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
         folder = Path(scratch)

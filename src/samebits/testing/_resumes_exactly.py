@@ -94,7 +94,6 @@ class _Observation:
 def _assert_object_resumes(
     factory: Callable[[], Any], cut: Cut, steps: int | None, advance: Advance | None, *, json_state: bool
 ) -> None:
-    """Checks an object for `assert_resumes_exactly`."""
     first = Stepper(factory(), advance)
     undisturbed = [of_nested(value) for value in first.values(steps)]
     subject = _Subject(factory, advance, type(first.thing).__name__, json_state=json_state)
@@ -129,7 +128,6 @@ class _Subject:
         return observations
 
     def check(self, observations: list[_Observation], cut: int) -> None:
-        """Resumes after `cut` steps, and continues to the end."""
         resumed = self.factory()
         resumed.load_state_dict(observations[cut].saved())
         who = f"{self.name}, resumed after {cut} steps"
@@ -180,7 +178,6 @@ def _json_round_trip(name: str, state: Any) -> Callable[[], Any]:
 
 
 def _compare(what: str, expected: Leaves, got: Leaves, hint: str = "") -> None:
-    """Raises `AssertionError` with the first leaf that differs."""
     if expected == got:
         return
     before, after = _by_path(expected), _by_path(got)
@@ -198,5 +195,4 @@ def _differing(expected: Leaves, got: Leaves) -> list[str]:
 
 
 def _by_path(leaves: Leaves) -> dict[str, str]:
-    """Returns the hash of each leaf, in hex, by path."""
     return {name: f"xxh3-64:{hashed.hex()}" for name, hashed in leaves.by_name().items()}

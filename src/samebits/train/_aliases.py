@@ -97,7 +97,6 @@ class Aliases:
 
 
 def same_memory(objects: Mapping[str, Stateful]) -> dict[str, str]:
-    """Returns the parameters and buffers of modules by name, each with the first name of its memory."""
     first: dict[Any, str] = {}
     found: dict[str, str] = {}
     for name, thing in objects.items():

@@ -48,7 +48,6 @@ class Commits:
         """Boundaries whose commits the writer process has written, and a URL has not got yet."""
 
     def due(self, step: int) -> bool:
-        """Returns True if an asynchronous commit is due."""
         if not self.cadence.due(step):  # the usual answer
             return False
         writer, last = self.store.writer, self.store.last

@@ -125,7 +125,6 @@ class RollingDigest:
         self._rolled = xxhash.xxh3_64_intdigest(position.loop.encode() + data, self._rolled)
 
     def resume(self, digest: str | None, loop: str, step: int) -> None:
-        """Resumes from a commit."""
         self._rolled = 0 if digest is None else int(digest.rpartition(":")[2], 16)
         self._at = loop, step
 
@@ -192,7 +191,6 @@ class CommitPolicy:
         return found
 
     def begin(self, origin: RunSeed, environment: Environment, found: Manifest | None) -> None:
-        """Begins with the open run, which resumes from the commit `found`."""
         self._program, self._environment = asdict(origin), environment
         if self.commits is not None:
             self._forms.note_given(self._objects)

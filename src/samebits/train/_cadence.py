@@ -71,7 +71,6 @@ class Cadence:
         return self._steps > 0 and step > 0 and step % self._steps == 0
 
     def due(self, step: int) -> bool:
-        """Returns True if a commit is due at the boundary before `step`."""
         if self._steps:
             return self.requires(step)
         passed = time.perf_counter() - self._ended

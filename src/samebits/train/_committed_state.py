@@ -93,12 +93,10 @@ class ValidationState:
 
     @classmethod
     def at(cls, position: Position, state: CommittedState) -> ValidationState:
-        """Returns the state before the batch at this position."""
         name, batch = position.name, position.phase_batch
         return cls(loop=position.loop, step=position.step, name=name, batch=batch, state=state)
 
     def is_at(self, first: Position) -> bool:
-        """Returns True for the state of the validation that begins here."""
         return (self.loop, self.step, self.name) == (first.loop, first.step, first.name)
 
 
@@ -143,7 +141,6 @@ class CommittedState:
         return _part(cls, found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the tree for a commit."""
         tree = self.objects_to_dict()
         tree |= {"run_state": self.run_state, "aliases": _keys(self.aliases, "optimizers")}
         if self.loops is not None:
@@ -160,7 +157,6 @@ class CommittedState:
         return tree
 
     def objects_to_dict(self) -> dict[str, Any]:
-        """Returns the tree of the objects alone."""
         tree = {name: getattr(self, name) for name in OF_OBJECTS}
         return tree if self.forward_syncs else {name: tree[name] for name in OF_OBJECTS[:-1]}
 
@@ -260,7 +256,6 @@ def wrong_parts(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _holds(values: Any, kind: type = object) -> bool:
-    """Returns True for a dict of such values by names."""
     return isinstance(values, dict) and all(
         isinstance(key, str) and isinstance(value, kind) for key, value in values.items()
     )

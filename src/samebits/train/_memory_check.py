@@ -91,7 +91,6 @@ def _values(saved: CommittedState, objects: Mapping[str, Any], aliases: Aliases)
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields the tensors and arrays in a state, with their paths."""
     for key, item in items_of(value):
         if isinstance(item, torch.Tensor | np.ndarray):
             yield (*path, key), item

@@ -71,7 +71,6 @@ def check_adapters(objects: Mapping[str, Stateful]) -> None:
 
 
 def gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Returns the gradients of parameters, by their paths."""
     return {path: _to_dense(parameter.grad) for path, parameter in parameters.items()}
 
 
@@ -157,7 +156,6 @@ def _to_dense(grad: torch.Tensor | None) -> Any:
 
 
 def is_gradient(saved: Any) -> bool:
-    """Returns True for what `gradients` returns of one."""
     if not isinstance(saved, dict):
         return saved is None or isinstance(saved, torch.Tensor)
     return saved.keys() == {"indices", "values", "size", "coalesced"}

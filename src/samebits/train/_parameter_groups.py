@@ -80,7 +80,6 @@ class AddedGroups:
         """Those of a resume, by their parameters; a program may repeat them until the loop goes on."""
 
     def open(self) -> None:
-        """Checks each group that is added from here on."""
         self._tied = ties(self._objects)
         optimizer = torch.optim.Optimizer
         self._patches.put(optimizer, "add_param_group", self._checked(optimizer.add_param_group))

@@ -274,7 +274,6 @@ class Distributed:
         self._group.broadcast(b"", doing)
 
     def _raise_error_of_rank_zero(self, doing: str) -> None:
-        """Raises the error of rank 0 on the other ranks."""
         if error := self._group.broadcast(b"", doing):
             name, text = json.loads(error)
             kind = getattr(errors, name, RanksError)

@@ -87,7 +87,6 @@ class _ModuleCall:
         return [*_tensors((self.args, self.kwargs)), *self.module.parameters()]
 
     def results(self, outputs: Any) -> dict[str, int]:
-        """Returns digests of what the call has made."""
         named = {f"output {number}": one for number, one in enumerate(_tensors(outputs))}
         named |= {f"buffer {name}": one for name, one in self.module.named_buffers()}
         return {name: digest.leaf(one) for name, one in (named | _generators()).items()}

@@ -43,7 +43,6 @@ def explain_run(call: WrongCall) -> str:
 
 
 def explain_add(call: WrongCall) -> str:
-    """Returns the message for `run.add(model)`, with the line to type."""
     texts = texts_of_arguments(call)
     given = _names([arg for arg in call.args if not isinstance(arg, str)], texts)
     given += [(name, _typed(call.named[name], texts)) for name in call.unknown]
@@ -61,7 +60,6 @@ def explain_steps(call: WrongCall) -> str:
 
 
 def explain_epoch_steps(call: WrongCall) -> str:
-    """Returns the message for `epoch.steps()`, with the line to type."""
     if "shards" in call.unknown:
         return (
             f"epoch.steps({_given(call)}): the loop of run.epochs has no shards. Type\n"
@@ -71,7 +69,6 @@ def explain_epoch_steps(call: WrongCall) -> str:
 
 
 def explain_epochs(call: WrongCall) -> str:
-    """Returns the message for `run.epochs(loader, 3)`, with the line to type."""
     numbers = [arg for arg in (*call.args, *call.named.values()) if type(arg) is int]
     return (
         f"run.epochs({_given(call)}): it takes the number of epochs; the loader goes to epoch.steps. Type\n"
@@ -91,7 +88,6 @@ def _explain_loader(function: str, call: WrongCall, named: list[str], problem: s
 
 
 def explain_restore(call: WrongCall) -> str:
-    """Returns the message for `run.restore("model")`."""
     return (
         f"run.restore({_given(call)}): it restores all objects of the run, and takes no argument. Type\n"
         "    run.restore()"

@@ -51,7 +51,6 @@ class Forward:
     hook: ForwardHook | None = None
 
     def output(self, model: torch.nn.Module, batch: Any) -> Any:
-        """Returns the model's output alone."""
         device = device_of(model)
         with self._precision(device):
             return call_model(model, self._parts(move_to(batch, device)).inputs)
@@ -121,7 +120,6 @@ class Evaluation:
         return self.take_means(means, loader, over)
 
     def add(self, batch: Any, means: Means) -> None:
-        """Measures one batch, in `evaluating`."""
         means.add(*self.values(batch))
 
     def values(self, batch: Any) -> tuple[dict[str, float], int]:

@@ -49,7 +49,6 @@ class Logbook:
         self._packed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state."""
         if self._packed is None:
             values = {name: np.array(of, np.float64) for name, of in self.history.history.items()}
             self._packed = {"epoch": np.array(self.history.epoch, np.int64), "history": values}
@@ -61,7 +60,6 @@ class Logbook:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state."""
         self.initial_epoch = state["initial_epoch"]
         self.means.sums = dict(state["sums"])
         self.validation.sums = dict(state["validation"])

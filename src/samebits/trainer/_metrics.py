@@ -120,7 +120,6 @@ SumOverRanks = Callable[[Mapping[str, float]], dict[str, float]]
 
 
 def mean_over_ranks(values: Mapping[str, float], over_ranks: SumOverRanks) -> dict[str, float]:
-    """Returns the mean of each value over the processes."""
     means = Means()
     means.add(values, 1)
     return means.take(over_ranks)
@@ -137,7 +136,6 @@ class Means:
         self.sums: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float], count: int) -> None:
-        """Adds means over a batch of `count` samples."""
         self.sums[_BATCHES] = self.batches + 1
         self.sums[_SAMPLES] = self.sums.get(_SAMPLES, 0) + count
         for name, value in values.items():

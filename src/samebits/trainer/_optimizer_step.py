@@ -35,7 +35,6 @@ class SchedulerSteps:
             )
 
     def after_step(self) -> None:
-        """Steps the scheduler after a step of the optimizer."""
         if self.scheduler is not None and self.per == "step":
             self.scheduler.step()
 

@@ -294,7 +294,6 @@ class Trainer:
             self._run.commit()
 
     def _stateful(self) -> dict[str, Any]:
-        """Returns all objects with state, by name."""
         named = {_name_of(number, one): one for number, one in enumerate(self.callbacks)}
         named |= {f"metric_{name}": metric for name, metric in self._metrics.objects.items()}
         named |= {f"val_metric_{name}": metric for name, metric in self._validation_metrics.objects.items()}
@@ -429,5 +428,4 @@ class Trainer:
 
 
 def _name_of(number: int, callback: Callback) -> str:
-    """Returns the name of a callback in commits."""
     return f"callback_{number}_{type(callback).__name__}"

@@ -22,7 +22,6 @@ PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
-    """Raises when one of the three is invalid."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(
             f"Trainer(model, loss_fn, optimizer): the model is a {type(model).__name__}, no torch.nn.Module. "
@@ -79,7 +78,6 @@ def _check_hook(callback: Callback, hook: str) -> None:
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raises when the scheduler is invalid, is another optimizer's, or cannot be stepped as requested."""
     require(step in ("epoch", "step"), "Trainer", "one of 'epoch', 'step'", scheduler_step=step)
     if scheduler is None:
         none = "there is no scheduler. Pass one: scheduler=scheduler"

@@ -98,7 +98,6 @@ class CallSite(NamedTuple):
 
     @property
     def everything(self) -> list[Value]:
-        """All arguments."""
         return [*self.arguments, *self.named.values()]
 
     def of(self, atom: Atom) -> CallSite:
@@ -122,7 +121,6 @@ def value(found: Any, name: str) -> Value:
 
 
 def items(of: Captured) -> Value:
-    """Returns the possible contents of a captured object."""
     inside = of.object
     if not of.known:
         return frozenset({of})

@@ -16,7 +16,6 @@ REACHED = 2000
 
 
 def snapshot(reading: Reading) -> dict[str, int]:
-    """Returns a hash of every captured variable and object, by name."""
     looking = Snapshot(reading.once)
     hashes = {}
     for name, namespace in reading.globals.items():
@@ -58,5 +57,4 @@ def _named_by(reading: Reading, name: str, found: Any) -> Iterator[tuple[str, An
 
 
 def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Returns the names whose value changed."""
     return [name for name, value in before.items() if after.get(name) != value]

@@ -91,13 +91,11 @@ class Lookups(ABC):
         return found
 
     def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
-        """Notes that an object is changed."""
         for atom in of:
             if isinstance(atom, Captured):
                 self.found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
 
     def advanced(self, of: Value, line: int) -> None:
-        """Notes iterators that are moved on."""
         for atom in of:
             if (
                 isinstance(atom, Captured) and atom.known and not isinstance(atom.object, type)
@@ -106,11 +104,9 @@ class Lookups(ABC):
                 self.found(atom.name, "iterator advanced", line, id(atom.object))
 
     def stored(self, cell: CellValue, line: int) -> None:
-        """Notes that a variable that outlives the call is set."""
         self.found(cell.name, "closure variable set", line, cell.identity)
 
     def stored_global(self, name: str, line: int) -> None:
-        """Notes that a global variable is set."""
         self.found(name, "global variable set", line, hash((id(self.running[-1].namespace[0]), name)))
 
     def keep(self, name: str, found: Any) -> None:
@@ -142,7 +138,6 @@ class Lookups(ABC):
         """Returns the possible results of a call of a Python function."""
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
-        """Returns the possible values of `of.name`."""
         self.budget.spend(len(of))
         result: set[Atom] = set()
         for atom in of:
@@ -217,7 +212,6 @@ class Lookups(ABC):
         return NOTHING
 
     def item(self, of: Value, index: Value, line: int) -> Value:
-        """Returns the possible values of `of[index]`."""
         self.budget.spend(len(of))
         result: set[Atom] = set()
         for atom in of:
@@ -263,7 +257,6 @@ class Lookups(ABC):
         return frozenset(result)
 
     def holds(self, made: Value, more: Value) -> None:
-        """Notes that something is put into what was made."""
         self.budget.spend(len(made) + len(more))
         kept = frozenset(atom for atom in more if not isinstance(atom, Text))
         for atom in made:
@@ -292,7 +285,6 @@ class Lookups(ABC):
         return left
 
     def entered(self, of: Value) -> Value:
-        """Returns the possible results of `with of`."""
         result: Value = of
         for atom in of:
             result |= self.special(atom, "__enter__") or NOTHING
@@ -313,7 +305,6 @@ class Lookups(ABC):
         return self.function_call(method, CallSite([frozenset({atom}), *arguments], {}, (0, 0), 0))
 
     def named_global(self, name: str) -> Value:
-        """Returns the possible values of a global variable."""
         namespace, _ = self.running[-1].namespace
         if name in namespace:
             self.globals[name] = namespace

@@ -53,7 +53,6 @@ class Reading(Lookups):
         self._calls = self._depth = 0
 
     def read(self, function: Any, arguments: list[Value], named: dict[str, Value]) -> None:
-        """Reads a call of `function`."""
         self.keep(_name(function), function)
         self.home = root(module_of(_unwrapped(function)))
         size = -1
@@ -200,7 +199,6 @@ class Reading(Lookups):
         return result
 
     def _bound(self, code: CodeType, call: CallSite, by_default: dict[str, Value]) -> dict[str, Value]:
-        """Returns the parameters of a call."""
         count, named = code.co_argcount, call.named
         names = code.co_varnames[: count + code.co_kwonlyargcount]
         variables: dict[str, Value] = dict(zip(names[:count], call.arguments, strict=False))

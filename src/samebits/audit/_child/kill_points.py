@@ -46,5 +46,4 @@ class Kill:
             raise InvalidArgumentError(f"Kill({self.at!r}): it is one of {tuple(KILL_POINTS)}")
 
     def description(self) -> str:
-        """Returns the kill point in words."""
         return KILL_POINTS[self.at].words.format(self.step)

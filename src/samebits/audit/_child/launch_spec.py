@@ -75,7 +75,6 @@ class LaunchSpec:
             raise InvalidArgumentError(f"LaunchSpec(every={self.every}): expected 1 or more")
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the spec as JSON and returns the path."""
         path = Path(path)
         path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True, default=str), encoding="utf-8")
         return path

@@ -47,7 +47,6 @@ class Killer(Observer, TorchListener):
         self._stepped = self._backward_seen = self._body_over = False
 
     def run_opened(self, run: Any) -> None:
-        """Counts the steps of the run from here on."""
         self._in_run, self._now = True, None
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
@@ -59,22 +58,18 @@ class Killer(Observer, TorchListener):
         self._now = None
 
     def commit_writing(self, run: Any, step: Position) -> None:
-        """Kills between the tensors and the manifest."""
         if self._at == "commit" and step.step == self._target:
             self._kill()
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """Kills when the batch is passed to the loop."""
         self._now, self._stepped = step.step, False
         if self._body_over and not self._backward_seen and step.batch_index:
             self._kill_if("body")
 
     def validation_begins(self, run: Any, step: Position) -> None:
-        """Kills in a validation of the library's."""
         self._kill_if("validation")
 
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Kills in the middle of the body."""
         self._backward_seen = True
         self._kill_if("body")
 
@@ -86,7 +81,6 @@ class Killer(Observer, TorchListener):
             self._kill_if("validation")
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Kills right after the optimizer."""
         self._stepped = True
         self._kill_if("optimizer")
         if not self._in_run:
@@ -114,7 +108,6 @@ class SlowMachine(Observer, TorchListener):
         self._last = time.monotonic()
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """Sleeps after a step of a `Run`."""
         self._sleep()
 
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
@@ -122,7 +115,6 @@ class SlowMachine(Observer, TorchListener):
         self._sleep()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sleeps after a step of any script."""
         self._sleep()
 
     def _sleep(self) -> None:

@@ -43,14 +43,12 @@ class ObservedObjects:
         self._size = -1
 
     def open_run(self, run: Any) -> None:
-        """Takes the objects of a `Run`."""
         self._run = run
         self._given = run.objects
         self._run_state = run.state
         self._models = self._optimizers = None
 
     def add_module(self, module: torch.nn.Module, *, trains: bool) -> None:
-        """Adds a top-level module that was called."""
         if not _contains(self._roots, module) and len(self._roots) < _MOST_ROOTS:
             self._roots.append(module)
         if trains and not _contains(self._trained, module) and len(self._trained) < _MOST_ROOTS:
@@ -58,7 +56,6 @@ class ObservedObjects:
             self._models = None
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Adds an optimizer that took a step."""
         if not _contains(self._stepped, optimizer):
             self._stepped.append(optimizer)
             self._optimizers = None
@@ -73,11 +70,9 @@ class ObservedObjects:
         return taken
 
     def parameters(self) -> Leaves:
-        """Returns the component `model` alone."""
         return self._refresh()[0].take()[0]
 
     def learning_rates(self) -> list[float]:
-        """Returns the learning rate of every parameter group."""
         return [
             float(group["lr"])
             for o in self.optimizers().values()
@@ -93,11 +88,9 @@ class ObservedObjects:
         )
 
     def objects(self) -> dict[str, Any]:
-        """Returns the objects given to `Run`, by name."""
         return dict(self._given)
 
     def loader(self) -> Any:
-        """Returns the iterable of the run's current loop."""
         loops = getattr(getattr(self._run, "parts", None), "loops", None)
         return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
 
@@ -168,7 +161,6 @@ class ObservedObjects:
         return any(is_dtensor(one) for model in models for one in model.parameters())
 
     def summary(self) -> list[str]:
-        """Returns one line for each object."""
         things = [*self.models().items(), *self.optimizers().items()] or list(_prefix(self._roots).items())
         return [f"{prefix.rstrip('.')} {type(thing).__name__}".strip() for prefix, thing in things]
 
@@ -348,7 +340,6 @@ class ModelLeaves:
         self._kept = tuple([_keep(tensor) for tensor in found.values()] for found in tensors)
 
     def take(self) -> tuple[Leaves, Leaves]:
-        """Returns (parameters, buffers) as they are now."""
         if not self._structure.holds():
             self._plan()
         hashes = [_hash_kept(kept) for kept in self._kept]
@@ -409,7 +400,6 @@ class OptimizerLeaves:
         )
 
     def take(self) -> Leaves:
-        """Returns the hyperparameters and the state of the optimizers as they are now."""
         if not self._holds():
             self._plan()
         hashes = _hash_kept(self._kept)
@@ -439,5 +429,4 @@ class OptimizerLeaves:
 
 
 def _item(value: Any) -> bytes:
-    """Returns one hash of any value."""
     return leaf(value) if isinstance(value, torch.Tensor) else plain(of_nested(value).hashes)

@@ -141,7 +141,6 @@ class RecordLine:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The key by which the lines of two records are matched."""
         return self.loop, self.step
 
 
@@ -169,7 +168,6 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """The remarks of the recorder."""
         return [] if self.end is None else list(self.end.get("notes", ()))
 
     @property
@@ -212,7 +210,6 @@ def read_segments(path: str | os.PathLike[str]) -> list[Record]:
 
 
 def merge_segments(segments: list[Record]) -> Record:
-    """Merges the records of a run's processes into one."""
     steps = {key: line for segment in segments for key, line in segment.steps.items()}
     last = segments[-1]
     return replace(

@@ -46,7 +46,6 @@ class ObservedStep:
         return Leaves(names, b"".join(seen.hashes for seen in self.inputs))
 
     def evaluations(self) -> str:
-        """Returns one digest of all evaluations."""
         return of_bytes(*self.outputs)
 
     def join(self, later: ObservedStep) -> None:

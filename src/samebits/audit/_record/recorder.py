@@ -130,7 +130,6 @@ class Recorder(Observer, TorchListener):
 
     @_note_exceptions
     def run_opened(self, run: Any) -> None:
-        """Takes over from the counting of optimizer steps."""
         self._write_held()
         self._updates.optimizer_stepped(None)  # a change since a gradient may be the run's restore
         self._runs += 1
@@ -142,19 +141,16 @@ class Recorder(Observer, TorchListener):
 
     @_note_exceptions
     def workers_wanted(self, number: int) -> None:
-        """Notes a pipeline's number of workers, for `verify`'s table."""
         self.loaders.samebits.append(number)
 
     @_note_exceptions
     def loader_begins(self, loader: torch.utils.data.DataLoader[Any]) -> None:
-        """Takes the generators that a torch loader holds."""
         self._reads_torchs = True
         if self._full:
             self._loader_generators = generator_states(loader) | self._loader_generators
 
     @_note_exceptions
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """Writes the line of the step that is over, or the first line of this process."""
         if step.loop not in self._loops:
             self._loops[step.loop] = self._subjects.planned_steps()
         if not self._begun:
@@ -172,14 +168,12 @@ class Recorder(Observer, TorchListener):
 
     @_note_exceptions
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """Takes the generators and the batch."""
         self._step = self._begin(step, ends_epoch=ends_epoch)
         if self._full and self._step.due:
             self._step.components = {"generators": generators(), "batch": of_nested(batch)}
 
     @_note_exceptions
     def run_closed(self, run: Any, *, finished: bool) -> None:
-        """Writes the step that a `break` or an exception left."""
         self._runs -= 1
         checks = run.parts.completeness
         self._harmless |= checks.harmless
@@ -195,7 +189,6 @@ class Recorder(Observer, TorchListener):
 
     @_note_exceptions
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Keeps the losses."""
         self._trains = True
         if not self._runs:
             self._open_plain_step()
@@ -241,12 +234,10 @@ class Recorder(Observer, TorchListener):
 
     @_note_exceptions
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes that an optimizer changes the parameters from here on."""
         self._updates.optimizer_begins()
 
     @_note_exceptions
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Ends a step of a plain script."""
         self._trains = True
         self._subjects.add_optimizer(optimizer)
         self._updates.optimizer_stepped(None)

@@ -51,7 +51,6 @@ class BaselineComparison:
 
     @classmethod
     def of(cls, baseline: Sequence[Record], again: Records) -> BaselineComparison:
-        """Returns the comparison for a baseline and its repeat."""
         pairs = list(zip(baseline, again, strict=True))
         ignore = [harmless(a) | (frozenset() if b is None else unstable(a, b)) for a, b in pairs]
         judge = cls(baseline, tuple(ignore))
@@ -109,7 +108,6 @@ class BaselineComparison:
         )
 
     def _replicas(self, check: Check) -> CheckRow:
-        """Returns the row that compares the ranks of the baseline with one another."""
         first, *others = self.baseline
         facts: dict[str, Any] = (first.end or {}).get("replicas") or dict.fromkeys([*_LEGAL, "sharded"], ())
         components = ["optimizer"] if facts["sharded"] else []

@@ -117,7 +117,6 @@ class ProcessOutcome:
 
     @property
     def record(self) -> Record | None:
-        """The record of rank 0, or of the only process."""
         return self.records[0]
 
     @property
@@ -244,7 +243,6 @@ class Runner:
         *,
         digest_files: bool,
     ) -> Path:
-        """Makes the folders and the spec of a process."""
         (home / "t").mkdir(parents=True)
         run_root.mkdir(exist_ok=True)
         spec = self._spec(process, home / "record", run_root, surroundings)

@@ -199,7 +199,6 @@ class _Verification:
         return [record.end for record in records if record is not None and record.end is not None]
 
     def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:
-        """Announces how long the checks will take, from the seconds of the baseline."""
         jobs = self.request.jobs
         self.progress.describe("checks")
         self.progress.expect_more(processes)
@@ -249,7 +248,6 @@ class _Verification:
         return records
 
     def _saved_log(self, first: ProcessOutcome) -> Path:
-        """Returns the log at a path that survives the scratch."""
         if self.request.keep:
             return first.ended.log
         handle, name = tempfile.mkstemp(prefix="samebits-verify-", suffix=".log")

@@ -72,7 +72,6 @@ class CheckRow:
         return self.check.promised and self.applies
 
     def result(self) -> str:
-        """One sentence for the table."""
         if self.check.does_not_apply:
             return f"does not apply: {self.check.does_not_apply}"
         if self.overshadowed:
@@ -152,7 +151,6 @@ class VerifyReport:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The required groups that are not proven, and why."""
         proven = {name for row in self.rows if row.decides and row.equal for name in _names_of(row.check)}
         why = {name: why for name, why in self._reasons() if name not in proven}
         return {

@@ -21,7 +21,6 @@ PLAIN_WIDTH = 100
 
 
 def show(report: VerifyReport) -> None:
-    """Prints the report to standard output."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else PLAIN_WIDTH)
     console.print(_table(report, box.ROUNDED if terminal else box.ASCII2))

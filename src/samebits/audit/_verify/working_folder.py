@@ -234,7 +234,6 @@ class Links:
             raise WrittenError(found)
 
     def _scan(self) -> dict[str, os.stat_result]:
-        """Notes folders and links, and returns the files."""
         files = {}
         for entry in entries(self.user):
             name = entry.path.removeprefix(f"{self.user}/")

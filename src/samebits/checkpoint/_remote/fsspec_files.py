@@ -105,7 +105,6 @@ class FsspecFiles:
                 os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it exists."""
         with self._translate_errors(f"remove {name}"), suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
@@ -181,7 +180,6 @@ class RemoteFolder:
         return self.files.open(f"{COMMITS}/{self.name}/{file}")
 
     def modified(self) -> float | None:
-        """Returns when the manifest was written."""
         return self.files.modified(f"{COMMITS}/{self.name}/{MANIFEST}")
 
     def delete(self) -> None:

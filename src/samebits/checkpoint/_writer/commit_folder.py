@@ -31,7 +31,6 @@ class Commit(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return f"{self.step:012d}-{self.digest.split(':')[1][:8]}"
 
 
@@ -140,7 +139,6 @@ class CommitFolder:
         return commit
 
     def is_last(self, commit: Commit) -> bool:
-        """Returns True if the last commit has this content."""
         return bool(self.last and (self.last.step, self.last.content) == (commit.step, commit.content))
 
     def begin(self) -> Path:
@@ -166,7 +164,6 @@ class CommitFolder:
         self._prune(commit)
 
     def values(self) -> dict[str, float | None]:
-        """Returns the values of the existing commits, by name."""
         return {name: self._value(name) for name in commit_names(self.commits)}
 
     def sweep(self) -> None:

@@ -135,7 +135,6 @@ class SnapshotMemory:
             offset += len(part)
 
     def close(self) -> None:
-        """Frees the memory."""
         self._join()
         self._unpin()
         self._layout, self._others, self._dense = None, [], ([], _NONE, _NONE)

@@ -121,7 +121,6 @@ class _Writer:
         return data is None and not ends
 
     def write(self, record: SnapshotMessage) -> None:
-        """Makes one snapshot durable and reports it."""
         started, worked = time.monotonic(), time.process_time()
         memory = memoryview(self.map(record))
         try:

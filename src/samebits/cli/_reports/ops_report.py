@@ -51,7 +51,6 @@ class _TableRow:
 
 
 def show(chosen: Sequence[Entry]) -> None:
-    """Prints a row for each entry."""
     _print([_row([entry]) for entry in chosen], len(chosen))
 
 

@@ -18,7 +18,6 @@ EXPLAINED = 3
 
 
 def show(report: Report) -> None:
-    """Prints the report to standard output."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else 10_000)
     rows = list(_rows(report))

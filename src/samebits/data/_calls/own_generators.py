@@ -75,7 +75,6 @@ class OwnGenerators:
         return _thread.block is not None and _thread.block.add(self)
 
     def set(self, key: Words) -> None:
-        """Sets the generators for one call."""
         next(self.set_each(np.array([key], np.uint64)))
 
     def set_each(self, keys: np.ndarray) -> Iterator[None]:
@@ -181,7 +180,6 @@ class OwnBlock:
         return new
 
     def put_back(self) -> None:
-        """Restores the states."""
         for _, states in self._entered.values():
             if states:
                 put_back(states)
@@ -190,7 +188,6 @@ class OwnBlock:
 
 
 def put_back(states: list[tuple[OwnedState, State]]) -> None:
-    """Restores the states of `OwnGenerators.save`."""
     for state, saved in states:
         state.restore(saved)
 

@@ -148,7 +148,6 @@ class Memos:
         return [*found, *(one.describe(name) for (_, name, one), a, b in slots if a != b)]
 
     def _is_to_repeat(self, where: list[str], *, early: bool) -> bool:
-        """Returns True if this call is to be repeated."""
         if not where:
             return early and self._drew < 2 and not self._effects
         self._kept += 1

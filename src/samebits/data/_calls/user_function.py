@@ -85,7 +85,6 @@ class Function:
 
     @property
     def name(self) -> str:
-        """The function's name in messages."""
         return getattr(self.call, "__qualname__", type(self.call).__name__)
 
     @cached_property
@@ -139,7 +138,6 @@ class Function:
         return [*self.reading.findings.values(), *self.noticed]
 
     def call_each(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
-        """Returns the results for elements at these places, in their order."""
         results: list[Any] = []
         reading: Iterator[Any] | None = None
         try:
@@ -215,7 +213,6 @@ class Function:
         )
 
     def call_with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
-        """Returns the result for one element with this key."""
         try:
             return self.call(element, key=key)
         except Exception as error:

@@ -157,7 +157,6 @@ class Unbatch(Operation):
 
 
 def apply(operation: Operation, stage: stages.Stage) -> stages.Stage:
-    """Returns the stage that applies an operation to the elements of `stage`."""
     if isinstance(operation, OneToOne) and isinstance(stage, stages.Addressed):
         return AddressedOperation(operation, stage)
     return (

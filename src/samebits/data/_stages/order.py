@@ -46,7 +46,6 @@ class _Shuffling(stages.Stage):
         self.buffer_size, self.reshuffle = buffer_size, reshuffle_each_epoch
 
     def order_key(self, repetition: int) -> Words:
-        """Returns the key of a repetition's order."""
         return int_keys.fold(self.key, repetition if self.reshuffle else 0)
 
 

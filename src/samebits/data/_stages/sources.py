@@ -33,7 +33,6 @@ class FirstElements:
         self._noted: list[tuple[int, Any, int]] = []
 
     def note(self, indices: list[int], elements: list[Any]) -> None:
-        """Records elements, while there is room."""
         room = self.MOST - len(self._noted)
         for index, element in zip(indices[:room], elements[:room], strict=True):
             self._noted.append((index, element, update_digest(0, element)))

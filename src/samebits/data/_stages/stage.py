@@ -106,7 +106,6 @@ class Stage(ABC):
         return bound
 
     def chain(self) -> Iterator[Stage]:
-        """Yields all stages below, from the sources on, and this one."""
         for below in self.inputs:
             yield from below.chain()
         yield self
@@ -232,7 +231,6 @@ class Numbered(Blocks):
             yield start, min(start + size, groups)
 
     def ordinals(self, repetition: int, task: Task) -> Ordinals:
-        """Returns the ordinals of a task."""
         ordinals = np.arange(*task, dtype=np.int64)
         if repetition:
             ordinals += repetition * self.groups
@@ -251,7 +249,6 @@ class SameOrdinals(Following):
     """A stage whose ordinals need the same ones of the input."""
 
     def needed(self, ordinals: Ordinals) -> Ordinals:
-        """Returns these ordinals."""
         return ordinals
 
 
@@ -275,7 +272,6 @@ class Addressed(Numbered):
         """Returns the elements of these ordinals, in their order."""
 
     def compute(self, repetition: int, task: Task) -> list[Any]:
-        """Returns the elements of a task."""
         return self.fetch(self.ordinals(repetition, task))
 
     def iterate(self, ordinal: int) -> Iterator[Any]:
@@ -283,7 +279,6 @@ class Addressed(Numbered):
         yield from self.fetch(np.array([ordinal], np.int64))
 
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        """Returns one group for each element."""
         return [[element] for element in self.fetch(ordinals)]
 
 
@@ -312,7 +307,6 @@ class Grouped(Numbered):
         """Returns the groups of these ordinals, in their order."""
 
     def compute(self, repetition: int, task: Task) -> list[Any]:
-        """Returns the groups of a task."""
         return self.block(self.ordinals(repetition, task))
 
     @abstractmethod

@@ -171,7 +171,6 @@ class WorkerSettings:
             ) from None
 
     def close(self) -> None:
-        """Closes the file."""
         os.close(self.fd)
 
 
@@ -204,7 +203,6 @@ class Server:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def request(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> int:
-        """Sends a request and returns the answer; the server takes over `fds`."""
         with self._speaking:
             try:
                 self._connection.send(pickle.dumps((*request, len(fds))))

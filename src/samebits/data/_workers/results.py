@@ -54,7 +54,6 @@ class ResultMemory:
         return offset, self._array(self.used)[offset : offset + size]
 
     def write(self, data: bytes) -> int:
-        """Appends `data` and returns its offset."""
         offset, place = self.reserve(len(data))
         place[:] = np.frombuffer(data, np.uint8)
         return offset

@@ -56,7 +56,6 @@ class Effects:
         self._serial = serial
 
     def affects(self, stage: Stage) -> bool:
-        """Returns True if one of them is in this stage, or below it."""
         return bool(self._serial) and any(id(function) in self._serial for function in stage.all_functions())
 
     def warn(self) -> None:

@@ -115,7 +115,6 @@ class Workers:
             raise
 
     def submit(self, job: Any) -> int:
-        """Submits a job and returns its number."""
         number, self._numbers = self._numbers, self._numbers + 1
         self._jobs[number] = job
         self._queue.append(number)
@@ -143,7 +142,6 @@ class Workers:
         return decode(base[answer.at : answer.at + answer.size].data, base)
 
     def first(self, numbers: Sequence[int]) -> int:
-        """Returns the number of the first of these jobs that is done."""
         if os.getpid() != self._owner:
             return numbers[0]
         if not any(number in self._arrived for number in numbers):
@@ -193,7 +191,6 @@ class Workers:
             self._launcher.close()
 
     def _await(self, *numbers: int) -> None:
-        """Waits for one of these jobs."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while not any(number in self._arrived for number in numbers):
             self._make_room(numbers[0])
@@ -328,7 +325,6 @@ class Threads:
         torch.set_num_threads(here)  # OpenMP's number is per thread; torch keeps the last for new ones
 
     def submit(self, job: WorkerJob) -> int:
-        """Submits a job and returns its number."""
         number, self._numbers = self._numbers, self._numbers + 1
         stage = self._stages[job.stage]
         self._jobs[number] = self._pool.submit(
@@ -346,7 +342,6 @@ class Threads:
         return self._jobs.pop(number).result()
 
     def first(self, numbers: Sequence[int]) -> int:
-        """Returns the number of the first of these jobs that is done."""
         done = wait([self._jobs[number] for number in numbers], self._timeout, FIRST_COMPLETED).done
         if not done:
             raise PipelineTimeoutError(

@@ -53,7 +53,6 @@ class StageWork:
         self._in_slot = [_collates_in_slot(stage) for stage in stages]
 
     def begin(self, worker: int) -> None:
-        """Prepares the process of worker number `worker` for each stage."""
         for stage in self._stages:
             stage.begin_worker(worker)
 
@@ -65,7 +64,6 @@ class StageWork:
             return self._run(lambda: stage.compute(job.repetition, job.task))
 
     def describe(self, job: WorkerJob) -> str:
-        """Returns the names of its elements and stage."""
         first, end, *_ = job.task
         stage = self._stages[job.stage]
         elements = f"{stage.unit} {first}" if end == first + 1 else f"{stage.unit}s {first} to {end - 1}"

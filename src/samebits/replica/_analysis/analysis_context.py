@@ -55,13 +55,11 @@ class AnalysisContext:
         """The outcome of each body for each of its inputs, and the frame of that run."""
 
     def layout(self, module: GraphModule) -> StorageLayout:
-        """Returns the storages and byte ranges of the values of a graph."""
         if module not in self._layouts:
             self._layouts[module] = StorageLayout(module)
         return self._layouts[module]
 
     def plan(self, node: Node, layout: StorageLayout) -> OpEffects:
-        """Returns the effects of a node."""
         if node not in self._plans:
             self._plans[node] = plan_of(node, layout)
         return self._plans[node]

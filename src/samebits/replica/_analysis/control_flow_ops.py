@@ -36,9 +36,7 @@ class Caller(Protocol):
 
     control: int
 
-    def meet(self, *partitions: int) -> int:
-        """Returns the partition that is equal where all are."""
-        ...
+    def meet(self, *partitions: int) -> int: ...
 
     def read_all(self, operands: Sequence[Any]) -> tuple[int, ...]:
         """Returns the partition of each operand; a plain number is equal."""

@@ -42,7 +42,6 @@ class Events:
         self.log: list[Event] = [Event("", partitions.equal, ())]
 
     def add(self, what: Node | str, partition: int, parents: tuple[int, ...], reason: str = "") -> int:
-        """Adds an event and returns its number."""
         if partition == self._partitions.equal:
             return 0
         self.log.append(Event(what, partition, tuple(dict.fromkeys(one for one in parents if one)), reason))
@@ -138,7 +137,6 @@ class Interpreter:
                 self.defined[node] = self.read(node)
 
     def read(self, node: Node) -> tuple[int, tuple[int, ...]]:
-        """Returns the partition that a node holds now, and the events that made it."""
         places = self.layout.places[node]
         if not places:
             partition, event = self.numbers.get(node, (self.known.equal, 0))
@@ -159,7 +157,6 @@ class Interpreter:
         return tuple(self.read(one)[0] if isinstance(one, Node) else self.known.equal for one in operands)
 
     def meet(self, *partitions: int) -> int:
-        """Returns the partition that is equal where all are."""
         found = self.known.equal
         for one in partitions:
             found = self.known.meet(found, one)

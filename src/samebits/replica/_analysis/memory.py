@@ -53,7 +53,6 @@ class Memory:
         self._cells: dict[Hashable, list[Cell]] = {}
 
     def read(self, place: ByteRange) -> tuple[int, tuple[int, ...]]:
-        """Returns the partition of the bytes of a place, and the events that wrote them."""
         cells = self._cells[place.storage]
         first, last = _span(cells, place)
         if last - first == 1:
@@ -65,7 +64,6 @@ class Memory:
         return found, tuple(cell.event for cell in cells[first:last])
 
     def is_written(self, place: ByteRange) -> bool:
-        """Returns True if the storage of a place was written to."""
         return place.storage in self._cells
 
     def write(self, place: ByteRange, partition: int, event: int) -> None:

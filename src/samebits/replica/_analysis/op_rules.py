@@ -188,7 +188,6 @@ def is_collective(node: Node) -> bool:
 
 
 def written_names(node: Node, known: Signature) -> tuple[str, ...]:
-    """Returns the names of the arguments that the op of a node writes to."""
     if (collective := COLLECTIVES.get(known.name)) is not None:
         return (collective.writes,) if collective.writes else ()
     if known.name in _SILENT_WRITES:
@@ -197,7 +196,6 @@ def written_names(node: Node, known: Signature) -> tuple[str, ...]:
 
 
 def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Returns the operands whose content the op reads."""
     outs = {one for name in known.outs for one in _nodes(known.argument(node, name))}
     if outs:
         again = [one for name, one in node.kwargs.items() if name not in known.outs]
@@ -280,7 +278,6 @@ def _entry(name: str, device: str) -> str:
 
 
 def generator_names(module: torch.fx.GraphModule) -> list[str]:
-    """Returns the generators that a graph and its bodies draw from."""
     parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
     nodes = (node for part in parts for node in part.graph.nodes)
     places = (

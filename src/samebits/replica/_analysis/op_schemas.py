@@ -46,7 +46,6 @@ class Signature:
 
 @cache
 def signature(target: OpOverload) -> Signature:
-    """Returns the signature of an op."""
     schema = target._schema
     written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     returned = [
@@ -70,10 +69,8 @@ def signature(target: OpOverload) -> Signature:
 
 
 def signature_of(node: Node) -> Signature:
-    """Returns the signature of the op of a node."""
     return signature(node.target)  # type: ignore[arg-type]
 
 
 def argument(node: Node, name: str) -> Any:
-    """Returns `Signature.argument` of the op of a node."""
     return signature_of(node).argument(node, name)

@@ -71,14 +71,12 @@ class Partitions:
         return self._labels[number]
 
     def classes(self, number: int) -> Groups:
-        """Returns the classes, by their lowest rank."""
         members: dict[int, list[int]] = {}
         for rank, label in enumerate(self._labels[number].tolist()):
             members.setdefault(label, []).append(rank)
         return tuple(map(tuple, members.values()))
 
     def meet(self, one: int, other: int) -> int:
-        """Returns the partition that is equal where both are."""
         if other in {one, self.equal}:
             return one
         if one == self.equal:

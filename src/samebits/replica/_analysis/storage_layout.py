@@ -36,7 +36,6 @@ class StorageLayout:
             self.places[node] = tuple(self._places(node))
 
     def constant(self, node: Node) -> Any:
-        """Returns the object that a `get_attr` node names."""
         return attrgetter(str(node.target))(self.module)
 
     def storages(self, node: Node) -> AbstractSet[Hashable]:
@@ -98,7 +97,6 @@ def constant_place(value: torch.Tensor) -> ByteRange:
 
 
 def tensors(node: Node) -> list[torch.Tensor]:
-    """Returns the fake tensors of a node's result."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return [value]
@@ -108,7 +106,6 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 
 def is_sparse(node: Node) -> bool:
-    """Returns True if the result of a node is a sparse tensor."""
     return any(leaf.layout is not torch.strided for leaf in tensors(node))
 
 

@@ -105,7 +105,6 @@ class _Probe(TorchDispatchMode):
         return outputs
 
     def shares(self, tensor: torch.Tensor) -> bool:
-        """Returns True if a tensor is in given memory."""
         return _storage(tensor) in self._given
 
 

@@ -71,7 +71,6 @@ class _Page:
         self.way = way | {node for node, name in names.items() if name in way}
 
     def lines(self) -> Iterator[str]:
-        """Yields the whole page."""
         report, drifting, step = self.report, self.drifting, list(self._step())
         verdict = f"{len(drifting)} state(s) drift apart" if drifting else "state stays as equal as declared"
         yield "<!doctype html><html lang=en><meta charset=utf-8><title>Replica-equal analysis</title>"

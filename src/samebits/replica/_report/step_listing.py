@@ -46,7 +46,6 @@ class Makers:
         self._writers: dict[Hashable, Node] = {}
 
     def add(self, node: Node) -> None:
-        """Takes note of what an op writes to."""
         if isinstance(node.target, OpOverload):
             for flow in self._frame.program.plan(node, self._frame.layout).flows:
                 self._writers.update((place.storage, node) for place in flow.writes)
@@ -92,7 +91,6 @@ def listed_ops(report: Report, makers: Makers) -> Iterator[ListedOp]:
 
 
 def input_names(report: Report) -> dict[Node, str]:
-    """Returns the names of the nodes that are inputs or constants of the step."""
     step, layout = report.step, report.frame.layout
     placeholders = (node for node in layout.nodes if node.op == "placeholder")
     names = dict(zip(placeholders, step.kinds, strict=False))

@@ -115,7 +115,6 @@ def _op_names(module: GraphModule) -> list[str]:
 
 
 def is_narrow(node: Node) -> bool:
-    """Returns True if an op returns or writes a 16-bit tensor."""
     return any(leaf.dtype in HALVES for leaf in (*tensors(node), *written_tensors(node).values()))
 
 

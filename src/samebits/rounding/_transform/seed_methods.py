@@ -208,7 +208,6 @@ def _ops(frame: Interpreter, path: str = "") -> Iterator[tuple[str, Node, Interp
 
 
 def _paths(module: GraphModule, path: str = "") -> Iterator[str]:
-    """Yields the paths of the current ops of a graph."""
     for node in module.graph.nodes:
         if node.op == "call_function":
             yield path + node.name
@@ -218,7 +217,6 @@ def _paths(module: GraphModule, path: str = "") -> Iterator[str]:
 
 
 def bodies_of(node: Node) -> list[Node]:
-    """Returns the nodes that name the bodies of a higher-order op."""
     owner = node.graph.owning_module
     named = [one for one in node.all_input_nodes if one.op == "get_attr"]
     return [one for one in named if isinstance(getattr(owner, str(one.target), None), GraphModule)]

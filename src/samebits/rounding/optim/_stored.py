@@ -60,7 +60,6 @@ STORED = {
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Returns a dtype's name in the name of a kernel."""
     return str(dtype).removeprefix("torch.")
 
 

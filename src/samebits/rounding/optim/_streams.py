@@ -61,7 +61,6 @@ def _tensor_keys(seed: Any, offset: Any, last: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _step_key(base: Words, step: int) -> Words:
-    """Returns the key of one step, the same for all parameters."""
     return int_keys.fold(base, step)
 
 

@@ -93,7 +93,6 @@ def _kind(dtypes: tuple[torch.dtype, ...]) -> tuple[int, bool]:
 
 
 def _has_kernel_layout(tensors: list[torch.Tensor]) -> bool:
-    """Returns True if device and layout are those of the kernels."""
     return tensors[0].is_cpu and all(one.is_contiguous() and not one.is_neg() for one in tensors)
 
 

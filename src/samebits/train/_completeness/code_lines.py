@@ -195,7 +195,6 @@ def sources_around(frame: FrameType | None) -> list[LoopSource]:
 
 
 def _expression_of_run(frame: FrameType) -> str | None:
-    """Returns "run", "self.run", or "epoch.run"."""
     for scope in (frame.f_locals, frame.f_globals):
         for name, value in scope.items():
             if _is_run(value):

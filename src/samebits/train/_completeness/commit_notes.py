@@ -116,7 +116,6 @@ class LoopChanges:
 
     @one_check()
     def note(self, at: int, look: Look, saved: CommittedState) -> Note:
-        """Returns the note of this boundary."""
         now, first = self.walk(look, saved), self._first
         assert first is not None
         now.states_before = first.states

@@ -372,7 +372,6 @@ class Look:
 
     @functools.cached_property
     def frames(self) -> LoopFrames:
-        """The frames around the loop."""
         return LoopFrames(self.frame)
 
     @functools.cached_property
@@ -422,7 +421,6 @@ def own_states(objects: Mapping[str, Any], saved: CommittedState) -> dict[str, A
 
 
 def digests_of(states: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digest of each state, by name."""
     return {name: digest.of_value(value) for name, value in states.items()}
 
 

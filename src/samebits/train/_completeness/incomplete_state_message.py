@@ -159,7 +159,6 @@ def message(
 
 
 def entries_of(changes: list[Change], program: SeenProgram) -> list[MessageLine]:
-    """Returns what is said of each subject that changed."""
     return [_entry(subject, group, program) for subject, group in _grouped(changes).items()]
 
 
@@ -328,7 +327,6 @@ def _entry(subject: str, group: list[Change], program: SeenProgram) -> MessageLi
 
 
 def _of_given(root: str, group: list[Change], program: SeenProgram) -> MessageLine:
-    """Returns the entry for what the state_dict of an object of the run leaves out."""
     owner, *_ = [kind for kind, _ in group[0].now.owners] or [None]
     name = group[0].taken.roots[root].name if owner is None else owner.__name__
     cure = "Save and load it there"
@@ -350,7 +348,6 @@ def _of_given(root: str, group: list[Change], program: SeenProgram) -> MessageLi
 
 
 def _of_package(subject: str, *, known: bool, program: SeenProgram) -> MessageLine:
-    """Returns the entry for a global variable of an installed package's module."""
     text = f"{subject} (a global variable of an installed package)"
     source = next((one for one in program.sources if one.run), None)
     if source is None:
@@ -376,7 +373,6 @@ def _of_loader(root: str, subject: str, group: list[Change], program: SeenProgra
 
 
 def _inside(group: list[Change]) -> str:
-    """Returns the changed paths, in short."""
     paths = list(dict.fromkeys(map(_shown_path, group)))
     return ", ".join(paths[:_SHORT]) + (f" and {len(paths) - _SHORT} more" if len(paths) > _SHORT else "")
 
@@ -436,7 +432,6 @@ def subject_of(change: Change) -> str:
 
 
 def _readable_path(path: str) -> str:
-    """Returns the path without `len()` and `.keys()`."""
     if path.startswith("len("):
         return path.removeprefix("len(").removesuffix(".keys()").removesuffix(")")
     return path.removesuffix(".keys()")

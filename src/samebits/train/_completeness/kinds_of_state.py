@@ -80,7 +80,6 @@ class Role(NamedTuple):
 
 
 def role(value: Any) -> Role:
-    """Returns the role of a value."""
     kind = type(value)
     group = "object" if is_user_type(kind) else "library"
     if kind in PLAIN or isinstance(value, (*CONSTANTS, torch.Tensor, np.ndarray, np.generic)):
@@ -135,7 +134,6 @@ def may_change(value: Any) -> bool:
 
 
 def is_users_own(value: Any) -> bool:
-    """Returns True for a `torch.nn.Module`, a function, a method or an object of a user's class."""
     return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
         type(value)
     )
@@ -162,7 +160,6 @@ def _containers(value: Any) -> digest.Parts | None:
 
 
 def fields_of(value: Any) -> set[str]:
-    """Returns the names of an object's attributes and properties."""
     return {*attributes_of(value), *_properties(type(value))}
 
 

@@ -419,7 +419,6 @@ class StateSnapshot(Walk):
                 )
 
     def marked_generator(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf: the state of a random generator."""
         self.generator(path, value, depth)
         if path in self.leaves_by_path:
             self.leaves_by_path[path] = self.leaves_by_path[path]._replace(generator=True)

@@ -71,7 +71,6 @@ class Note(NamedTuple):
     object when the loop began, and does not now."""
 
     def text(self, path: str) -> str:
-        """Returns what is said of a value."""
         return next(iter(self.names[path]), "") if path in self.names else self.values[path].text
 
 
@@ -96,7 +95,6 @@ def _was_set(change: Change) -> bool:
 
 
 def encoded(note: Note) -> dict[str, Any]:
-    """Returns the note as JSON has it."""
     values = {
         path: [one.hashed.hex(), one.first.hex(), one.text, one.changes] for path, one in note.values.items()
     }

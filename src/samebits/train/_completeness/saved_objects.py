@@ -68,7 +68,6 @@ class SavedObjects:
         return saved_path(paths)
 
     def is_equal(self, value: Any, path: str) -> bool:
-        """Returns True if a value has the content of the wanted object at a path."""
         saved = self._wanted.get(path)
         with suppress(Exception):  # of a class that has no digest
             return type(saved) is type(value) and not digest.differing([value], [saved])
@@ -106,7 +105,6 @@ def _roots(objects: Mapping[str, Any], saved: CommittedState) -> Iterator[tuple[
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the items of a container, and the attributes of an object with a `state_dict` of the user's."""
     if isinstance(value, dict):
         for number, (key, item) in enumerate(value.items()):
             yield f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...{number}]", item

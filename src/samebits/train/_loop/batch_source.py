@@ -106,7 +106,6 @@ class BatchSource:
         return state if reading is None or not reading.objects else {**state, "objects": reading.objects}
 
     def load(self, state: Any, batch_index: int) -> None:
-        """Restores a state that was taken `batch_index` batches into an epoch."""
         self._resumed_at = (state.get("objects", {}), self._objects.take()) if batch_index else None
         if isinstance(self._loader, Resumable):
             self._loader.load_state_dict(state)
@@ -171,7 +170,6 @@ class BatchSource:
         self._gave_last = False
 
     def _begin(self, epoch: int, batch_index: int) -> _EpochUnderWay:
-        """Begins an epoch, which resumes at this batch."""
         if self._prepared is not None:
             self._prepared.begin(epoch)
         loader, began_with, objects = self._loader, None, States()

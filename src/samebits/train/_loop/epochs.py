@@ -51,7 +51,6 @@ class Epoch(int):
     _epochs: Epochs
 
     def __new__(cls, number: int, epochs: Epochs) -> Self:
-        """Makes the epoch of this number."""
         made = super().__new__(cls, number)
         made._epochs = epochs
         return made

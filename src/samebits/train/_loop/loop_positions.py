@@ -167,7 +167,6 @@ class Loop:
     """Restores the position in the outer body when a nested loop continues."""
 
     def position(self, step: int) -> Position:
-        """Returns the position of the next batch, that of this step of the run."""
         return Position(self.name, self.epoch, self.batch_index, step)
 
     def loader_state(self) -> Any:
@@ -219,7 +218,6 @@ class Loops:
 
     @property
     def innermost(self) -> Loop | None:
-        """The innermost loop under way."""
         return next((loop for loop in reversed(self.under_way) if not loop.was_left), None)
 
     def name(self, name: str, call: str) -> str:
@@ -264,7 +262,6 @@ class Loops:
             self._names_in_step.clear()
 
     def finish(self, *, stopped: bool) -> None:
-        """Ends the outermost loop."""
         loop = self.under_way[0]
         loader, number = None, None
         if loop.source is not None:
@@ -304,11 +301,9 @@ class Loops:
         return position
 
     def position(self) -> Position:
-        """Returns the position between two steps."""
         return (self.current or Loop(next(reversed(self.done), ""))).position(self.step)
 
     def state(self) -> LoopsState:
-        """Returns the state for a commit."""
         loop, current = self.current, None
         if loop is not None:
             current = LoopPlace(

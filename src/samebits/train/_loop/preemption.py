@@ -121,7 +121,6 @@ class Preemption:
 
     @property
     def installed(self) -> bool:
-        """True if the handlers are installed."""
         return self._pipe is not None
 
     def fetch(self, read: Callable[[], Fetched], on_signal: Callable[[], object]) -> Fetched:
