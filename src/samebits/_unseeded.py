@@ -9,13 +9,7 @@ CURE = "Call samebits.set_random_seed(seed) at the top of the program"
 
 
 def no_seed(subject: str, otherwise: str = NEXT_RUN, instead: str = "") -> UnseededError:
-    """Returns the error of a use of the process's seed, which was not set.
-
-    Args:
-        subject: what needs the seed, with its verb: "get_global_generator() draws".
-        otherwise: what happens without a seed.
-        instead: another call that is as good as `set_random_seed`.
-    """
+    """Returns the error of a use of the process's seed, which was not set: `subject` has its verb."""
     return UnseededError(
         f"{subject}, and no seed was set: {otherwise}. {CURE}{instead and f', or {instead}'}."
     )

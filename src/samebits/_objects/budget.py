@@ -56,11 +56,7 @@ class Budget:
         self._collector.__exit__(None, None, None)
 
     def spend(self, steps: int = 1) -> None:
-        """Counts steps, of some microseconds each.
-
-        Raises:
-            BudgetSpentError: no more are left.
-        """
+        """Counts steps, of some microseconds each. Raises BudgetSpentError when none are left."""
         self._left -= steps
         if self._left < self._next_look:
             self._next_look = self._left - _EACH
@@ -92,11 +88,7 @@ def one_check(steps: int = CHECK_STEPS) -> Iterator[None]:
 
 
 def spend(steps: int = 1) -> None:
-    """Counts steps of the check that goes on, if one does.
-
-    Raises:
-        BudgetSpentError: no more are left.
-    """
+    """Counts steps of the check that goes on, if one does. Raises BudgetSpentError when none are left."""
     budget = _CHECK.get()
     if budget is not None:
         budget.spend(steps)

@@ -169,10 +169,7 @@ def _container(name: str, target: Any) -> Keeper:
 def _variables(
     name: str, table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None = None
 ) -> Keeper:
-    """Returns the keeper of named variables of an object, a class, a function or a module.
-
-    `put` sets one; `names`: only these.
-    """
+    """Returns the keeper of the variables `names` (None: of all) of an object or a module; `put` sets one."""
     few = tuple(table) if names is None else names
     slots = [(table.get, one) for one in few if isinstance(table.get(one), IMMUTABLE)]
     counts = [table.__len__] if names is None else []

@@ -113,12 +113,9 @@ def nearest_first(
 ) -> Iterator[tuple[str, Any]]:
     """Yields what can be reached from named objects, each object once, with its first name.
 
-    Args:
-        start: the names and the objects.
-        parts: yields what is one step away from an object, given its name and itself.
-        most: the number of objects after which the search ends.
-        leaves: classes of objects that are passed over.
-        seen: gets the objects, too: an id is unique only while its object lives.
+    `parts` yields what is one step away from an object, given its name and itself. At most `most` objects are
+    reached, `leaves` are classes that are passed over, and `seen` gets the objects, too: an id is unique only
+    while its object lives.
     """
     seen = {} if seen is None else seen
     waiting = deque(start)

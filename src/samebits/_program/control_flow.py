@@ -221,13 +221,7 @@ class ControlFlow:
 
 
 def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
-    """Returns True if the program has left the body of the `for` statement at `offset`, as far as is known.
-
-    Args:
-        identity: of the frame (`id`) in which the statement was.
-        code: of that frame.
-        offset: of the instruction that fetched the item of the body.
-    """
+    """Returns True if the program has left the body of the `for` at `offset`, as far as is known."""
     end = end_of_for(code, offset)
     if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
         return False

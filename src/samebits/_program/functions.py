@@ -25,12 +25,9 @@ _MAKES = ("__init__", "__new__", "__post_init__")
 class UserFunctions:
     """The functions of the modules that a loop's module uses, and of its objects' classes.
 
-    Functions are found by name alone: `x.update()` may call any user's function called `update`.
-
-    Args:
-        frame: the loop's. If its module is of a package of samebits (`Trainer`), the order of the calls of
-            the user's functions is read from that package's code, too.
-        driver: the package below it, whose loops call them.
+    Functions are found by name alone: `x.update()` may call any user's function called `update`. If the
+    frame's module is of a package of samebits (`Trainer`), the order of the calls of the user's functions is
+    read from that package's code, too; `driver`: the package below it, whose loops call them.
     """
 
     def __init__(self, frame: types.FrameType, driver: str) -> None:

@@ -21,11 +21,7 @@ Variables = dict[str, Any]
 
 
 class LoopFrames:
-    """The frames around the fetch of a batch, as they stand; each answer is found once.
-
-    Args:
-        frame: the one that fetches a batch; None: all answers are empty.
-    """
+    """The frames around `frame`, which fetches a batch; without one all answers are empty."""
 
     def __init__(self, frame: types.FrameType | None) -> None:
         self._frame = frame

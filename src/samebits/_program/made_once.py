@@ -23,12 +23,8 @@ _TESTED = ast.If | ast.IfExp | ast.While
 class DataDependence:
     """The assignments in the user's files, with the question of what they are made from.
 
-    Args:
-        codes: of the user's functions.
-
-    Example:
-        The mask of a transformer, `self.mask = torch.ones(x.shape[1], x.shape[1]).triu()`, does not depend
-        on data; the first batch's mean, `self.mean = x.mean(0)`, does.
+    The mask of a transformer, `self.mask = torch.ones(x.shape[1], x.shape[1]).triu()`, does not depend on
+    data; the first batch's mean, `self.mean = x.mean(0)`, does.
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:

@@ -46,11 +46,7 @@ class Program(UserFunctions):
 
     `LoopFrames` says what a loop carries. Of what changes between two iterations, `order` says what an
     iteration writes before it reads it, and which functions draw; `only_output` what only a print or a log
-    gets; `made_once` what is made from constants alone.
-
-    Args:
-        frames: around the loop.
-        driver: the package of samebits whose loops call the user's functions.
+    gets; `made_once` what is made from constants alone. `driver`: the package whose loops call the functions.
     """
 
     def __init__(self, frames: LoopFrames, driver: str) -> None:
@@ -58,10 +54,7 @@ class Program(UserFunctions):
         self._searches: dict[Any, Any] = {}
 
     def only_output(self, committed: Collection[str]) -> OutputFlow:
-        """Returns the search for values that flow only into output.
-
-        `committed`: names of what a commit holds.
-        """
+        """Returns the search for values that flow only into output; `committed`: names in a commit."""
         names = frozenset(committed)
         return self._once(("only output", self.size, names), lambda: OutputFlow(self.codes, names))
 

@@ -47,12 +47,7 @@ _CALCULATES = words("np numpy math cmath operator special scipy torch F")
 
 
 def is_draw(name: str, owner: str = "") -> bool:
-    """Returns True if a call of this name may draw.
-
-    Args:
-        name: the last name of the function, "power" of `np.random.power`.
-        owner: the name before the dot: "random" of `np.random.power`; empty for a function.
-    """
+    """Returns True if a call of `owner.name` may draw: "random" and "power" of `np.random.power`."""
     return name in NAMES and not (name in AMBIGUOUS and (not owner or owner in _CALCULATES))
 
 

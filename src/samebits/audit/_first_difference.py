@@ -123,12 +123,7 @@ def first_difference(
 ) -> Difference | None:
     """Returns the first difference of a run's processes, killed and resumed, from a whole run, or None.
 
-    Compared are the steps that both have, their number, and the final digest.
-
-    Args:
-        baseline: a record from a run's beginning to its end.
-        segments: the records of the run's processes; of a run that was not interrupted, one.
-        ignore: paths of locals that do not count (see `unstable`).
+    Compared are the steps that both have, their number, and the final digest, but for the paths in `ignore`.
     """
     for segment in segments:
         found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)

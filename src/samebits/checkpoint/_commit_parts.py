@@ -50,11 +50,8 @@ def write_parts(
 ) -> None:
     """Makes a commit of a state that is equal on all ranks, but for the rows of DTensors.
 
-    `facts`: fields of the manifest; those of rank 0 count.
-
-    Raises:
-        CommitError: a disk refused; earlier commits are untouched.
-        UnsavableStateError: as `encode`.
+    `facts`: fields of the manifest; those of rank 0 count. Raises CommitError when a disk refuses: earlier
+    commits are untouched; UnsavableStateError as `encode`.
     """
     doing = "in a commit"
 

@@ -186,12 +186,7 @@ def _check_round_trip(state: Any, file: Path, path: Path) -> None:
 
 
 def save_weights(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state` in the format of `path`'s suffix.
-
-    Raises:
-        InvalidArgumentError: safetensors cannot hold a value of it.
-        OSError: the disk refuses.
-    """
+    """Writes `state` in the format of `path`'s suffix; `InvalidArgumentError` for what it cannot hold."""
     if path.suffix == TENSORS_ONLY:
         check_safetensors(state, path)
         _write_safetensors(state, path)

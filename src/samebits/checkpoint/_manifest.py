@@ -186,9 +186,7 @@ class Manifest:
     def from_bytes(cls, data: bytes, file: object = "manifest.json") -> Manifest:
         """Returns the manifest that was written as `data`; `file` is named in errors.
 
-        Raises:
-            CorruptCommitError: a bit differs from the output of `to_bytes`.
-            NewerCommitError: it is whole, and of a later schema.
+        Raises CorruptCommitError if a bit differs from `to_bytes`, NewerCommitError for a later schema.
         """
         values = _parse(data, file)
         values.pop("digest", None)
@@ -224,8 +222,7 @@ def manifest_template(
 ) -> ManifestTemplate:
     """Returns the manifest of tensors with this layout, without digests; texts are canonical JSON.
 
-    Raises:
-        UnsavableStateError: the plain part of the state is too large.
+    Raises UnsavableStateError if the plain part of the state is too large.
     """
     template = ManifestTemplate(
         step,

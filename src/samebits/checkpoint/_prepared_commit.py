@@ -37,11 +37,8 @@ class LayoutError(Exception):
 class StateLayout:
     """The layout of one state: the positions of its tensors, its plain values, and the text between them.
 
-    The state's values are in one flat list: each container's after those of the containers before it.
-
-    Raises:
-        UnsavableStateError: the state holds something that cannot be saved.
-        LayoutError: it can be saved, but not by a layout.
+    The state's values are in one flat list: each container's after those of the containers before it. Raises
+    UnsavableStateError for a state that cannot be saved, LayoutError for one that can, but not by a layout.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:

@@ -63,9 +63,8 @@ def join_states(first: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) ->
 def rank_state(saved: Mapping[str, Any], rank: int, world_size: int, where: str) -> dict[str, Any]:
     """Returns the state of one rank.
 
-    Raises:
-        RunMismatchError: the commit is one of another number of processes.
-        CorruptCommitError: a part does not fit to the state of rank 0.
+    Raises RunMismatchError for a commit of another number of processes, CorruptCommitError for a part that
+    does not fit to the state of rank 0.
     """
     parts = saved.get(KEY, [])
     if len(parts) + 1 != world_size:

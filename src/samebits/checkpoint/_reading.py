@@ -94,10 +94,8 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
 def read_manifest(folder: Folder) -> Manifest:
     """Returns the manifest of a commit, well-formed.
 
-    Raises:
-        NewerCommitError: a later samebits wrote it.
-        CorruptCommitError: it is damaged, or belongs to another folder.
-        OSError: it cannot be read.
+    Raises NewerCommitError for one of a later samebits, OSError for one that cannot be read, and
+    CorruptCommitError for one that is damaged or belongs to another folder.
     """
     where = f"{folder}/{MANIFEST}"
     file, size = folder.open(MANIFEST)
@@ -180,8 +178,7 @@ def decode_state(folder: Folder, manifest: Manifest, tensors: Mapping[str, torch
 def read_manifests(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple[F, str]]]:
     """Returns the folders with valid manifests, newest first, and the others, each with the reason.
 
-    Raises:
-        NewerCommitError: a later samebits wrote one of them, and resuming from an older one would drop it.
+    Raises NewerCommitError for one of a later samebits: resuming from an older commit would drop it.
     """
     good: list[tuple[F, Manifest]] = []
     bad: list[tuple[F, str]] = []
@@ -210,10 +207,8 @@ def newest_valid(
 ) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:
     """Returns the newest valid commit with its state, and the skipped ones with the reasons.
 
-    `check` raises CorruptCommitError for a state that is none of the caller's; `read` as `read_state`.
-
-    Raises:
-        NewerCommitError: a later samebits wrote one of them.
+    `check` raises CorruptCommitError for a state that is none of the caller's; `read` as `read_state`. Raises
+    NewerCommitError for a commit of a later samebits.
     """
     good, skipped = read_manifests(folders)
     for folder, manifest in good:

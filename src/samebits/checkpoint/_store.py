@@ -259,8 +259,7 @@ class CommitStore:
     def publish(self, *, wait: bool = False) -> None:
         """Begins to make the last commit durable at a URL, and waits with `wait`; in a folder it is already.
 
-        Raises:
-            CommitError: one could not be uploaded.
+        Raises CommitError when one could not be uploaded.
         """
         if self._remote is not None and self._directory.owned:
             self._remote.publish(wait=wait)
@@ -341,12 +340,7 @@ def check_path(path: Any, name: str) -> None:
 
 
 def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[reading.Folder]:
-    """Returns the commits in a run directory, newest step first.
-
-    Raises:
-        RunDirectoryError: there is no run directory.
-        RemoteStorageError: the storage of a URL failed.
-    """
+    """Returns the commits in a run directory, newest step first. Raises RunDirectoryError without one."""
     where = find_run_directory(run_dir)
     if isinstance(where, str):
         return remote_folders(FsspecFiles(where))
@@ -372,12 +366,9 @@ def run_directories(root: Path) -> list[Path]:
 
 
 def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:
-    """Returns the path or URL of an existing run directory.
+    """Returns the path or URL of an existing run directory. Raises RunDirectoryError without one.
 
     Where `verify` has moved run directories, one that it did not move is found, too.
-
-    Raises:
-        RunDirectoryError: there is none.
     """
     candidates = [
         resolve(run_dir),

@@ -86,11 +86,7 @@ class CommandsInGroups(TyperGroup):
         return help_pages.group_page(self.help or "", commands, self.get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command of that name.
-
-        Raises:
-            InvalidArgumentError: there is none.
-        """
+        """Returns the command of that name. Raises InvalidArgumentError without one."""
         found = super().get_command(ctx, cmd_name)
         if found is not None or ctx.resilient_parsing or cmd_name.startswith("-"):
             return found

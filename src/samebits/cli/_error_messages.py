@@ -23,13 +23,7 @@ _RENAMED = {"--thread-invariant": ["--across threads"], "--machine-invariant": [
 
 
 def sentence_of(error: Any, name: str, command: Any) -> str:
-    """Returns what is wrong, and what to type.
-
-    Args:
-        error: a `UsageError`.
-        name: the command's; empty where none was given.
-        command: the command itself; None where there is none of that name.
-    """
+    """Returns what is wrong by a `UsageError`, and what to type; `command`: None for an unknown `name`."""
     kind = type(error).__name__
     if kind == "NoSuchOption":
         return _no_such_option(error, name)

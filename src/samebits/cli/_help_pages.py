@@ -17,15 +17,10 @@ Row = tuple[str, str]
 
 
 def command_page(name: str, docstring: str, parameters: Iterable[Any]) -> str:
-    """Returns the page of one command.
+    """Returns the page of one command, from its docstring.
 
-    The docstring's first paragraphs stand above the options. Its exit status, and its blocks with indented
-    lines (as the examples are), stand below them.
-
-    Args:
-        name: the command's.
-        docstring: paragraphs; indented lines are printed as they are.
-        parameters: arguments and options of the command, with the help option.
+    Its first paragraphs stand above the options. Its exit status, and its blocks with indented lines (as the
+    examples are), which are printed as they are, stand below them.
     """
     arguments, options = _split_parameters(parameters)
     above, below = _split_docstring(docstring)
@@ -41,13 +36,7 @@ def command_page(name: str, docstring: str, parameters: Iterable[Any]) -> str:
 def group_page(
     docstring: str, commands: Iterable[tuple[str, str, str | None]], parameters: Iterable[Any]
 ) -> str:
-    """Returns the page of all commands.
-
-    Args:
-        docstring: as for `command_page`.
-        commands: name, docstring and group of each; of commands without a group none is listed.
-        parameters: options in front of a command.
-    """
+    """Returns the page of all commands, given by name, docstring and group (None: it is not listed)."""
     groups: dict[str, list[Row]] = {}
     for name, text, group in commands:
         if group:

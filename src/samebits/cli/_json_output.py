@@ -26,26 +26,13 @@ JsonFile = Annotated[
 
 
 def check_json_file(json_file: str | None) -> None:
-    """Checks the value of `--json` before anything is done.
-
-    Raises:
-        InvalidArgumentError: the file's folder does not exist, or it is no place for a file.
-    """
+    """Checks the value of `--json` before anything is done, as `check_file`."""
     if not is_standard_output(json_file):
         check_file("--json", json_file, "--json result.json, or --json -")
 
 
 def check_file(option: str, file: str | None, example: str) -> None:
-    """Checks that a file of results can be written, before anything is done.
-
-    Args:
-        option: its name, for the error.
-        file: its value; None: it was not given.
-        example: the words to type instead.
-
-    Raises:
-        InvalidArgumentError: the file's folder does not exist, or it is no place for a file.
-    """
+    """Raises `InvalidArgumentError` unless a file of results can be written, before anything is done."""
     if file is None:
         return
     folder = Path(file).absolute().parent
@@ -73,12 +60,7 @@ def output_kept_for(json_file: str | None) -> Iterator[None]:
 
 
 def write_json(json_file: str | None, content: Mapping[str, Any] | str) -> None:
-    """Writes `content` to the file or to standard output; does nothing without `--json`.
-
-    Args:
-        json_file: the value of `--json`.
-        content: plain values, or JSON that is ready.
-    """
+    """Writes plain values, or ready JSON, to the file or to standard output, if `--json` is given."""
     if json_file is None:
         return
     text = content if isinstance(content, str) else json.dumps(content, indent=2)

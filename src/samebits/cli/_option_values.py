@@ -16,12 +16,7 @@ T = TypeVar("T")
 
 
 def whole_number(example: int, *, least: int | None = None) -> Callable[[str], int]:
-    """Returns the `parser` of an option that takes a whole number.
-
-    Args:
-        example: a value for the error.
-        least: the least value that is taken; None: any.
-    """
+    """Returns the `parser` of an option that takes a whole number; `example`: a value for the error."""
     more = "" if least is None else f", {least} or more"
     wanted = f"must be a whole number{more}, such as {example}"
     return _parser(int, lambda value: least is None or value >= least, wanted)
@@ -38,13 +33,7 @@ def whole_numbers(example: str, *, least: int) -> Callable[[str], tuple[int, ...
 
 
 def number_above(least: float, example: float, unit: str) -> Callable[[str], float]:
-    """Returns the `parser` of an option that takes a finite number above `least`.
-
-    Args:
-        least: itself not taken.
-        example: a value for the error.
-        unit: of the number: "seconds".
-    """
+    """Returns the `parser` of an option that takes a finite number above `least`, of `unit`: "seconds"."""
     wanted = f"must be a number of {unit} above {least:g}, such as {example:g}"
     return _parser(float, lambda value: least < value < math.inf, wanted)
 
@@ -65,11 +54,7 @@ def _parser(convert: Callable[[str], T], fits: Callable[[T], bool], wanted: str)
 
 
 def check_script(script: str) -> None:
-    """Checks SCRIPT before anything is started.
-
-    Raises:
-        InvalidArgumentError: it is a folder, or there is no such file.
-    """
+    """Raises `InvalidArgumentError` unless SCRIPT is a file, before anything is started."""
     if os.path.isdir(script):
         raise InvalidArgumentError(
             f"{script} is a folder. Name the script in it, such as {os.path.join(script, 'train.py')}."

@@ -55,11 +55,7 @@ class ReadPosition:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Moves to a saved position.
-
-        Raises:
-            PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline.
-        """
+        """Moves to a saved position. Raises PipelineMismatchError for one of another pipeline or samebits."""
         try:
             schema, epoch, delivered = int(state["schema"]), int(state["epoch"]), int(state["delivered"])
             inner, rolling, saved = (

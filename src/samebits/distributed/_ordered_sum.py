@@ -51,10 +51,7 @@ class GradientBucket:
     """The parameters whose gradient has not come in this shard."""
 
     def pack(self, gradients: Gradients, flat: torch.Tensor) -> torch.Tensor:
-        """Returns `flat` with the gradients side by side, in the order of each one's indices.
-
-        -0.0 where there is none.
-        """
+        """Returns `flat` with the gradients side by side, by each one's indices; -0.0 where there is none."""
         given = [gradients.pop(number, None) for number in self.numbers]
         *places, rest = flat.split([*self.sizes, flat.numel() - sum(self.sizes)])
         filled = [

@@ -80,8 +80,7 @@ class ResumableMixin:
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, from where the run was if it was killed; a finished run trains nothing.
 
-        Raises:
-            InvalidArgumentError: `resume_from_checkpoint` is given: the run knows where it was.
+        Raises `InvalidArgumentError` for a `resume_from_checkpoint`: the run knows where it was.
         """
         if resume_from_checkpoint:
             raise InvalidArgumentError(

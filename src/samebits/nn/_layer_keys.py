@@ -56,10 +56,7 @@ def remember(layer: torch.nn.Module, key: Words) -> None:
 
 
 def recall(layer: torch.nn.Module) -> Words:
-    """Returns the key of the call that is being repeated.
-
-    Raises `UnimplementedError` if the generator's bits identify no forward.
-    """
+    """Returns the key of the call that is repeated; `UnimplementedError` if its bits are no forward's."""
     key = _keys.get(_identifier(layer))
     if key is None:
         raise UnimplementedError(
@@ -235,9 +232,8 @@ class OwnsRandomness(torch.nn.Module):
     def next_key(self, device: torch.device) -> torch.Tensor:
         """Returns the key of this call, uint64 of shape (2,), on `device` if that is CUDA, else on the CPU.
 
-        Raises:
-            InvalidArgumentError: the layer is called in the loop of a run that does not know it.
-            UnimplementedError: an unidentified call is repeated inside backward, or the call is being traced.
+        Raises InvalidArgumentError in the loop of a run that does not know the layer, UnimplementedError for
+        an unidentified call that is repeated inside backward, or is being traced.
         """
         return self.next_keys(device, 1)[0]
 

@@ -65,8 +65,7 @@ Declaration = Equal | PerReplica | Partition
 def partition_number(declaration: Declaration, partitions: Partitions) -> int:
     """Returns the partition of a declaration.
 
-    Raises:
-        InvalidArgumentError: the groups overlap, or name a rank that does not exist, or it is no declaration.
+    Raises InvalidArgumentError for what is none, overlapping groups, and ranks that do not exist.
     """
     match declaration:
         case Equal():

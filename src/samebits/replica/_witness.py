@@ -131,8 +131,7 @@ class Witness(Observer):
     def check(self, step: int) -> None:
         """Compares the values now, by one all_gather of 32 bytes per rank; two if claims are over some ranks.
 
-        Raises:
-            ReplicaDriftError: with the first value that differs, the ranks, and the step; on all ranks.
+        Raises ReplicaDriftError on all ranks, with the first value that differs, the ranks, and the step.
         """
         if self._ranks == 1:
             return

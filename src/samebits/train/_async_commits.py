@@ -128,8 +128,7 @@ class Commits:
     def poll(self) -> list[Position]:
         """Returns the boundaries whose commits have become durable since the last call.
 
-        Raises:
-            CommitError: the disk, or the storage of a URL, refused one.
+        Raises CommitError when the disk, or the storage of a URL, has refused one.
         """
         now = time.monotonic()
         if not self.under_way or now < self._next_poll:

@@ -50,8 +50,7 @@ TakeNote = Callable[[Position, CommittedState], None]
 class BestCommits:
     """The best commits, by `Run(keep_best=..., best=...)`.
 
-    Raises:
-        InvalidArgumentError: for a negative number, or a name with keep_best=0.
+    Raises InvalidArgumentError for a negative number, or a name with keep_best=0.
     """
 
     def __init__(self, keep: int, name: str | None) -> None:

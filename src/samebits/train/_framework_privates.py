@@ -67,12 +67,9 @@ PRIVATE: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def require_attributes(library: str, thing: Any) -> None:
-    """Checks that an object has all that `PRIVATE` lists for its class, or for one that it derives from.
+    """Raises UnimplementedError unless an object has all that `PRIVATE` lists for its class or a base of it.
 
     What a class of samebits overrides there counts only if the library has it, too, and so calls it.
-
-    Raises:
-        UnimplementedError: it has not: the library is older or newer than what was tested.
     """
     theirs = [kind for kind in type(thing).__mro__ if not kind.__module__.startswith("samebits.")]
     for kind in theirs:

@@ -48,8 +48,7 @@ class Hyperparameters:
     def check(self, recorded: Mapping[str, list[Values]], where: str, allowed: Collection[str]) -> None:
         """Compares with the values of the commit, which are then those of this run, too.
 
-        Raises:
-            RunMismatchError: some differ, and "hyperparameters" is not in `allowed` (else: a warning).
+        Raises RunMismatchError if some differ, and "hyperparameters" is not in `allowed` (else: a warning).
         """
         lines = [
             line

@@ -35,11 +35,7 @@ _HOOKS = re.compile(r"_.*_hooks(_.*)?")
 
 
 def steps_between(share: Any) -> int:
-    """Returns every how many steps one is computed again, for "1%" or a number of steps.
-
-    Raises:
-        InvalidArgumentError: it is neither.
-    """
+    """Returns every how many steps one is computed again, for "1%" or a number of steps."""
     if given := share_of(share):
         return max(1, round(1 / given))
     forms = "give a share of the steps ('1%', above 0%, at most 100%) or from one to the next (100)"

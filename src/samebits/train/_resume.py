@@ -116,9 +116,8 @@ class ResumeState:
     ) -> None:
         """Reads a commit, and restores it if all its objects are there; else `run.add` is still to come.
 
-        Raises:
-            RunMismatchError: of another program, environment or hyperparameters; nothing was changed.
-            CorruptCommitError: it holds what no run writes.
+        Raises RunMismatchError for one of another program, environment or hyperparameters, before any change;
+        CorruptCommitError for what no run writes.
         """
         with self._refusing():
             saved = CommittedState.of(tree)

@@ -43,9 +43,8 @@ Metric = Callable[[Any, Any], Any] | MetricObject
 class Metrics:
     """`metrics=` of a trainer, by name.
 
-    Raises:
-        InvalidArgumentError: a name that the trainer uses itself, or a value that is neither a function nor
-            an object with update, compute, reset, state_dict and load_state_dict.
+    Raises InvalidArgumentError for a name that the trainer uses itself, and a value that is neither a
+    function nor an object with update, compute, reset, state_dict and load_state_dict.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:

@@ -145,8 +145,7 @@ def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
 class FitPlan:
     """The arguments of `fit` about epochs and validation.
 
-    Raises:
-        InvalidArgumentError: one is outside its range, or contradicts another or a loader's length.
+    Raises InvalidArgumentError for one outside its range, or against another or a loader's length.
     """
 
     loader: Iterable[Any]

@@ -200,15 +200,12 @@ def _contains(things: list[Any], thing: Any) -> bool:
 
 
 class UpdateDetector:
-    """Detects parameters that changed between a gradient and the next forward without an optimizer.
+    """Detects `parameters` that changed between a gradient and the next forward without an optimizer.
 
     Only that span is checked, so a change without a gradient (initial weights, copies into a target network)
     or inside a forward (a BatchNorm's buffers, a moving average) is no update. Where optimizers step after
     each gradient, only the very first one is hashed for it. At level "loss", where an optimizer's step leaves
     no hash, the first update after one is reported together with the second.
-
-    Args:
-        parameters: returns all parameters of the trained models as they are now.
     """
 
     def __init__(self, parameters: Callable[[], Leaves]) -> None:
@@ -289,10 +286,7 @@ _last_hashes: Any = WeakTensorKeyDictionary()
 
 
 def _hash_of_whole(tensor: Any) -> bytes:
-    """Returns the hash of a DTensor; all ranks call this.
-
-    When they have parted it is that of the last step, if it still holds.
-    """
+    """Returns the hash of a DTensor, on all ranks; once they have parted the last one, if it still holds."""
     writes = local(tensor)._version
     if dist.is_initialized():
         _last_hashes[tensor] = writes, leaf(tensor.full_tensor())

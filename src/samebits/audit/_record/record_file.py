@@ -181,8 +181,7 @@ class Record:
 def read_record(path: str | os.PathLike[str]) -> Record:
     """Returns the record in a file or folder (records of several processes are merged, later ones win).
 
-    Raises:
-        RecordError: there is none, or it is not a record of this schema.
+    Raises RecordError where there is none, or it is not a record of this schema.
     """
     return merge_segments(read_segments(path))
 

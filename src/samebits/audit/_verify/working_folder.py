@@ -347,10 +347,8 @@ def working_folder(
 ) -> Iterator[WorkingFolder]:
     """Makes an overlay of `user` if one can be mounted, else copies and guarded links (calls `notify`).
 
-    `written` names files that the script is known to write, relative to `user`.
-
-    Raises:
-        VerifyError: there can be no overlay, and too much would have to be copied.
+    `written` names files that the script is known to write, relative to `user`. Raises VerifyError where too
+    much would have to be copied.
     """
     overlay, reason = None, ""
     try:

@@ -77,9 +77,7 @@ class FsspecFiles:
     def open(self, name: str) -> tuple[BinaryIO, int]:
         """Opens a file and returns it with its size in bytes.
 
-        Raises:
-            FileNotFoundError: it is not there.
-            CorruptCommitError: it is a link, a pipe or a folder.
+        Raises FileNotFoundError without one, CorruptCommitError for a link, a pipe or a folder.
         """
         with self._translate_errors(f"open {name}"):
             self._files.invalidate_cache()

@@ -94,8 +94,7 @@ class RemoteCommits:
     def publish(self, *, wait: bool) -> None:
         """Begins to upload the newest commit unless it is there; with `wait`, returns when it is.
 
-        Raises:
-            CommitError: an upload failed. The next call begins another.
+        Raises CommitError when an upload has failed; the next call begins another.
         """
         for _ in range(2):  # the upload that is under way may be of an older one
             newest = self._folder.last

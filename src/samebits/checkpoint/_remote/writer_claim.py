@@ -31,9 +31,7 @@ _ID = "staging-id"
 class WriterClaim:
     """Names the process that opened a run directory last: `take` it, `check` it before each commit, `end` it.
 
-    Args:
-        files: at the URL.
-        staging: the folder of this machine where the commits are made, locked by this process or by none.
+    `staging`: the folder of this machine where the commits are made, locked by this process or by none.
     """
 
     def __init__(self, files: FsspecFiles, staging: Path) -> None:
@@ -41,12 +39,7 @@ class WriterClaim:
         self._facts: dict[str, Any] = {}
 
     def take(self) -> bool:
-        """Names this process; returns True if the one before used this staging folder, and had settled it.
-
-        Raises:
-            OSError: the staging folder cannot be written.
-            RemoteStorageError: the storage failed.
-        """
+        """Names this process; returns True if the one before used this staging folder, and had settled it."""
         found, staging = self._read() or {}, self._staging_id()
         ours = found.get("staging") == staging
         if not ours and is_open(found):
@@ -84,12 +77,7 @@ class WriterClaim:
         self._update(staging=self._staging_id())
 
     def end(self) -> None:
-        """Notes that this process has left the directory.
-
-        Raises:
-            RunDirectoryError: it is another's now.
-            RemoteStorageError: the storage failed.
-        """
+        """Notes that this process has left the directory. Raises RunDirectoryError if it is another's now."""
         self._update(ended=True)
 
     def check_free(self) -> None:

@@ -48,14 +48,9 @@ class WriterDiedError(Exception):
 
 
 class WriterClient:
-    """One writer process and the slots that it shares with this one.
+    """One writer process and the slots that it shares with this one. `run_dir` is locked by this process.
 
-    Args:
-        run_dir: locked by this process.
-        options: for `writer_process.main`: the folder of the commits and what to keep.
-
-    Raises:
-        OSError: the process cannot be started, or there is no memory for it.
+    Raises OSError when the process cannot be started, or there is no memory for it.
     """
 
     def __init__(self, run_dir: Path, options: Mapping[str, Any]) -> None:

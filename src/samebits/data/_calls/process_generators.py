@@ -116,8 +116,7 @@ class Draws:
     def run(self, task: Callable[[], T]) -> T:
         """Returns the result of `task`. Afterwards the generators of process and objects are restored.
 
-        Raises:
-            PipelineError: the task drew although reading had shown no draw, but not when computed again.
+        Raises PipelineError if the task drew although reading had shown no draw, but not when computed again.
         """
         with OwnBlock() as block:
             result = self._run(task)

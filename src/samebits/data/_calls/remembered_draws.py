@@ -84,9 +84,8 @@ class Memos:
     def call(self, element: Any, key: Words) -> Any:
         """Returns the result for one element, with the generators set by `key`.
 
-        Raises:
-            DrawRememberedError: called again for the same element, the function drew differently.
-            UnsetGeneratorError: the first call, repeated, gave other bits in an array or a tensor.
+        Raises DrawRememberedError if the function, called again for the same element, drew differently;
+        UnsetGeneratorError if the first call, repeated, gave other bits in an array or a tensor.
         """
         if not self._repeatable:
             return self._function(element)

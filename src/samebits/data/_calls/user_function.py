@@ -177,10 +177,8 @@ class Function:
     def call_checked(self, element: Any, place: Place, key: Words) -> Any:
         """Returns the result for one of the first elements; it may be called twice with the same generators.
 
-        One that counts its calls is noted as such.
-
-        Raises:
-            PipelineError: the results differ, or the second call drew differently.
+        One that counts its calls is noted as such. Raises PipelineError if the results differ, or the second
+        call drew differently.
         """
         self._left -= 1
         try:

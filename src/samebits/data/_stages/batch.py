@@ -84,8 +84,7 @@ class Batching(Dividing):
     def collate_rows(self, place: Place, elements: list[Any], shard: int | None = None) -> Any:
         """Returns the batch of these elements, of all rows or of a shard's.
 
-        Raises:
-            PipelineError: the elements cannot be put together; the message names the first unlike the others.
+        Raises PipelineError for elements that cannot be put together; it names the first unlike the others.
         """
         try:
             key = self.key if shard is None else int_keys.fold(self.key, "shard", shard)

@@ -126,11 +126,7 @@ class WorkerSettings:
     """The work of workers, and this process's settings that its bits depend on, in a file without a name."""
 
     def __init__(self, work: StageWork) -> None:
-        """Stores the settings of this process.
-
-        Raises:
-            PipelineError: a stage holds something that cannot be sent to another process.
-        """
+        """Stores the settings of this process. Raises PipelineError for what cannot be sent to another."""
         self.fd = os.memfd_create("samebits-work")
         with os.fdopen(os.dup(self.fd), "wb") as file:
             pickle.dump(
@@ -148,11 +144,7 @@ class WorkerSettings:
 
     @staticmethod
     def load(fd: int) -> StageWork:
-        """Applies the settings to this process and returns its work.
-
-        Raises:
-            PipelineError: something that the work is made of cannot be loaded here.
-        """
+        """Applies the settings to this process and returns its work; PipelineError for what is missing."""
         # Several workers read it, each at its own position.
         file: Any = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         path, seed, settings, dtype = pickle.load(file)  # noqa: S301 (from our own parent)

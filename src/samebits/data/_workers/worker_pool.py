@@ -333,11 +333,7 @@ class Threads:
         return number
 
     def result(self, number: int) -> Any:
-        """Returns the result of job `number`, or raises its error.
-
-        Raises:
-            PipelineTimeoutError: there was no result in time.
-        """
+        """Returns the result of job `number`, or raises its error; PipelineTimeoutError without one."""
         self.first([number])
         return self._jobs.pop(number).result()
 

@@ -67,10 +67,7 @@ class Memory:
         return place.storage in self._cells
 
     def write(self, place: ByteRange, partition: int, event: int) -> None:
-        """Makes the bytes from `low` to `high` hold `partition`.
-
-        Where a place has gaps, the caller mixes in the value before.
-        """
+        """Makes the bytes from `low` to `high` hold `partition`; where a place has gaps, the caller mixes."""
         cells = self._cells.setdefault(place.storage, [])
         if place.low == place.high:
             return

@@ -32,10 +32,7 @@ class Signature:
     """True if its results are always views of its first argument."""
 
     def argument(self, node: Node, name: str) -> Any:
-        """Returns the value of an argument of a node of this op, by the name in the schema.
-
-        None if there is no such argument.
-        """
+        """Returns the value of an argument of a node of this op, by the schema's name; None without one."""
         if name in node.kwargs:
             return node.kwargs[name]
         position = self.position.get(name)

@@ -52,8 +52,7 @@ class Partitions:
     def from_groups(self, groups: Iterable[Iterable[int]]) -> int:
         """Returns the partition into `groups`; a rank in none of them is alone.
 
-        Raises:
-            InvalidArgumentError: a rank is in two groups, or there is no such rank.
+        Raises InvalidArgumentError for a rank in two groups, and for one that does not exist.
         """
         symbols = np.arange(self.ranks)
         seen: set[int] = set()

@@ -56,10 +56,7 @@ class Closure:
         yield from self._seen.values()
 
     def name_of(self, held: Any) -> str | None:
-        """Returns the path of a generator, of a tensor, or of another tensor of the same bytes.
-
-        None if the step does not reach it.
-        """
+        """Returns the path of a generator, a tensor, or one of the same bytes; None: it is not reached."""
         if isinstance(held, torch.Generator):
             return self._generators.get(held._cdata)  # type: ignore[attr-defined]
         return self._names.get(id(held)) or self._places.get(constant_place(held))

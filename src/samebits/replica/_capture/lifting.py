@@ -190,8 +190,7 @@ def dotted_path(path: tuple[Any, ...]) -> str:
 def names_of(step: Callable[..., Any], count: int) -> list[str]:
     """Returns the names of the first `count` arguments of a step.
 
-    Raises:
-        InvalidArgumentError: it takes fewer, or needs more (a `mesh` it may be given), or has no names.
+    Raises InvalidArgumentError if it takes fewer, needs more (a `mesh` it may be given), or has no names.
     """
     names = []
     try:

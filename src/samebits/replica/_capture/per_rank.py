@@ -94,8 +94,7 @@ def existing_objects(closure: Closure) -> dict[int, ref[Any]]:
 def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
     """Adds the objects that a rank has made to those `seen` before, and has its optimizers make their state.
 
-    Raises:
-        InvalidArgumentError: an object existed before: it has what the step did to it in a trace before.
+    Raises InvalidArgumentError for one that existed before: it has what the step did to it in a trace before.
     """
     for path, leaf in pytree.tree_flatten_with_path(made)[0]:
         own = [*leaf.modules(), *leaf.parameters()] if isinstance(leaf, nn.Module) else [leaf]

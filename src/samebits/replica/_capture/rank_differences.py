@@ -52,8 +52,7 @@ def trace_of(rank: int, module: GraphModule) -> RankTrace:
 def compare_ranks(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[Any, ...] | None]:
     """Returns the nodes (of the first trace) whose arguments depend on the rank, with these [ranks].
 
-    Raises:
-        RankDependentError: the ranks do not run the same ops; the message has both lines.
+    Raises RankDependentError, with both lines, if the ranks do not run the same ops.
     """
     first = traces[0]
     for other in traces[1:]:
@@ -69,8 +68,7 @@ def compare_ranks(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[
 def groups_of(traces: list[RankTrace], world_size: int, mesh: dict[str, int]) -> dict[Node, Groups]:
     """Returns all groups of each collective. The groups of ranks that were not captured follow from the mesh.
 
-    Raises:
-        RankDependentError: a group of one rank is not that of another member, or no axes of the mesh make it.
+    Raises RankDependentError if a group of one rank is not that of another member, or no axes of the mesh.
     """
     found: dict[Node, Groups] = {}
     interned: dict[Groups, Groups] = {}

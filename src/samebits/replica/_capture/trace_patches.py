@@ -51,8 +51,7 @@ def trace_writes_to_constants() -> Iterator[None]:
 def forbid_seeding() -> Iterator[None]:
     """Refuses a step that seeds the generator of the process: draws on fake tensors do not move it.
 
-    Raises:
-        UnimplementedError: at the first op after the seeding, and at the end of the step.
+    Raises UnimplementedError at the first op after the seeding, and at the end of the step.
     """
     start, seed, original = torch.get_rng_state(), torch.initial_seed(), PythonKeyTracer.create_node
 

@@ -23,8 +23,7 @@ from samebits.replica._capture.rank_differences import RankTrace, check_same_ove
 def check_second_step(first: RankTrace, module: GraphModule, zeros: Mapping[str, torch.Tensor]) -> None:
     """Checks that the second step, `module`, reads nothing that the `first` left in objects but `zeros`.
 
-    Raises:
-        UnimplementedError: the second step reads it, or runs other ops than the first.
+    Raises UnimplementedError if it does, or runs other ops than the first.
     """
     left = {_memory(one): name for name, one in zeros.items()}
     cleared: set[str] = set()

@@ -49,8 +49,7 @@ _OURS = frozenset({"samebits::dropout"})
 def rule_of(node: Node, frame: Interpreter, user_rules: Mapping[str, Rule]) -> Rule:
     """Returns the rule of an op of a frame that is no higher-order op.
 
-    Raises:
-        UnimplementedError: the op has a 16-bit result and no rule; it is named, with the user's line.
+    Raises UnimplementedError, with the user's line, for an op with a 16-bit result and no rule.
     """
     target = node.target
     if target is operator.getitem or not is_narrow(node):
@@ -84,8 +83,7 @@ def rule_of(node: Node, frame: Interpreter, user_rules: Mapping[str, Rule]) -> R
 def check_rules(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mapping[str, Rule]:
     """Checks and returns the rules that a user gives for the ops of a graph and of its bodies.
 
-    Raises:
-        InvalidArgumentError: a rule is none, or the graph has no op of its name (a typing error).
+    Raises InvalidArgumentError for what is no rule, or has the name of no op in the graph (a typing error).
     """
     if not isinstance(rules, Mapping | None):
         raise InvalidArgumentError(

@@ -17,9 +17,7 @@ from samebits.replica._analysis.op_schemas import signature_of
 def rank_of(step: CapturedStep, rank: int | None) -> int:
     """Returns the rank to lower for: as given, else that of the process.
 
-    Raises:
-        ConflictError: the process group has another size than the step was captured for, or there is none.
-        InvalidArgumentError: there is no such rank.
+    Raises ConflictError without a process group of the step's size, InvalidArgumentError without such a rank.
     """
     if rank is not None:
         if not isinstance(rank, int) or not 0 <= rank < step.world_size:
@@ -37,8 +35,7 @@ def rank_of(step: CapturedStep, rank: int | None) -> int:
 def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
     """Returns the process group of a collective, found by its ranks: names are those of the capture.
 
-    Raises:
-        ConflictError: this process has no group of these ranks.
+    Raises ConflictError if this process has no group of these ranks.
     """
     ranks = next(group for group in step.groups[node] if rank in group)
     for known in dist.distributed_c10d._world.pg_map if dist.is_initialized() else ():
@@ -54,8 +51,7 @@ def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
 def arguments_of(node: Node, step: CapturedStep, rank: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of a node in this rank's code.
 
-    Raises:
-        UnimplementedError: they depend on the rank, and this rank was not captured, or they are a tensor.
+    Raises UnimplementedError if they depend on the rank, and this one was not captured, or are a tensor.
     """
     if node not in step.by_rank:
         return node.args, dict(node.kwargs)

@@ -46,10 +46,7 @@ def factors(
 
 
 def arguments(step: int, begins: float, *numbers: float) -> tuple[SGDFactors, bool]:
-    """Returns the arguments of `kernel_of` and `plain` after tensors and keys.
-
-    The last: Nesterov's or not.
-    """
+    """Returns the arguments of `kernel_of` and `plain` after tensors and keys, with Nesterov's or not."""
     *known, maximize, nesterov = numbers
     return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
 

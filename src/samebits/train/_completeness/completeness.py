@@ -183,10 +183,8 @@ class Completeness:
     def boundary(self, position: Position, look: Look, *, ends: bool = False) -> None:
         """Checks if due: after the first steps and epochs, at doublings of their number, as time allows.
 
-        What the first three steps would lose is one error, after the third or at the loop's end (`ends`).
-
-        Raises:
-            IncompleteStateError: a resume would lose state.
+        What the first three steps would lose is one IncompleteStateError, after the third or at the end of
+        the loop (`ends`).
         """
         if not self._enabled or not process.overrides.check_complete:
             return

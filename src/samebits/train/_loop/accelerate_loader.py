@@ -28,9 +28,8 @@ from samebits.train._framework_privates import require_attributes
 def prepared(loader: Any) -> PreparedLoader | None:
     """Returns what reads a loader of Accelerate, the same at each call; None for any other loader.
 
-    Raises:
-        UnimplementedError: this version of Accelerate is not as it was.
-        InvalidArgumentError: the loader is one of `accelerator.skip_first_batches`.
+    Raises UnimplementedError for a version of Accelerate that is not as it was, InvalidArgumentError for a
+    loader of `accelerator.skip_first_batches`.
     """
     if type(loader).__module__.partition(".")[0] != "accelerate" or not hasattr(loader, "base_dataloader"):
         return None
