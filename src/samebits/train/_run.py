@@ -201,7 +201,7 @@ class Run:
         """
         self._add(name, thing, ())
         if complete:
-            self.parts.completeness.trust(name)
+            self.parts.completeness.trusted.add(name)
 
     def _add(self, name: str, thing: Any, options: tuple[str, ...]) -> None:
         saved = stateful(name, thing, options)

@@ -40,17 +40,13 @@ class LoopSource:
         self._lines = linecache.getlines(name, frame.f_globals)
         self._scope = _scope("".join(self._lines), frame)
         self._loop = _loop_at(self._scope, frame.f_lineno)
+        self.is_over_epochs = _is_over_epochs(self._loop)
         self._first = 0 if self._loop is None else self._loop.lineno
 
     @property
     def before(self) -> str:
         """The place before the loop, or before the loop over epochs around it; empty if it is not known."""
         return "" if self._loop is None else f"{self._file}, before line {self._first}"
-
-    @property
-    def is_over_epochs(self) -> bool:
-        """True for a loop in the body of `run.epochs`."""
-        return _is_over_epochs(self._loop)
 
     def before_of(self, name: str) -> str:
         """The place for a line about a variable: before the outermost plain loop that does not set it."""
@@ -120,11 +116,8 @@ class LoopSource:
         """Returns the plain loops around the loop of the run, inside its `with`."""
         line, nodes = self.frame.f_lineno, ast.walk(self._scope or ast.Pass())
         loops = [one for one in nodes if isinstance(one, ast.For | ast.While) and _has(one, line)]
-        return [
-            one
-            for one in loops
-            if max((run.lineno for run in self._runs()), default=0) < one.lineno < self._first
-        ]
+        opened = max((run.lineno for run in self._runs()), default=0)
+        return [one for one in loops if opened < one.lineno < self._first]
 
     def _runs(self) -> list[ast.With]:
         """Returns the `with` statements around the loop that open a run."""
@@ -223,9 +216,8 @@ def _scope(text: str, frame: FrameType) -> ast.AST | None:
     functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     first = frame.f_code.co_firstlineno  # that of a decorator, if there is one
     named = [one for one in functions if one.name == frame.f_code.co_name]
-    return next(
-        (one for one in named if first in (one.lineno, *(d.lineno for d in one.decorator_list))), None
-    )
+    begins = (one for one in named if first in (one.lineno, *(d.lineno for d in one.decorator_list)))
+    return next(begins, None)
 
 
 def _loop_at(scope: ast.AST | None, line: int) -> ast.For | ast.While | None:

@@ -140,9 +140,8 @@ class LoopChanges:
         names = {path: found for path, found in names.items() if found} | {
             path: names.get(path, []) for path in meant if path != first.named[path].value
         }
-        values = self._unchanged(now, first, look.program) | {
-            one.path: self._noted(one) for one in left[:_MOST]
-        }
+        values = self._unchanged(now, first, look.program)
+        values |= {one.path: self._noted(one) for one in left[:_MOST]}
         return Note(self.loop, at, values, dict([*names.items()][:_MOST]))
 
     def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, program: Program) -> dict[str, NotedValue]:
@@ -196,7 +195,8 @@ class CommitNotes:
         self._notes: dict[bool, Note] = {}
         """The newest notes of the loop over steps and (True) of the loop over epochs around it."""
         self._encoded: dict[str, Any] = {}
-        self._text: str | None = None
+        self.text: str | None = None
+        """The text of the newest note, for a commit; None without one."""
         self._left: dict[str, dict[str, str]] = {}
         """For each loop that is over, what it left to the code behind it, by variable."""
         self._found: dict[bool, Note] = {}
@@ -206,11 +206,6 @@ class CommitNotes:
         """Takes the note of the commit that the run resumes from; None: a commit without one."""
         self._manifest, self._found, self._left = manifest, parsed(text), parsed_left(text)
         self._write()
-
-    @property
-    def text(self) -> str | None:
-        """The text of the newest note, for a commit; None without one."""
-        return self._text
 
     def end(self, look: Look, loop: str) -> None:
         """Notes what a loop that is over leaves to the code behind it: a resumed process runs none of it."""
@@ -225,7 +220,7 @@ class CommitNotes:
 
     def _write(self) -> None:
         content = self._encoded | ({LEFT: self._left} if self._left else {})
-        self._text = json.dumps(content) if content else None
+        self.text = json.dumps(content) if content else None
 
     def begin(self, look: Look, position: Position, *, by_epoch: bool = False, over: bool = False) -> None:
         """Takes the first look of a loop in this process, and compares it with the commit.
@@ -273,9 +268,8 @@ class CommitNotes:
             try:
                 with one_check():
                     now = left_values(look.frames)
-                    names = [
-                        one for one in now if noted.get(one, now[one]) != now[one] and not is_allowed(one)
-                    ]
+                    names = [one for one in now if noted.get(one, now[one]) != now[one]]
+                    names = [one for one in names if not is_allowed(one)]
                     names = [one for one in names if not look.flow.variable(look.frame.f_code, one)]
             except Exception as error:
                 self._end(error)
@@ -322,7 +316,7 @@ class CommitNotes:
 
     def _end(self, error: Exception) -> None:
         """Ends the notes of this process: an object that cannot be read must not end a run."""
-        self._off, self._encoded, self._text = True, {}, None
+        self._off, self._encoded, self.text = True, {}, None
         user_code.warn(
             f"Run: commits from here on have no note for a resume to compare: {type(error).__name__}: {error}"
         )

@@ -80,6 +80,7 @@ class SharedPaths:
     warned: set[str] = field(default_factory=set)
     """The subjects of the warnings so far."""
     unraised: dict[str, SamebitsError] = field(default_factory=dict)
+    """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
 
 
 class Completeness:
@@ -87,8 +88,11 @@ class Completeness:
 
     def __init__(self, *, enabled: bool, steps: SharedPaths | None = None) -> None:
         """`steps`: the paths of the check of the steps, for the check of the loop over epochs around them."""
-        self._enabled = enabled
+        self.enabled = enabled
+        """False with `check_complete=False`, and after an object could not be read."""
         self._shared = steps or SharedPaths()
+        self.ignored, self.trusted = self._shared.ignored, self._shared.trusted
+        self.unraised = self._shared.unraised
         self._loop: str | None = None
         self._before: reachable_state.StateSnapshot | None = None
         self._around_steps = steps is not None
@@ -120,16 +124,7 @@ class Completeness:
             raise InvalidArgumentError(
                 f'run.ignore({path!r}): a path as the error gives it, such as "losses" or "ema.counter".'
             )
-        self._shared.ignored.setdefault(path, False)
-
-    def trust(self, name: str) -> None:
-        """Takes the state of this object of the run for complete: the check does not look into the object."""
-        self._shared.trusted.add(name)
-
-    @property
-    def unraised(self) -> dict[str, SamebitsError]:
-        """The paths of what was found and not raised (`raise_incomplete`), each with the message."""
-        return self._shared.unraised
+        self.ignored.setdefault(path, False)
 
     @property
     def printed(self) -> frozenset[str]:
@@ -139,22 +134,7 @@ class Completeness:
     @property
     def harmless(self) -> frozenset[str]:
         """The paths of changes that flow only into output, are set before they are read, or are ignored."""
-        return self.printed | self._recomputed | self._shared.ignored.keys()
-
-    @property
-    def enabled(self) -> bool:
-        """False with `check_complete=False`, and after an object could not be read."""
-        return self._enabled
-
-    @property
-    def ignored(self) -> frozenset[str]:
-        """The paths given to `ignore`."""
-        return frozenset(self._shared.ignored)
-
-    @property
-    def trusted(self) -> frozenset[str]:
-        """The names of the objects that are not looked into."""
-        return frozenset(self._shared.trusted)
+        return self.printed | self._recomputed | self.ignored.keys()
 
     @property
     def generators(self) -> list[reachable_state.RootedGenerator] | None:
@@ -169,12 +149,12 @@ class Completeness:
 
     def is_allowed(self, path: str) -> bool:
         """Returns True for a path that was given to `ignore`, which counts as seen then."""
-        self._shared.ignored |= {path: True} if path in self._shared.ignored else {}
-        return path in self._shared.ignored
+        self.ignored |= {path: True} if path in self.ignored else {}
+        return path in self.ignored
 
     def between_epochs(self) -> Completeness:
         """Returns the check for the loop over epochs around these steps, with the same paths and names."""
-        return Completeness(enabled=self._enabled, steps=self._shared)
+        return Completeness(enabled=self.enabled, steps=self._shared)
 
     def begin_epoch(self) -> None:
         """Begins an epoch whose code runs again before a resumed run has its state: its variables are new."""
@@ -186,7 +166,7 @@ class Completeness:
         What the first three steps would lose is one IncompleteStateError, after the third or at the end of
         the loop (`ends`).
         """
-        if not self._enabled or not process.overrides.check_complete:
+        if not self.enabled or not process.overrides.check_complete:
             return
         started = time.perf_counter()
         whole = self._is_due(position, started)
@@ -196,7 +176,7 @@ class Completeness:
             try:
                 judged, late = self._seen(look, whole=whole)
             except Exception as error:  # an object that cannot be read must not end a run
-                self._enabled = False
+                self.enabled = False
                 user_code.warn(
                     f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
                 )
@@ -242,7 +222,7 @@ class Completeness:
 
     def _assigned_later(self, look: Look, changes: list[Change]) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps only at an epoch's end."""
-        known = {one.now.places[0].name for one in changes} | self._shared.ignored.keys()
+        known = {one.now.places[0].name for one in changes} | self.ignored.keys()
         known |= look.frames.carried_if_an_inner_loop_is_empty
         held = {id(thing) for thing in look.objects.values()}
         return [
@@ -255,7 +235,7 @@ class Completeness:
 
     def close(self) -> None:
         """Ends the check: warns of ignored paths that no value of the run had."""
-        unseen = [path for path, seen in self._shared.ignored.items() if not seen]
+        unseen = [path for path, seen in self.ignored.items() if not seen]
         if unseen and self._looks > 1:
             user_code.warn(
                 f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. "
@@ -295,15 +275,12 @@ class Completeness:
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
         late = late_changes(self._structure, now)
         self._structure |= now
-        late = [
-            one for one in late if not any(_is_below(one.path, ignored) for ignored in self._shared.ignored)
-        ]
+        late = [one for one in late if not any(_is_below(one.path, path) for path in self.ignored)]
         if not late:
             return []
         written_first, uses = self._program.order(look.frames, self._before)
-        return [
-            one for one in late if not written_first.settled(one.place) and not uses.timed(one.place.name)
-        ]
+        late = [one for one in late if not written_first.settled(one.place)]
+        return [one for one in late if not uses.timed(one.place.name)]
 
     def _judge_changes(self, look: Look) -> Judged:
         self._looks += 1
@@ -311,15 +288,15 @@ class Completeness:
         new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
             look.frames, look.objects, saved, look.loader, look.program,
-            ignored=self._shared.ignored, trusted=self._shared.trusted, steering=look.steering,
+            ignored=self.ignored, trusted=self.trusted, steering=look.steering,
             known=None if new or self._before is None else self._before.found,
         )  # fmt: skip
         states = own_states(look.objects, saved)
         now.states = digests_of(states)
         if self.at_start is None:
             self.at_start = frozenset({**now.leaves_by_path, **now.named})
-        for path in self._shared.ignored:
-            self._shared.ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
+        for path in self.ignored:
+            self.ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = None if self._new_epoch else self._before, now
         self._new_epoch = False
         clocks, self._clocks = self._clocks, clocks_now()
@@ -343,7 +320,7 @@ class Completeness:
 
     def is_ignored(self, change: Change) -> bool:
         """Returns True for a value at or below an ignored path, or reached through its object by another."""
-        if any(_is_below(change.path, ignored) for ignored in self._shared.ignored):
+        if any(_is_below(change.path, ignored) for ignored in self.ignored):
             return True
         return not change.taken.ignored.isdisjoint(change.now.way)
 

@@ -81,7 +81,9 @@ class SavingLines:
                 continue
             way = _way(thing, path)
             parts = [*_COMPONENT.finditer(path)]
-            own = [at for at, one in enumerate(way[: len(parts) - 1]) if _saves_itself(thing, one.value)]
+            own = [at for at, one in enumerate(way[: len(parts) - 1]) if _is_stateful(one.value)]
+            if isinstance(thing, torch.nn.Module):  # it saves the modules in it
+                own = [at for at in own if not isinstance(way[at].value, torch.nn.Module)]
             if own:
                 rest = path[parts[own[0]].end() :].removeprefix(".")
                 inside.setdefault(way[own[0]].path, (way[own[0]].value, []))[1].append(rest)
@@ -126,7 +128,9 @@ class SavingLines:
         """Adds the line that gives a module an attribute that its first forward makes."""
         owner, _, name = text.rpartition(".")
         made = isinstance(step.owner, torch.nn.Module) and step.path.rpartition(".")[2] == name
-        if made and not any(name in code.co_names for code in _inits(type(step.owner))):
+        inits = [vars(base).get("__init__") for base in type(step.owner).__mro__]
+        codes = [one.__code__ for one in inits if isinstance(one, types.FunctionType)]
+        if made and not any(name in code.co_names for code in codes):
             self.code.append(f'{text} = getattr({owner}, "{name}", None)')
 
     def _add_objects(self, name: str, text: str, objects: Mapping[str, Any]) -> None:
@@ -191,11 +195,6 @@ def _changed_with(thing: Any, names: set[str]) -> list[str]:
     ]
 
 
-def _inits(kind: type) -> list[types.CodeType]:
-    own = [vars(base).get("__init__") for base in kind.__mro__]
-    return [one.__code__ for one in own if isinstance(one, types.FunctionType)]
-
-
 def _candidates(way: Sequence[WayStep]) -> list[str]:
     """Returns the paths that may be named for a change: nothing behind a private name of a package."""
     for step in way[:-1]:
@@ -203,9 +202,8 @@ def _candidates(way: Sequence[WayStep]) -> list[str]:
         if private and keeps_attributes(type(step.owner)):
             return [step.path]
     containers = [outer.path for outer, step in pairwise(way) if isinstance(step.owner, list | dict | deque)]
-    modules = {
-        step.path for step in way[:-1] if isinstance(step.value, torch.nn.Module)
-    }  # a state of their own
+    # they have a state of their own
+    modules = {step.path for step in way[:-1] if isinstance(step.value, torch.nn.Module)}
     return [one for one in dict.fromkeys([*containers[:1], way[-1].path]) if one not in modules]
 
 
@@ -215,21 +213,16 @@ def _can_be_set(step: WayStep) -> bool:
         return isinstance(step.value, list | dict | set | deque)
     if type(step.value) not in PLAIN and not isinstance(step.value, (tuple, *CONSTANTS)):
         return True
-    return isinstance(step.owner, list | dict | deque) or step.path.rpartition(".")[2] in attributes_of(
-        step.owner
-    )
+    name = step.path.rpartition(".")[2]
+    return isinstance(step.owner, list | dict | deque) or name in attributes_of(step.owner)
 
 
 def _has_own_state(thing: Any) -> bool:
-    if isinstance(thing, Stateful) or name_of_known(type(thing)) is not None:
-        return True
-    return is_known(type(thing)) and not _parts(thing).unsavable
+    return _is_stateful(thing) or (is_known(type(thing)) and not _parts(thing).unsavable)
 
 
-def _saves_itself(thing: Any, value: Any) -> bool:
-    """Returns True for an object inside `thing` that has a state of its own; a module saves those in it."""
-    is_part = isinstance(thing, torch.nn.Module) and isinstance(value, torch.nn.Module)
-    return not is_part and (isinstance(value, Stateful) or name_of_known(type(value)) is not None)
+def _is_stateful(thing: Any) -> bool:
+    return isinstance(thing, Stateful) or name_of_known(type(thing)) is not None
 
 
 def _is_in_state_dict(module: Any, path: str) -> bool:

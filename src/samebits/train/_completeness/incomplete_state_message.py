@@ -139,9 +139,8 @@ def message(
     """Returns the message. `assigned`: variables that the loop carries and assigns, not changed yet."""
     grouped = _grouped(changes)
     entries = [*entries_of(changes, program), *map(_late, late)]
-    entries += [
-        entry_of_variable(name, "a local variable that the loop assigns", program) for name in assigned
-    ]
+    description = "a local variable that the loop assigns"
+    entries += [entry_of_variable(name, description, program) for name in assigned]
     release_locals([one.frame for one in program.sources])
     inside = [subject_of(one) for one in changes if one.now.root == "given"]  # not the whole object
     kept = [name for name, group in grouped.items() if group[0].now.root != "given"]
@@ -252,9 +251,8 @@ def entry_of_variable(name: str, description: str, program: SeenProgram) -> Mess
         return MessageLine(text, [(begun[0], instead)])
     if source.before_of(name) not in source.places(name):
         return MessageLine(text, [(source.before.partition(",")[0], instead)])
-    return MessageLine(
-        text, [(source.before_of(name), f'{source.run}.state.setdefault("{key}", {name})  # and {instead}')]
-    )
+    line = f'{source.run}.state.setdefault("{key}", {name})  # and {instead}'
+    return MessageLine(text, [(source.before_of(name), line)])
 
 
 def _names_of_same_memory(found: Variable) -> list[str]:

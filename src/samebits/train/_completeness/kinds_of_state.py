@@ -134,9 +134,8 @@ def may_change(value: Any) -> bool:
 
 
 def is_users_own(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
-        type(value)
-    )
+    own = torch.nn.Module | types.FunctionType | types.MethodType
+    return isinstance(value, own) or is_user_type(type(value))
 
 
 def inner(value: Any) -> Iterator[Any]:

@@ -179,11 +179,15 @@ class LostChanges:
         def order(*, installed: bool) -> Order:
             return program.order(frames, next(iter(changed.values())).taken, installed=installed)
 
+        def is_read_behind(one: Change) -> bool:
+            read_behind = order(installed=one.now.installed).written_first.read_behind
+            return any(map(read_behind, _places(one, "item")))
+
         left = [c for c in changed.values() if not self._is_made_on_demand(c, program)]
         left = self.unsaved(left, program, clocks, states)
         recomputed = [c for c in left if _is_harmless(c, order(installed=c.now.installed), changed)]
         if over:
-            recomputed = [c for c in recomputed if not _is_read_behind(c, order(installed=c.now.installed))]
+            recomputed = [c for c in recomputed if not is_read_behind(c)]
         left = [c for c in left if c not in recomputed]
         if not left:
             return Judged(recomputed=recomputed)
@@ -270,10 +274,6 @@ class LostChanges:
         return bool(equal)
 
 
-def _is_read_behind(change: Change, order: Order) -> bool:
-    return any(order.written_first.read_behind(place) for place in _places(change, "item"))
-
-
 def _is_set_by_inner_loop(change: Change, order: Order) -> bool:
     """Returns True for an attribute that is set before it is read, unless an inner loop runs no time."""
     last = change.now.places[-1]
@@ -320,9 +320,8 @@ def _is_printed_attribute(change: Change, flow: OutputFlow) -> bool:
     """Returns True for an attribute of a user's class that flows only into output and no base reads."""
     last = change.now.places[-1]
     bases = [base for kind, _ in change.now.owners[-1:] for base in kind.__mro__]
-    of_function = (
-        len(change.now.places) == 2 and change.taken.roots[change.now.places[0].name].name == "function"
-    )
+    is_second = len(change.now.places) == 2
+    of_function = is_second and change.taken.roots[change.now.places[0].name].name == "function"
     own = last.kind == "attr" and (bool(bases) or of_function) and not any(map(may_hold_state, bases))
     if not own or not flow.attribute(last.name):
         return False
@@ -340,19 +339,17 @@ def _is_harmless(change: Change, order: Order, changed: Mapping[str, Change]) ->
         return written_first.recomputed(held) or not written_first.reads(held)
     if any(written_first.recomputed(place) for place in _places(change, _kind_of_item(change, changed))):
         return True
-    if (
-        change.now.root == "local"
-        and len(change.now.places) == 1
-        and written_first.is_set_from_a_step_on(last.name)
-    ):
+    is_variable = change.now.root == "local" and len(change.now.places) == 1
+    if is_variable and written_first.is_set_from_a_step_on(last.name):
         return True
     if last.kind in _READ_BY:
         return not any(name in text.lower() for text in uses.names() for name in _READ_BY[last.kind])
     is_time = isinstance(change.now.value, float | int | date | timedelta) and last.kind != "item"
     if is_time and uses.timed(last.name):
         return True
-    if not change.path.endswith(".keys()") or _entries_changed(change, changed):
-        return False
+    inside = change.path.removesuffix(".keys()") + "["
+    if not change.path.endswith(".keys()") or any(path.startswith(inside) for path in changed):
+        return False  # items have changed, not only become more
     own = [code for kind, _ in change.now.owners[-1:] for base in kind.__mro__ for code in methods(base)]
     return uses.memo(last.name, own)
 
@@ -388,9 +385,8 @@ def is_fetched(change: Change) -> bool:
     """Returns True for a value in a loader that its own methods write when they fetch a batch."""
     name = change.now.places[-1].name
     codes = [code for code in fetch_methods(change.taken.fetching) if name in code.co_names]
-    return change.now.generator or any(
-        name in attributes_assigned(code) or assigns_items(code) for code in codes
-    )
+    writes = any(name in attributes_assigned(code) or assigns_items(code) for code in codes)
+    return change.now.generator or writes
 
 
 def is_saved_by_owner(change: Change) -> bool:
@@ -434,21 +430,12 @@ def _is_clock(change: Change, clocks: Mapping[str, tuple[float, float]], program
     value = change.now.value
     if type(value) not in (int, float):
         return False
-    read = [
-        name
-        for name, (since, until) in clocks.items()
-        if since <= value <= until or since <= value / 1e9 <= until
-    ]
+    spans = clocks.items()
+    read = [name for name, (a, b) in spans if a <= value <= b or a <= value / 1e9 <= b]
     if "time" in read or not read:
         return bool(read)
     names = {name for code in program.codes for name in code.co_names}
     return not names.isdisjoint({*read, *(f"{name}_ns" for name in read), "default_timer"})
-
-
-def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:
-    """Returns True if items of a dict have changed, not only become more."""
-    inside = change.path.removesuffix(".keys()") + "["
-    return any(path.startswith(inside) for path in changed)
 
 
 def _paths_by_saved_hash(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
@@ -476,9 +463,8 @@ def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
         return
     yield plain(len(value))
     items = list(value.values() if isinstance(value, Mapping) else value)
+    pairs = value.items() if isinstance(value, Mapping) else None
     if {*map(type, items)} <= PLAIN:
-        yield of_ends(
-            [one for pair in value.items() for one in pair] if isinstance(value, Mapping) else items
-        )
-    if isinstance(value, Mapping):
+        yield of_ends(items if pairs is None else [one for pair in pairs for one in pair])
+    if pairs is not None:
         yield plain(sorted(leaf(key) for key in value))

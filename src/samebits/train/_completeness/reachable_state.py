@@ -413,10 +413,8 @@ class StateSnapshot(Walk):
                 place = StoredPlace("name" if root == "global" else root, name)
                 places = (place, StoredPlace("attr", path.rpartition(".")[2]))
                 self.names.append(path)
-                hashed, way = of_generator(generator), (id(generator),)
-                self.leaves_by_path[path] = Leaf(
-                    hashed, None, root, places, (), way, installed=True, generator=True
-                )
+                held = of_generator(generator), None, root, places, (), (id(generator),)
+                self.leaves_by_path[path] = Leaf(*held, installed=True, generator=True)
 
     def marked_generator(self, path: str, value: Any, depth: int) -> None:
         self.generator(path, value, depth)
@@ -483,8 +481,7 @@ class StateSnapshot(Walk):
             if name in own:
                 continue
             inner = item.values() if isinstance(item, dict) else item
-            if not isinstance(item, dict | list | tuple):
-                inner = (item,)
+            inner = inner if isinstance(item, dict | list | tuple) else (item,)
             if any(kinds_of_state.is_users_own(one) for one in inner):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
@@ -572,9 +569,8 @@ def take(
     walk.know(objects, saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
     passed += [one for thing in passed for one in getattr(thing, "__saved_objects__", list)()]
-    passed += [
-        whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
-    ]
+    wholes = map(kinds_of_state.saved_whole, objects.values())
+    passed += [whole for whole in wholes if whole is not None]
     if (of_accelerate := prepared(loader)) is not None:
         passed.append(loader)
         loader = of_accelerate.batches
@@ -634,7 +630,6 @@ def _globals(program: Program) -> dict[str, Any]:
         if module is not script or getattr(script, "__file__", None) is None:  # of a notebook's many codes
             held = vars(module)
             names = program.global_names(module)
-            found |= {
-                name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
-            }
+            names = {one for one in names if one in held and kinds_of_state.may_change(held[one])}
+            found |= {name: held[name] for name in names}
     return found

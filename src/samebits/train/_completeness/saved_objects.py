@@ -146,6 +146,5 @@ def _offset(value: Any) -> int:
 def _saves_parts_alone(value: Any) -> bool:
     """Returns True for a module that saves its parameters, buffers and modules, and no other attribute."""
     names, base = ("state_dict", "get_extra_state"), torch.nn.Module
-    return isinstance(value, base) and all(
-        getattr(type(value), name) is getattr(base, name) for name in names
-    )
+    own = any(getattr(type(value), name, None) is not getattr(base, name) for name in names)
+    return isinstance(value, base) and not own

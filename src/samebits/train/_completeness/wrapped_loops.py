@@ -38,11 +38,8 @@ def check_wrappers(loop: Any, number: str, look: Look) -> None:
     checks.places.add(place)
     resumed = {id(one._live) for one in look.objects.values() if hasattr(one, "_live")}
     for wrapper, reader, parts in _wrappers(loop, look.frame):
-        others = {
-            n
-            for n, one in enumerate(parts)
-            if id(getattr(one, "position", one)) not in resumed and not isinstance(one, type(loop))
-        }
+        others = {n for n, one in enumerate(parts) if not isinstance(one, type(loop))}
+        others = {n for n in others if id(getattr(parts[n], "position", parts[n])) not in resumed}
         targets = LoopSource(reader).targets()
         read = (one for n in others & targets.keys() for one in ast.walk(targets[n]))
         names = [one.id for one in read if isinstance(one, ast.Name)]
