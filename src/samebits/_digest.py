@@ -159,7 +159,6 @@ def hash_threads() -> ThreadPoolExecutor:
 
 
 def _whole(value: Any) -> int:
-    """Returns the hash of a leaf, of a set, or of an empty container."""
     if isinstance(value, set | frozenset):
         return _text(json.dumps(sorted(map(repr, value))))
     if parts_of(value) is not None:

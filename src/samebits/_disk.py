@@ -19,7 +19,6 @@ CURES = {
     errno.EEXIST: "Something in the path is a file: remove it",
     errno.ELOOP: "It is a symbolic link, or links lead in a circle: remove it",
 }
-"""The cure for each error of the disk."""
 
 
 def sync_folder(path: Path) -> None:

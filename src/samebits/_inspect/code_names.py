@@ -46,7 +46,6 @@ def globals_read(code: CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=16384)
 def globals_written(code: CodeType) -> frozenset[str]:
-    """Returns the names that a code object assigns as global variables."""
     return frozenset(_names_of(code, _WRITES))
 
 

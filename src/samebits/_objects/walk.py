@@ -372,7 +372,6 @@ class LeafWalk(Walk):
         self.read(path, value, depth)
 
     def action(self, kind: type) -> str | None:
-        """Returns the name of the method for values of a type."""
         return thorough_action_of(kind) if self.thorough else action_of(kind)
 
     def key(self, key: Any, number: int) -> str:

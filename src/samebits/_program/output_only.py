@@ -78,7 +78,6 @@ class OutputFlow:
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in CALCULATE
             for one in node.names
         } - NAMES
-        """Names of functions of libraries that only calculate."""
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._steering: dict[str, frozenset[str]] = {}

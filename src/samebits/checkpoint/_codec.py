@@ -180,7 +180,6 @@ class Encoder:
         self.names: dict[tuple[Any, ...], str] = {}
         self.path: list[Any] = []
         self.names_by_path: dict[tuple[Any, ...], str] = {}
-        """The name of the tensor or array at each path."""
 
     def node(self, value: Any) -> Any:
         encode_kind = _ENCODERS.get(type(value))

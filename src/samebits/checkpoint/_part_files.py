@@ -97,7 +97,6 @@ class CommitFiles(AbstractContextManager["CommitFiles"]):
         self._open: dict[int, tuple[BinaryIO, dict[str, int]]] = {}
         self._locks = [threading.Lock() for _ in self._names]
         self.bytes_read = 0
-        """Bytes of tensors that were read."""
 
     def __exit__(self, *_: object) -> None:
         for file, _places in self._open.values():

@@ -19,7 +19,6 @@ from samebits._dtensors import borders, local
 LEAST_BLOCK = 4096
 MOST_BLOCKS = 128
 DIGEST_BYTES = 16
-"""Bytes of one block's digest."""
 
 
 def is_whole(tensor: Any) -> bool:

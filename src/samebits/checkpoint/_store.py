@@ -198,7 +198,6 @@ class CommitStore:
         return WriterClient(self.run_dir, options)
 
     def write_error(self, error: OSError, step: int, nbytes: int) -> CommitError:
-        """Returns the error for a commit of `step`, of `nbytes` bytes, that the disk refused."""
         return commit_error(error, self.run_dir, step, nbytes, self.last)
 
     def warn(self) -> None:

@@ -43,7 +43,6 @@ class Share:
     remainder: Remainder = "pad"
 
     def rows(self, count: int) -> np.ndarray:
-        """Returns the numbers of this rank's rows in a batch of `count` rows."""
         if self.world_size == 1:
             return np.arange(count)
         own = np.arange(self.rank, count, self.world_size)

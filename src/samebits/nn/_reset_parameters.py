@@ -51,7 +51,6 @@ class OwnedTensors:
         return None
 
     def replaced_names(self) -> set[str]:
-        """Returns the names of parameters that have been replaced, or moved in memory."""
         now = _by_path(self._model.named_parameters())
         return {
             name

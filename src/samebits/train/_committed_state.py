@@ -48,7 +48,6 @@ class LoopEnd:
     stopped: bool
     """True if it ended before its last epoch."""
     loader: Any
-    """The state of its loader."""
     ordinal: int | None = None
     """The number of its loader among those that the program has made since the run; of `run.epochs` alone."""
     by_epoch: bool = False
@@ -169,7 +168,6 @@ class CommittedState:
         })  # fmt: skip
 
     def entries(self) -> list[dict[str, Any]]:
-        """Returns the trees of the states of an epoch's begin and of a loop's end."""
         current = None if self.loops is None else self.loops.current
         found = [] if current is None else [current.entered_with, current.ended_with]
         return [{**decoded(one), "loops": vars(LoopsState())} for one in found if one is not None]
@@ -185,7 +183,6 @@ _IN_EACH = (*(one for one in OF_OBJECTS if one not in _LATER), "run_state", "ali
 
 
 def without_objects(tree: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the tree of a commit without the states of these objects."""
     return {**tree, "objects": {name: one for name, one in tree["objects"].items() if name not in names}}
 
 

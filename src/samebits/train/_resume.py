@@ -160,7 +160,6 @@ class ResumeState:
         print(f"samebits: {text}", file=sys.stderr)
 
     def check_contains(self, name: str) -> None:
-        """Raises `RunMismatchError` for an object whose name the commit lacks."""
         if self.saved is not None and name not in self.saved.objects:
             raise RunMismatchError(
                 f"Run.add({name!r}): the commit in {self._where} holds no object of that name."

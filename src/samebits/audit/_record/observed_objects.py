@@ -61,7 +61,6 @@ class ObservedObjects:
             self._optimizers = None
 
     def take(self) -> dict[str, Leaves]:
-        """Returns the components `buffers`, `optimizer`, `model` and `state` as they are now."""
         models, optimizers = self._refresh()
         parameters, buffers = models.take()
         taken = {"buffers": buffers, "optimizer": optimizers.take(), "model": parameters}
@@ -81,7 +80,6 @@ class ObservedObjects:
         ]
 
     def final(self) -> str:
-        """Returns the digest of the parameters and buffers of the models as they are now."""
         parameters, buffers = ModelLeaves(self.models() or _prefix(self._roots)).take()
         return of_bytes(
             "\n".join(parameters.names + buffers.names).encode(), parameters.hashes, buffers.hashes

@@ -159,7 +159,6 @@ class Record:
     """None if the process was killed before the script's end."""
     killed: dict[str, Any] | None = None
     run_dirs: list[str] = field(default_factory=list)
-    """The run directories of its runs."""
 
     @property
     def final(self) -> str | None:

@@ -89,7 +89,6 @@ class LineWriter:
         self._file.write_components(line, components)
 
     def step(self, step: ObservedStep, frame: FrameType | None) -> None:
-        """Writes the state after the body of `step`, with the locals of `frame`."""
         line: dict[str, Any] = {"kind": "step", **_place(step.position)}
         line["loss"] = [_loss(loss) for loss in step.losses]
         line["lr"] = self._learning_rates()

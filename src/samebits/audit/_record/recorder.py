@@ -365,7 +365,6 @@ class Recorder(Observer, TorchListener):
         return final
 
     def _digests(self, paths: Iterable[str]) -> dict[str, str]:
-        """Returns the SHA-256 of the user's modules and of the data files at `paths`."""
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         read = [path for path in paths if os.path.realpath(path) not in self.files]
         return digests([*filter(None, modules), *read], self.folders, self._start)

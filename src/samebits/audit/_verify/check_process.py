@@ -49,7 +49,6 @@ class Request:
     across: Across = "runs"
     """With `as_run`: as in `enable_op_determinism`; the rows that it promises decide the verdict."""
     run_seed: int = 0
-    """With `as_run`: the seed."""
     steps: int | None = None
     groups: tuple[str, ...] = GROUPS
     jobs: int = 1
@@ -75,7 +74,6 @@ class Request:
         return self.nproc_per_node or next(iter(self.world_sizes), 1)
 
     def ranks_of(self, process: ProcessVariation) -> int:
-        """Returns the number of processes of a run of the script with this variation."""
         return process.world_size or self.ranks
 
     def is_job(self, process: ProcessVariation) -> bool:

@@ -85,7 +85,6 @@ class CheckRow:
         return self.failed.partition("\n")[0] or self.could_not or "equal"
 
     def cause(self) -> str:
-        """The result with the other components that differ in the same step."""
         if self.difference is not None and not self.overshadowed:
             return self.difference.sentence()
         return self.failed or self.result()

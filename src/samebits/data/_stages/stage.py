@@ -225,7 +225,6 @@ class Numbered(Blocks):
         return 1 if self.makes_batches or any(stage.task_size == 1 for stage in self.inputs) else BLOCK
 
     def tasks(self, repetition: int, first: int) -> Iterator[Task]:
-        """Yields the tasks; each but the last has `task_size` groups."""
         size, groups = self.task_size, self.groups
         for start in range(first // size * size, groups, size):
             yield start, min(start + size, groups)
@@ -264,7 +263,6 @@ class Addressed(Numbered):
 
     @property
     def groups(self) -> int:
-        """The number of elements."""
         return self.length
 
     @abstractmethod
@@ -287,7 +285,6 @@ class SameLength(Addressed):
 
     @property
     def length(self) -> int:
-        """Elements of one repetition of the input, or `INFINITE`."""
         return self.inputs[0].length
 
 
@@ -299,7 +296,6 @@ class Grouped(Numbered):
 
     @property
     def length(self) -> int | None:
-        """None: it is known only after reading."""
         return None
 
     @abstractmethod
@@ -319,7 +315,6 @@ class Streamed(Stage):
 
     @property
     def length(self) -> int | None:
-        """None: it is known only after reading."""
         return None
 
     @abstractmethod

@@ -71,7 +71,6 @@ class _BlockReader(ABC):
     """A reader of bound stages: streamed ones read their inputs by it, blocks are its own."""
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Yields the elements of a bound stage from `state` on, each with the state after it."""
         if isinstance(stage, Streamed):
             return stage.stream(self, repetition, state)
         assert isinstance(stage, Blocks)

@@ -207,7 +207,6 @@ class _RankRun(NamedTuple):
 
     module: GraphModule
     outputs: pytree.TreeSpec
-    """The tree of what the step returns."""
     shards: dict[str, Groups]
     """The ranks that hold each shard among the constants."""
     made: dict[str, Any]

@@ -22,7 +22,6 @@ from samebits._native.vectors import prefetch
 from samebits.random._cpu.philox import block
 
 _TILE = 512
-"""Elements of a tile."""
 _PIECE, _LARGE_PIECE, _LARGE = 1 << 16, 1 << 20, 1 << 23
 """Elements of a chunk, of a large tensor's chunk: threads that fill one fresh huge page would wait."""
 _STREAMS = 3

@@ -186,7 +186,6 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
 
 
 def assignment_of(step: CapturedStep) -> Assignment | None:
-    """Returns the assignment stored in a step; None if there is none."""
     return step.module.meta.get(_PLACE)
 
 

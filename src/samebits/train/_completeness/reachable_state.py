@@ -39,7 +39,6 @@ from samebits.train._loop.accelerate_loader import prepared
 PACKAGE = "package"
 """The kind of root of a value in an installed package's module."""
 NONE = plain(None)
-"""The hash of None."""
 _WRITTEN = (torch.device, torch.dtype)
 """The classes of keys that a path shows by their `repr`, which has no address."""
 
@@ -244,7 +243,6 @@ class StateSnapshot(Walk):
                 self.fetching.add(kind)
 
     def value(self, path: str, value: Any, depth: int) -> None:
-        """Walks any value; keeps a plain one beside its hash, and the objects that lead to it."""
         self._value = value if type(value) in PLAIN or isinstance(value, CONSTANTS) else None
         if path in self._ignored_paths and self._value is None:
             self.ignored.add(id(value))
