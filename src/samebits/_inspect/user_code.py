@@ -186,12 +186,8 @@ def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
 
     Generated code without a source is left out, too: torch calls its tracer's `<string>`.
     """
-    return [
-        frame
-        for frame in frames
-        if owner_of_file(frame.filename) not in _PASSED_OVER
-        and (frame.line or not frame.filename.startswith("<"))
-    ]
+    own = [frame for frame in frames if owner_of_file(frame.filename) not in _PASSED_OVER]
+    return [frame for frame in own if frame.line or not frame.filename.startswith("<")]
 
 
 def line_in(trace: str) -> Line | None:

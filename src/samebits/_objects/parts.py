@@ -67,12 +67,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
-    return {
-        name: slot
-        for base in reversed(kind.__mro__)
-        for name, slot in vars(base).items()
-        if isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
-    }
+    tables = (vars(base).items() for base in reversed(kind.__mro__))
+    slots = ((name, slot) for table in tables for name, slot in table if name != "__dict__")
+    return {name: slot for name, slot in slots if isinstance(slot, types.MemberDescriptorType)}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -102,19 +102,13 @@ def _is_plain(value: Any) -> bool:
 
 def differences(before: Structure, now: Structure) -> dict[str, str]:
     """Returns the names whose value changed, each with a text that says what it was and is."""
-    found = {
-        name: _text(name, before[name], now[name])
-        for name in now
-        if name in before and before[name] != now[name] and name != _HOOKS
-    }
+    changed = [name for name in now if name in before and before[name] != now[name] and name != _HOOKS]
+    found = {name: _text(name, before[name], now[name]) for name in changed}
     old, new = before.get(_HOOKS, ()), now.get(_HOOKS, ())
     if old != new:
         found[_HOOKS] = f"were {_listed(old)}, are {_listed(new)}"
-    replaced = {
-        name: f"is {_shown(now[name])} now, no longer the method of its class"
-        for name in now
-        if name not in before and name in {"forward", "__call__"}
-    }
+    new = [name for name in now if name not in before and name in {"forward", "__call__"}]
+    replaced = {name: f"is {_shown(now[name])} now, no longer the method of its class" for name in new}
     return found | replaced
 
 

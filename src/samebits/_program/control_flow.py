@@ -150,10 +150,8 @@ class ControlFlow:
         self.handlers = _handlers(code, starts, offset)
         """Instruction number to that of its exception handler, for handlers inside one iteration."""
         number = {start: position for position, start in enumerate(starts)}
-        self.following = [
-            _possible(self.instructions, position, successors(item, position, number))
-            for position, item in enumerate(self.instructions)
-        ]
+        items = self.instructions
+        self.following = [_possible(items, at, successors(one, at, number)) for at, one in enumerate(items)]
         self._copies: dict[Any, list[int]] = {}
         for position, item in enumerate(self.instructions):
             self._copies.setdefault((item.opname[:8], item.positions), []).append(position)
@@ -247,8 +245,5 @@ def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
 
 def _handlers(code: CodeType, starts: list[int], offset: int) -> dict[int, int]:
     place = functools.partial(bisect.bisect_left, starts)
-    return {
-        position: place(target)
-        for protected, target in handlers(code, offset)
-        for position in range(place(protected.start), place(protected.stop))
-    }
+    spans = ((place(one.start), place(one.stop), place(target)) for one, target in handlers(code, offset))
+    return {position: target for start, stop, target in spans for position in range(start, stop)}

@@ -34,13 +34,9 @@ def _changes_around(code: CodeType, line: int) -> list[tuple[str, ast.expr]]:
     blocks = [one for one in nodes if isinstance(one, ast.With) and _has(one, line)]
     first = blocks[0].lineno if blocks else 0
     loops = [one for one in nodes if isinstance(one, ast.For) and ".steps(" in ast.unparse(one.iter)]
-    return [
-        change
-        for node in nodes
-        if isinstance(node, ast.stmt) and node.lineno > first
-        if not any(_has(one, node.lineno) for one in loops)
-        for change in _changes(node)
-    ]
+    statements = [node for node in nodes if isinstance(node, ast.stmt) and node.lineno > first]
+    outside = [node for node in statements if not any(_has(one, node.lineno) for one in loops)]
+    return [change for node in outside for change in _changes(node)]
 
 
 def _changes(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:

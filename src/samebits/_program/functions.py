@@ -285,11 +285,8 @@ class NameUse:
             owner = str(items[at - 1].argval) if item.opname.startswith(ATTRIBUTES) else ""
             if is_draw(names[-1], owner if names[-1] not in AMBIGUOUS or _is_called(items, at) else ""):
                 return True
-        return depth < 3 and any(
-            self._draws_before(called, len(instructions(called)), depth + 1)
-            for name in dict.fromkeys(names)
-            for called in self._program.functions.get(name, ())
-        )
+        called = (one for name in dict.fromkeys(names) for one in self._program.functions.get(name, ()))
+        return depth < 3 and any(self._draws_before(one, len(instructions(one)), depth + 1) for one in called)
 
 
 def _is_called(items: Sequence[dis.Instruction], at: int) -> bool:

@@ -158,24 +158,16 @@ class DataDependence:
         return not calls and self._is_mentioned(scope.name)  # a hook, a callback
 
     def _is_mentioned(self, name: str) -> bool:
-        return any(
-            isinstance(one, ast.Attribute | ast.Name)
-            and isinstance(one.ctx, ast.Load)
-            and last_name(one) == name
-            for one in self._sources.nodes
-        )
+        loads = [one for one in self._sources.nodes if isinstance(one, ast.Attribute | ast.Name)]
+        return any(isinstance(one.ctx, ast.Load) and last_name(one) == name for one in loads)
 
 
 def _asks_for(scope: ast.AST, name: str) -> bool:
     """Returns True if a condition in a function mentions the value: `if self.mask is None`."""
     tests = [one.test for one in ast.walk(scope) if isinstance(one, _TESTED)]
     found = [one for test in tests for one in ast.walk(test)]
-    return any(
-        one.value == name
-        if isinstance(one, ast.Constant)
-        else isinstance(one, ast.expr) and last_name(one) == name
-        for one in found
-    )
+    values = [one for one in found if isinstance(one, ast.expr)]
+    return any((one.value if isinstance(one, ast.Constant) else last_name(one)) == name for one in values)
 
 
 def _is_loader(node: ast.expr) -> bool:

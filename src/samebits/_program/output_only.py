@@ -72,12 +72,9 @@ class OutputFlow:
         self._sources = Sources(codes)
         self._committed = frozenset(committed)
         nodes = self._sources.nodes
-        self._imported = {
-            one.asname or one.name
-            for node in nodes
-            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in CALCULATE
-            for one in node.names
-        } - NAMES
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        calculating = [node for node in imports if str(node.module).partition(".")[0] in CALCULATE]
+        self._imported = {one.asname or one.name for node in calculating for one in node.names} - NAMES
         self._answers: dict[tuple[types.CodeType | None, str], bool] = {}
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._steering: dict[str, frozenset[str]] = {}
@@ -192,10 +189,8 @@ class OutputFlow:
 
     def methods_train(self, kind: str) -> bool:
         """Returns True if a method of the user's class of this name mentions what a commit holds."""
-        return any(
-            isinstance(node, ast.ClassDef) and node.name == kind and self._mentions_committed(node)
-            for node in self._sources.nodes
-        )
+        kinds = [node for node in self._sources.nodes if isinstance(node, ast.ClassDef) and node.name == kind]
+        return any(map(self._mentions_committed, kinds))
 
     def _variable(self, scope: Scope, name: str, depth: int) -> bool:
         key = (id(scope), name, False)
@@ -210,12 +205,8 @@ class OutputFlow:
         key = (0, name, True)
         if key not in self._known:
             self._known[key] = True
-            loads = (
-                node
-                for node in self._sources.nodes
-                if isinstance(node, ast.Call | ast.Attribute)
-                and (_text_of_getattr(node) == name or _loads_attribute(node, name))
-            )
+            nodes = [node for node in self._sources.nodes if isinstance(node, ast.Call | ast.Attribute)]
+            loads = (node for node in nodes if _text_of_getattr(node) == name or _loads_attribute(node, name))
             self._known[key] = depth < _DEPTH and all(
                 self._is_output(node, self._sources.scope_around(node), depth + 1) for node in loads
             )
@@ -335,11 +326,8 @@ class OutputFlow:
             asks = ast.unparse(around.test) == f"{ast.unparse(above.slice)} not in {name}"
             varying = names_in(assigned.value) & stored - names_in(above.slice)
             calls = (one for one in walk(assigned.value) if isinstance(one, ast.Call))
-            if (
-                not asks
-                or varying
-                or not all(self._is_arithmetic(one) or called(one) in READS for one in calls)
-            ):
+            only_reads = all(self._is_arithmetic(one) or called(one) in READS for one in calls)
+            if not asks or varying or not only_reads:
                 return False
             filled = True
         return filled
@@ -393,12 +381,8 @@ class OutputFlow:
         attributes, root = _attributes_in(holder), root_of(holder)
         while isinstance(scope, Function) and root not in names_of(scope):  # a variable of an outer scope
             scope = self._sources.scope_around(self._sources.parents[scope])
-        if (
-            not root
-            or len(attributes) > 1
-            or not TRAINED.isdisjoint(attributes)
-            or self._may_be_committed(scope, root)
-        ):
+        is_trained = len(attributes) > 1 or not TRAINED.isdisjoint(attributes)
+        if not root or is_trained or self._may_be_committed(scope, root):
             return False
         if attributes and self._is_read_by_package(holder, scope):
             return False
@@ -427,11 +411,8 @@ class OutputFlow:
             return False
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in parameters_of(scope):
             return not self._sources.is_self(name, scope)
-        return any(
-            self._may_be_committed(scope, one, depth + 1)
-            for made, _ in made_in(scope).get(name, ())
-            for one in names_in(made) - {name}
-        )
+        names = (one for made, _ in made_in(scope).get(name, ()) for one in names_in(made) - {name})
+        return any(self._may_be_committed(scope, one, depth + 1) for one in names)
 
     def _only_outputs(self, body: Sequence[ast.stmt], scope: Scope, depth: int) -> bool:
         """Returns True if statements under a condition do nothing but output and arithmetic for it."""

@@ -60,11 +60,8 @@ class Sources:
                 stored.add(node.id if isinstance(node, ast.Name) else node.arg)
         self.modules = imported - stored
         """The names of imported modules, which no variable has."""
-        self.bases = {
-            node.name: [last_name(base) for base in node.bases]
-            for node in self.nodes
-            if isinstance(node, ast.ClassDef)
-        }
+        kinds = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        self.bases = {node.name: [last_name(base) for base in node.bases] for node in kinds}
         """The names of the bases of the user's classes, by name."""
 
     @property

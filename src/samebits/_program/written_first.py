@@ -111,12 +111,8 @@ class ReadBeforeWrite:
         self._callables = callables
         self._fetches = fetches
         self._set_epoch = [code for code in samplers if code.co_name == "set_epoch"]
-        self._hooks = [
-            hook
-            for codes in program.functions.values()
-            for one in codes
-            for hook in _registered_hooks(one, program)
-        ]
+        codes = [one for same_name in program.functions.values() for one in same_name]
+        self._hooks = [hook for one in codes for hook in _registered_hooks(one, program)]
         self._memo: dict[tuple[int, StoredPlace], _Access] = {}
         self._recomputed: dict[StoredPlace, bool] = {}
 

@@ -59,14 +59,9 @@ class Difference:
 
 
 def _verb(difference: Difference) -> str:
-    if difference.component == "end":
-        return "differs"
     plural = difference.component == "locals" and len(difference.paths) > 1
-    return (
-        "differ"
-        if plural or difference.component in {"steps", "generators", "buffers", "inputs"}
-        else "differs"
-    )
+    many = {"steps", "generators", "buffers", "inputs"}
+    return "differ" if plural or difference.component in many else "differs"
 
 
 _TITLES = {
@@ -171,12 +166,8 @@ def steps_compared(baseline: Record, *segments: Record) -> int:
 def unstable(a: Record, b: Record) -> frozenset[str]:
     """Returns paths of locals that differ between two equal runs (the clock, a scratch folder's name)."""
     pairs = [*matched_lines(a, b), *zip(a.initial, b.initial, strict=False)]
-    return frozenset(
-        path
-        for mine, theirs in pairs
-        for name in (*_LOCALS, _MEMORY)
-        for path in differing_paths(name, mine, theirs)
-    )
+    names = (*_LOCALS, _MEMORY)
+    return frozenset(path for pair in pairs for name in names for path in differing_paths(name, *pair))
 
 
 def harmless(record: Record) -> frozenset[str]:
@@ -249,10 +240,8 @@ def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: Recor
     mappings = tuple(
         path.removesuffix("keys()").rstrip(".") + "[" for path in paths if path.endswith(".keys()")
     )
-    return all(
-        path.endswith(".keys()") or (path.startswith(mappings) and not (path in a and path in b))
-        for path in paths
-    )
+    items = [path for path in paths if not path.endswith(".keys()")]
+    return all(path.startswith(mappings) and not (path in a and path in b) for path in items)
 
 
 def _unused_generators(a: Record, b: Record) -> frozenset[str]:
@@ -291,11 +280,8 @@ def _end_difference(a: Record, segments: Sequence[Record]) -> Difference | None:
     if a.end is not None and last.end is None:
         at = max((step for _, step in keys), default=-1)
         return Difference(at, "end", (), detail="the script's end was not reached", place="end")
-    if (
-        a.start["every"] == last.start["every"]
-        and set(keys) != set(a.steps)
-        and not _starts_later(a, segments)
-    ):
+    alike = a.start["every"] == last.start["every"]
+    if alike and set(keys) != set(a.steps) and not _starts_later(a, segments):
         at = min(step for _, step in set(keys) ^ set(a.steps))
         return Difference(at, "steps", (), detail=f"{len(a.steps)} against {len(set(keys))}", place="end")
     if a.end is not None and last.end is not None and a.final != last.final:
@@ -328,11 +314,8 @@ def _parts(
     found: dict[str, tuple[str, ...]] = {}
     for component in {*mine.values, *theirs.values} - {_MEMORY}:
         a, b = mine.values.get(component), theirs.values.get(component)
-        if (
-            a == b
-            or (component != "eval" and (a is None or b is None))
-            or (component == "eval" and shared_only)
-        ):
+        is_missing = component != "eval" and (a is None or b is None)
+        if a == b or is_missing or (component == "eval" and shared_only):
             continue
         if component not in mine.leaves or component not in theirs.leaves:
             found[component] = ()
@@ -360,12 +343,9 @@ def _without_ignored(
     """Returns `paths` without those in `ignore`, and without one side's items of an ignored mapping."""
     prefix = "generators." if component == "generators" else ""
     a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
-    return tuple(
-        path
-        for path in paths
-        if prefix + path not in ignore
-        and ((path in a and path in b) or not any(f"{base}.keys()" in ignore for base in _mappings(path)))
-    )
+    kept, both = [path for path in paths if prefix + path not in ignore], a.keys() & b.keys()
+    of_ignored = {path for path in kept if any(f"{base}.keys()" in ignore for base in _mappings(path))}
+    return tuple(path for path in kept if path in both or path not in of_ignored)
 
 
 def _mappings(path: str) -> list[str]:

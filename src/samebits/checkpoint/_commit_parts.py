@@ -123,11 +123,8 @@ def hash_rows(group: Group, tensors: Mapping[str, torch.Tensor], doing: str) -> 
     The rank with the first byte of a block that a border cuts gets the rest of it: at most one block.
     """
     cuts = {name: _Cut(tensor, group) for name, tensor in tensors.items()}
-    sent = [
-        (cut.owner, safetensors_file.raw(local(tensors[name]))[: cut.lead])
-        for name, cut in cuts.items()
-        if cut.lead
-    ]
+    led = [(name, cut) for name, cut in cuts.items() if cut.lead]
+    sent = [(cut.owner, safetensors_file.raw(local(tensors[name]))[: cut.lead]) for name, cut in led]
     wanted = [part for cut in cuts.values() for part in cut.tail]
     received = iter(group.exchange(sent, wanted, doing))
     found = {}

@@ -91,11 +91,8 @@ def leaf_hashes(state: Mapping[str, Any]) -> dict[str, int]:
     Without DTensors: each rank has other rows of them.
     """
     found = dict(digest.leaves(dict(state)))
-    return {
-        path: found[path]
-        for path, one, _ in digest.walk(dict(state))
-        if path in found and not is_dtensor(one)
-    }
+    own = [path for path, one, _ in digest.walk(dict(state)) if not is_dtensor(one)]
+    return {path: found[path] for path in own if path in found}
 
 
 def _hash(tensor: torch.Tensor) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,14 +49,10 @@ def is_standard_output(json_file: str | None) -> bool:
     return json_file == STANDARD_OUTPUT
 
 
-@contextlib.contextmanager
-def output_kept_for(json_file: str | None) -> Iterator[None]:
+def output_kept_for(json_file: str | None) -> contextlib.AbstractContextManager[Any]:
     """Sends what is printed in the block to standard error if standard output belongs to the JSON."""
-    if not is_standard_output(json_file):
-        yield
-        return
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    has_json = is_standard_output(json_file)
+    return contextlib.redirect_stdout(sys.stderr) if has_json else contextlib.nullcontext()
 
 
 def write_json(json_file: str | None, content: Mapping[str, Any] | str) -> None:

@@ -157,11 +157,8 @@ class Pipeline(Resumable):
         """
         require_int("Pipeline.interleave", cycle_length=cycle_length)
         require_int("Pipeline.interleave", block_length=block_length)
-        return self._append_stage(
-            combine.Interleave(
-                self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage
-            )
-        )
+        given = Function(function, "interleave"), cycle_length, block_length
+        return self._append_stage(combine.Interleave(self._stage, *given, _as_stage))
 
     # Order
 

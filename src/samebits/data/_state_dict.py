@@ -34,12 +34,8 @@ class ReadPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last element delivered; see `PipelineIterator.state_dict`."""
-        if (
-            self.delivered
-            and not self.exhausted
-            and self.options.num_parallel_calls
-            and not self.options.is_ordered()
-        ):
+        under_way = self.delivered and not self.exhausted
+        if under_way and self.options.num_parallel_calls and not self.options.is_ordered():
             raise UnimplementedError(
                 "PipelineIterator.state_dict: with deterministic=False elements come in order of completion, "
                 "so that no position says which ones are still to come. Leave deterministic=False out where "

@@ -358,12 +358,8 @@ class _LearnState:
         """Restores it."""
         values, (_, size) = dict(state["values"]), self._rows()
         for path, value in values.items():
-            if (
-                path.startswith(_REPLAY)
-                and isinstance(value, np.ndarray)
-                and value.ndim
-                and len(value) < size
-            ):
+            is_rows = path.startswith(_REPLAY) and isinstance(value, np.ndarray) and value.ndim
+            if is_rows and len(value) < size:
                 values[path] = np.zeros((size, *value.shape[1:]), value.dtype)
                 values[path][: len(value)] = value
         self._attributes.load_state_dict({**state, "values": values})
@@ -392,9 +388,7 @@ def _is_state(owner: Any, name: str, item: Any) -> bool:
 
 def _distributions(policy: Any) -> list[str]:
     """Returns the paths of the distributions of actions, which each call of the policy makes anew."""
-    return [
-        f"policy.{path}.{name}".replace("..", ".")
-        for path, module in policy.named_modules()
-        for name, item in vars(module).items()
-        if isinstance(item, distributions.Distribution)
-    ]
+    kind = distributions.Distribution
+    held = ((path, *one) for path, module in policy.named_modules() for one in vars(module).items())
+    found = [f"policy.{path}.{name}" for path, name, item in held if isinstance(item, kind)]
+    return [path.replace("..", ".") for path in found]

@@ -282,10 +282,8 @@ def _skip_nothing_once() -> None:
 
 def _without_times(logged: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logged values with NaN for times: equal runs have equal commits."""
-    return {
-        name: math.nan if name.endswith(("_runtime", "_per_second")) else value
-        for name, value in logged.items()
-    }
+    times = ("_runtime", "_per_second")
+    return {name: math.nan if name.endswith(times) else value for name, value in logged.items()}
 
 
 def _callback_state(self: Any) -> dict[str, Any]:

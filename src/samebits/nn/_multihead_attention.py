@@ -100,11 +100,8 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
                 padding, "key_padding_mask", F._none_or_dtype(attn_mask), "attn_mask", query.dtype
             )
             assert padding is not None
-            padding = (
-                F.pad(padding, (0, added))
-                .view(batch, 1, 1, source + added)
-                .expand(-1, self.num_heads, -1, -1)
-            )
+            padding = F.pad(padding, (0, added)).view(batch, 1, 1, source + added)
+            padding = padding.expand(-1, self.num_heads, -1, -1)
             padding = padding.reshape(batch * self.num_heads, 1, source + added)
         if attn_mask is None:
             return padding

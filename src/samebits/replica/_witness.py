@@ -189,11 +189,8 @@ class Witness(Observer):
 
     def _members(self, name: str, tensor: torch.Tensor) -> set[int]:
         """Returns the ranks that hold the same bits of a value as this one, as claimed."""
-        claimed = (
-            set(range(self._ranks))
-            if self._claims is None
-            else self._claims.get(_unwrapped_name(name), {self._rank})
-        )
+        name, own = _unwrapped_name(name), {self._rank}
+        claimed = set(range(self._ranks)) if self._claims is None else self._claims.get(name, own)
         return claimed & self._replicas(tensor) if isinstance(tensor, DTensor) else claimed
 
     def _replicas(self, tensor: DTensor) -> set[int]:

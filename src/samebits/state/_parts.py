@@ -163,11 +163,8 @@ def _of_object(value: Any) -> str:
         )
     if _has_state_dict(value):
         return f"a {kind.__qualname__}, which has a state_dict. Give it to the run by a name of its own"
-    if not isinstance(value, _NAMESPACES) and (
-        has_hidden_memory(kind)
-        or isinstance(value, CONSTANTS)
-        or owner_of_module(kind.__module__) in {"framework", "standard"}
-    ):
+    of_library = has_hidden_memory(kind) or owner_of_module(kind.__module__) in {"framework", "standard"}
+    if not isinstance(value, _NAMESPACES) and (of_library or isinstance(value, CONSTANTS)):
         return f"a {kind.__module__}.{kind.__qualname__}, whose state is not in attributes that can be set"
     return ""
 

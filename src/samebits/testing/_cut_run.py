@@ -117,12 +117,8 @@ def _compare(what: str, whole: Record, rest: Record, begin: int) -> None:
 def _hashes(found: Difference, whole: Record, rest: Record) -> str:
     """Returns the hashes of the first leaf that differs, where both records have it."""
     path = next(iter(found.paths), "")
-    leaves = [
-        line.leaves.get(found.component, {}).get(path)
-        for record in (whole, rest)
-        for line in [*record.initial, *record.steps.values()]
-        if line.step == found.step
-    ]
+    lines = [line for record in (whole, rest) for line in (*record.initial, *record.steps.values())]
+    leaves = [one.leaves.get(found.component, {}).get(path) for one in lines if one.step == found.step]
     before, after = leaves[0] if leaves else None, leaves[-1] if leaves else None
     return f" ({path}: {before} uninterrupted, {after} now)" if before and after and before != after else ""
 

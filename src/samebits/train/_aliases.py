@@ -106,11 +106,8 @@ def same_memory(objects: Mapping[str, Stateful]) -> dict[str, str]:
             else []
         )
         for path, one in named:
-            if (
-                type(one) in (torch.Tensor, torch.nn.Parameter)
-                and one.layout is torch.strided
-                and one.numel()
-            ):
+            is_plain = type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided
+            if is_plain and one.numel():
                 key = one.data_ptr(), one.dtype, one.shape, one.stride()
                 found[f"{name}.{path}"] = first.setdefault(key, f"{name}.{path}")
     return found

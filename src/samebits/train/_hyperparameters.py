@@ -50,11 +50,8 @@ class Hyperparameters:
 
         Raises RunMismatchError if some differ, and "hyperparameters" is not in `allowed` (else: a warning).
         """
-        lines = [
-            line
-            for name, groups in self._here.items()
-            for line in _changes(name, recorded.get(name, []), groups)
-        ]
+        here = self._here.items()
+        lines = [line for name, groups in here for line in _changes(name, recorded.get(name, []), groups)]
         if lines and NAME not in allowed:
             raise RunMismatchError(
                 f"{where} was begun with other hyperparameters:\n  " + "\n  ".join(lines) + "\n"

@@ -42,12 +42,9 @@ def note_objects(objects: Mapping[str, Stateful]) -> None:
     adapters = [one for one in objects.values() if isinstance(one, Attributes)]
     if adapters:
         identities = saved_identities(objects)
-        named = {
-            f"{name}.{path}".rstrip("."): module
-            for name, thing in objects.items()
-            if isinstance(thing, torch.nn.Module)
-            for path, module in thing.named_modules()
-        }
+        modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+        parts = ((name, *part) for name, one in modules.items() for part in one.named_modules())
+        named = {f"{name}.{path}".rstrip("."): part for name, path, part in parts}
         for one in adapters:
             one.saved_besides, one.modules_of_run = identities, named
 

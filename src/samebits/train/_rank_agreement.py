@@ -363,11 +363,8 @@ def _check_not_sharded(objects: Mapping[str, Any]) -> None:
 
 
 def _warn_of_equal_batches(loader: Any) -> None:
-    if (
-        prepared(loader) is None
-        and isinstance(loader, DataLoader)
-        and type(loader.sampler) in (RandomSampler, SequentialSampler)
-    ):
+    is_fitting = isinstance(loader, DataLoader) and type(loader.sampler) in (RandomSampler, SequentialSampler)
+    if prepared(loader) is None and is_fitting:
         user_code.warn(
             "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the "
             "ranks compute the same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a "

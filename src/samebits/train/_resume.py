@@ -61,10 +61,8 @@ class CarriedValues:
         parts = take(frame, dict(objects), at_exit=True).values()
         hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
         own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
-        held = {
-            name: [thing for thing in own.values() if thing is value]
-            for name, value in frame.f_locals.items()
-        }
+        held = frame.f_locals.items()
+        held = {name: [thing for thing in own.values() if thing is value] for name, value in held}
         own |= {name: things[0] for name, things in held.items() if things}
         return cls(hashes, {name: hashes_in(name, thing.state_dict()) for name, thing in own.items()})
 

@@ -61,11 +61,8 @@ class Loss:
     def _by_class(self, output: Any, target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Returns each target's weight; a target is an index, a number rounded to one, or a row (argmax)."""
         assert self._class_weight is not None
-        if (
-            isinstance(output, torch.Tensor)
-            and output.ndim > 1
-            and 1 < output.shape[1] < len(self._class_weight)
-        ):
+        has_classes = isinstance(output, torch.Tensor) and output.ndim > 1
+        if has_classes and 1 < output.shape[1] < len(self._class_weight):
             raise InvalidArgumentError(
                 f"fit(class_weight=...): it has a weight for class {len(self._class_weight) - 1}, the "
                 f"model's output has {output.shape[1]} classes (shape {tuple(output.shape)})."

@@ -108,10 +108,8 @@ def _torch_is_quiet(function: Any, name: str) -> bool:
     if name in _TORCH_PYTHON or isinstance(function, torch.dtype):
         return True
     if isinstance(function, type):
-        return (
-            function in (torch.Tensor, torch.Size, torch.device, torch.Generator)
-            or function.__name__ in _TORCH_PYTHON
-        )
+        kinds = (torch.Tensor, torch.Size, torch.device, torch.Generator)
+        return function in kinds or function.__name__ in _TORCH_PYTHON
     if type(function).__name__ != "builtin_function_or_method":
         return False
     ops = getattr(torch.ops.aten, name, None)

@@ -345,7 +345,5 @@ def _changes_in_place(atom: Captured) -> bool:
 
 
 def _has_own_operators(kind: type) -> bool:
-    return any(
-        isinstance(of_class(kind, name), FunctionType)
-        for name in ("__add__", "__mul__", "__radd__", "__sub__", "__or__")
-    )
+    names = ("__add__", "__mul__", "__radd__", "__sub__", "__or__")
+    return any(isinstance(of_class(kind, name), FunctionType) for name in names)

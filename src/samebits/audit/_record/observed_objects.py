@@ -72,12 +72,8 @@ class ObservedObjects:
         return self._refresh()[0].take()[0]
 
     def learning_rates(self) -> list[float]:
-        return [
-            float(group["lr"])
-            for o in self.optimizers().values()
-            for group in o.param_groups
-            if "lr" in group
-        ]
+        groups = [group for one in self.optimizers().values() for group in one.param_groups]
+        return [float(group["lr"]) for group in groups if "lr" in group]
 
     def final(self) -> str:
         parameters, buffers = ModelLeaves(self.models() or _prefix(self._roots)).take()
@@ -406,18 +402,11 @@ class OptimizerLeaves:
         )
 
     def _take_groups(self) -> tuple[tuple[str, ...], bytes]:
-        entries = [
-            (f"{path}.{key}", group[key])
-            for first in (True, False)
-            for path, group, _ in self._groups
-            for key in group
-            if key != "params" and (key == "lr") is first
-        ]
-        names, hashes = [], []
-        for path, value in entries:
-            names.append(path)
-            hashes.append(leaf(value) if type(value) in PLAIN else _item(value))
-        return tuple(names), b"".join(hashes)
+        keys = [(path, group, key) for path, group, _ in self._groups for key in group if key != "params"]
+        keys.sort(key=lambda one: one[2] != "lr")
+        entries = [(f"{path}.{key}", group[key]) for path, group, key in keys]
+        hashes = [leaf(value) if type(value) in PLAIN else _item(value) for _, value in entries]
+        return tuple(name for name, _ in entries), b"".join(hashes)
 
 
 def _item(value: Any) -> bytes:

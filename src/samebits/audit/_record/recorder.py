@@ -271,13 +271,9 @@ class Recorder(Observer, TorchListener):
 
     def _expect_update(self) -> None:
         """Notes the generators at a gradient: without an optimizer the last point surely inside the step."""
-        if (
-            self._updates.gradient()
-            and self._full
-            and self._step is not None
-            and self._is_recorded(self._step)
-        ):
-            self._step.components["generators"] = generators()
+        step = self._step
+        if self._updates.gradient() and self._full and step is not None and self._is_recorded(step):
+            step.components["generators"] = generators()
 
     def _end_manual_update(self) -> None:
         """Ends an update without an optimizer; the first after an optimizer's may belong to the next's."""

@@ -70,12 +70,9 @@ class _Hooks:
 
         A step that is captured as a graph is no step; inside a transform of torch.func no tensor can be read.
         """
-        return (
-            self.on
-            and threading.get_ident() == self.thread
-            and detect_fake_mode() is None
-            and torch._C._functorch.peek_interpreter_stack() is None
-        )
+        if not self.on or threading.get_ident() != self.thread:
+            return False
+        return detect_fake_mode() is None and torch._C._functorch.peek_interpreter_stack() is None
 
     def turn_off(self) -> None:
         self.on = False

@@ -80,7 +80,8 @@ class BaselineComparison:
         if failed and difference is not None and difference.place == "end":
             difference = None  # its failure says more than its missing end
         could_not = "" if difference or failed else _proves_nothing(outcomes, compared)
-        overshadowed = self._is_overshadowed(check, difference)
+        known = None if check.group == "run-again" else self.shadow
+        overshadowed = known is not None and difference is not None and _when(difference) >= _when(known)
         remark = _remark(self.baseline, outcomes)
         return CheckRow(check, compared, difference, failed, output, could_not, remark, overshadowed)
 
@@ -127,11 +128,6 @@ class BaselineComparison:
         could_not = "" if compared else "no step was compared"
         return CheckRow(check, compared, earliest(named), could_not=could_not, remark=remark)
 
-    def _is_overshadowed(self, check: Check, difference: Difference | None) -> bool:
-        if self.shadow is None or difference is None or check.group == "run-again":
-            return False
-        return _when(difference) >= _when(self.shadow)
-
 
 _OF_ONE_RANK = frozenset({"batch", "inputs", "loss", "eval", "output", "data", "memory"})
 """Components of a record that are those of a rank's own shards."""
@@ -166,11 +162,8 @@ def _remark(baseline: Sequence[Record], outcomes: Sequence[ProcessOutcome]) -> s
         for record in outcome.records:
             if record is None or record.end is None:
                 continue
-            found += [
-                note
-                for note in record.notes
-                if _without_folders(note) not in known and not note.startswith(OUTSIDE)
-            ]
+            own = [note for note in record.notes if not note.startswith(OUTSIDE)]
+            found += [note for note in own if _without_folders(note) not in known]
             if threads is not None and record.end.get("threads", [threads])[-1:] not in ([], [threads]):
                 found.append("no effect: the script sets its own number")
     return "; ".join(dict.fromkeys(found))
@@ -202,7 +195,7 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
     return BaselineFacts(
         steps=tuple(sorted(line.step for line in lines)),
         epoch_firsts=frozenset(line.step for line in lines if line.batch_index == 0),
-        epoch_lasts=_epoch_lasts(lines),
+        epoch_lasts=frozenset({(line.loop, line.epoch): line.step for line in lines}.values()),
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
         uses_run=_uses_run(end),
         planned=end.get("planned"),
@@ -230,9 +223,3 @@ def _unequal_replicas(end: dict[str, Any]) -> str:
 
 def _uses_run(end: dict[str, Any]) -> bool:
     return any(seen.startswith("loop ") for seen in end.get("seen", ()))
-
-
-def _epoch_lasts(lines: list[RecordLine]) -> frozenset[int]:
-    """Returns the last step of every epoch, and of the run."""
-    newest = {(line.loop, line.epoch): line.step for line in lines}
-    return frozenset(newest.values())

@@ -169,15 +169,9 @@ def _world_sizes(facts: BaselineFacts, draw: random.Random) -> list[Check]:
     if not facts.world_sizes:
         return [Check("world-sizes", "other world sizes", does_not_apply="--world-sizes 1,2,3 names them")]
     first, *others = facts.world_sizes
-    found = [
-        Check(
-            "world-sizes",
-            _processes(size),
-            f"world size, {facts.layout}",
-            (ProcessVariation(world_size=size),),
-        )
-        for size in others
-    ]
+    varied = f"world size, {facts.layout}"
+    runs = {size: (ProcessVariation(world_size=size),) for size in others}
+    found = [Check("world-sizes", _processes(size), varied, one) for size, one in runs.items()]
     last = others[-1]
     resumed = others[-2] if len(others) > 1 else first
     name = f"killed with {_processes(last)}, resumed with {_processes(resumed)}"
@@ -215,12 +209,8 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
     """
     inside = set(facts.steps[1:]) - facts.epoch_firsts
     middle = inside - facts.epoch_lasts
-    pairs = [
-        (commit, step)
-        for step in middle
-        for commit in _before(step, inside, facts.epoch_lasts)
-        if commit < step
-    ]
+    before = {step: _before(step, inside, facts.epoch_lasts) for step in middle}
+    pairs = [(commit, step) for step in middle for commit in before[step] if commit < step]
     # Epochs of three, two, one batches have less of a middle: take the nearest.
     pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
     half = facts.steps[len(facts.steps) // 2]

@@ -74,11 +74,8 @@ def scratch_folder(*, keep: bool = False, outside: Path | None = None) -> Iterat
 def _temporary(outside: Path | None) -> str:
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         real = Path(os.path.realpath(place))
-        if (
-            len(place) <= LONGEST_TMPDIR
-            and not (outside and real.is_relative_to(outside))
-            and os.access(real, os.W_OK)
-        ):
+        is_inside = outside is not None and real.is_relative_to(outside)
+        if len(place) <= LONGEST_TMPDIR and not is_inside and os.access(real, os.W_OK):
             return place
     raise VerifyError(
         f"verify: {outside} holds every folder for temporary files; "

@@ -143,10 +143,10 @@ class VerifyReport:
         deciding = [row for row in self.rows if row.decides]
         if any(row.equal is False for row in deciding):
             return DIFFERENT
-        proves_nothing = (
-            not deciding or self._none_applies or any(row.could_not for row in deciding) or self.missing
-        )
-        return COULD_NOT_RUN if proves_nothing else ALL_EQUAL
+        selected = [row for row in self.rows if row.check.group != "run-again"]  # which always runs
+        none_applies = "run-again" not in self.request.groups and not any(row.applies for row in selected)
+        proves_nothing = not deciding or any(row.could_not for row in deciding) or self.missing
+        return COULD_NOT_RUN if proves_nothing or (selected and none_applies) else ALL_EQUAL
 
     @property
     def missing(self) -> dict[str, str]:
@@ -170,16 +170,6 @@ class VerifyReport:
         """The reason why the checks of `left_out` did not run."""
         return f"left out by --within {self.request.within:g}"
 
-    @property
-    def _none_applies(self) -> bool:
-        """True if no selected row applies: "run again", which always runs, was not selected."""
-        selected = [row for row in self.rows if row.check.group != "run-again"]
-        return (
-            "run-again" not in self.request.groups
-            and bool(selected)
-            and not any(row.applies for row in selected)
-        )
-
     def verdict(self) -> str:
         """One sentence; bad news come with the cure."""
         if self.exit == COULD_NOT_RUN and self.missing:
@@ -197,11 +187,8 @@ class VerifyReport:
     def _proven(self) -> str:
         """Returns in words what the rows prove. VERIFIED is claimed only of a run killed and resumed."""
         rows = [row for row in self.rows if row.decides]
-        ways = [
-            way
-            for group in GROUPS
-            if (way := _way_in_words(group, [r.check for r in rows if r.check.group == group]))
-        ]
+        by_group = {group: [row.check for row in rows if row.check.group == group] for group in GROUPS}
+        ways = [way for group, checks in by_group.items() if (way := _way_in_words(group, checks))]
         word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
         steps = min(row.steps_compared for row in rows)
         steps_in_words = f"{'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}"

@@ -62,11 +62,8 @@ class FsspecFiles:
                 found = self._files.ls(path, detail=True)
             except FileNotFoundError:
                 return set()
-        return {
-            str(entry["name"]).rstrip("/").rpartition("/")[2]
-            for entry in found
-            if links or not entry.get("islink")
-        }
+        kept = [str(entry["name"]) for entry in found if links or not entry.get("islink")]
+        return {name.rstrip("/").rpartition("/")[2] for name in kept}
 
     def has(self, name: str) -> bool:
         """Returns True if there is such a file."""

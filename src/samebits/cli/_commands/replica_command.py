@@ -128,12 +128,8 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
     if not callable(function):
         raise InvalidArgumentError(f"{text}: module {module_name!r} has no function {name!r}.")
     made = function()
-    if not (
-        isinstance(made, tuple)
-        and len(made) in {2, 3}
-        and callable(made[0])
-        and isinstance(made[1], tuple | list)
-    ):
+    several = isinstance(made, tuple) and len(made) in {2, 3}
+    if not (several and callable(made[0]) and isinstance(made[1], tuple | list)):
         raise InvalidArgumentError(
             f"{text}: {name}() must return (step, args) or (step, args, declarations), not {_kind(made)}."
         )
@@ -184,10 +180,8 @@ def _content(function: str, report: Report) -> dict[str, Any]:
         }
         for name, kind in step.kinds.items()
     ]
-    values += [
-        {"name": name, "kind": "output", "end": text(report.values[name].partition)}
-        for name in step.output_names
-    ]
+    ends = ((name, text(report.values[name].partition)) for name in step.output_names)
+    values += [{"name": name, "kind": "output", "end": end} for name, end in ends]
     return {
         "schema": SCHEMA,
         "function": function,

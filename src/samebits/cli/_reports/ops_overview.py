@@ -202,11 +202,8 @@ def _worst(cells: Sequence[str]) -> str:
 
 def _varying(everything: Sequence[Entry]) -> list[str]:
     """Returns the public ops whose own bits follow the number of threads for some arguments."""
-    found = {
-        _name(entry).removesuffix("_")
-        for entry in everything
-        if entry.threads == "varies" and entry.rule != verdict_names.COMPOSITE
-    }
+    own = [entry for entry in everything if entry.rule != verdict_names.COMPOSITE]
+    found = {_name(entry).removesuffix("_") for entry in own if entry.threads == "varies"}
     return sorted(name for name in found if not name.startswith("_") and not name.endswith("_backward"))
 
 

@@ -211,11 +211,8 @@ class GroupedOperation(_OperationStage, stages.SameOrdinals, stages.Grouped):
     def block(self, ordinals: stages.Ordinals) -> list[list[Any]]:
         inner = self.inputs[0].block(ordinals)
         numbers = [len(group) for group in inner]
-        places = [
-            (o, number)
-            for o, several in zip(ordinals.tolist(), numbers, strict=True)
-            for number in range(several)
-        ]
+        pairs = zip(ordinals.tolist(), numbers, strict=True)
+        places = [(o, number) for o, several in pairs for number in range(several)]
         results = iter(self.operation.groups(self, places, [element for group in inner for element in group]))
         return [[one for _ in range(several) for one in next(results)] for several in numbers]
 

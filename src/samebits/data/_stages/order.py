@@ -112,13 +112,10 @@ class BufferShuffle(_ShuffledOrdinals):
             emptied = np.empty(is_filling, np.int64)
             _emit(*key, min(first, steady), slots, emptied)
             self._now = (repetition, min(first, steady) + is_filling, slots)
-            last = (
-                feistel.permute_indices(
-                    int_keys.fold(key, "end"), max(first, steady) - steady, first + count - steady, size
-                )
-                if first + count > steady
-                else np.empty(0, np.int64)
-            )
+            last = np.empty(0, np.int64)
+            if first + count > steady:
+                rest = max(first, steady) - steady, first + count - steady
+                last = feistel.permute_indices(int_keys.fold(key, "end"), *rest, size)
             result[run] = np.concatenate([emptied, slots[last]])
         return result
 

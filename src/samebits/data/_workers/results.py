@@ -209,13 +209,8 @@ def _put(array: np.ndarray, slot: ResultMemory) -> int:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and not (tensor.is_conj() or tensor.is_neg())
-        and not tensor.__dict__
-    )
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return is_dense and not (tensor.is_conj() or tensor.is_neg()) and not tensor.__dict__
 
 
 def _restore_array(

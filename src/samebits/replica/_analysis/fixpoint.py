@@ -191,11 +191,8 @@ def _round(
     frame = Interpreter(program, step.module, program.partitions.equal, events)
     placeholders = iter([node for node in frame.layout.nodes if node.op == "placeholder"])
     nodes: dict[str, Node] = {}
-    constants = {
-        name: constant_place(attrgetter(name)(step.module))
-        for name, kind in step.kinds.items()
-        if kind == CONSTANT
-    }
+    names = [name for name, kind in step.kinds.items() if kind == CONSTANT]
+    constants = {name: constant_place(attrgetter(name)(step.module)) for name in names}
     for name, kind in step.kinds.items():
         if kind == GENERATOR:
             frame.generators[name] = (start[name], first[name])

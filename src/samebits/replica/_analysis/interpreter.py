@@ -202,12 +202,8 @@ class Interpreter:
             self.numbers[node] = (partition, self.events.add(node, partition, made, reason))
 
     def _store(self, node: Node, flow: Flow, partition: int, parents: tuple[int, ...], reason: str) -> None:
-        skewed = {
-            place: self.skew[one]
-            for one in flow.writers
-            if one in self.skew
-            for place in self.layout.places[one]
-        }
+        late = [one for one in flow.writers if one in self.skew]
+        skewed = {place: self.skew[one] for one in late for place in self.layout.places[one]}
         for place in flow.writes:
             if place in skewed:
                 where, event = skewed[place]
@@ -219,11 +215,8 @@ class Interpreter:
 
     def _literal(self, node: Node, plan: OpEffects) -> int:
         """Returns the partition of the literals in the arguments that Python code made of the rank."""
-        if (
-            plan.collective is not None
-            and plan.collective.move == PARTS
-            and self.program.step.by_rank.get(node)
-        ):
+        is_of_parts = plan.collective is not None and plan.collective.move == PARTS
+        if is_of_parts and self.program.step.by_rank.get(node):
             # every rank has its own split sizes, which `result_partition` evaluates
             return self.known.equal
         return self.program.literals.get(node, self.known.equal)

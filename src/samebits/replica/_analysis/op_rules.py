@@ -162,11 +162,8 @@ def _flows(
         return
     places = [place for one in written for place in layout.places[one]]
     if known.outs:  # the result is longer than an `out` that the op made room in
-        places += [
-            place
-            for place in layout.places[node]
-            if place.storage in operand_storages and place not in places
-        ]
+        shared = [place for place in layout.places[node] if place.storage in operand_storages]
+        places += [place for place in shared if place not in places]
     yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
 
 
@@ -209,11 +206,8 @@ def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Nod
 
 def _rows(node: Node) -> list[list[Node]] | None:
     """Returns the i-th tensors of all lists, for an op over lists."""
-    lists = [
-        given
-        for given in (*node.args, *node.kwargs.values())
-        if isinstance(given, (list, tuple)) and given and all(isinstance(one, Node) for one in given)
-    ]
+    given = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, (list, tuple)) and one]
+    lists = [one for one in given if all(isinstance(part, Node) for part in one)]
     if not lists or len({len(one) for one in lists}) != 1:
         return None
     return [list(row) for row in zip(*lists, strict=True)]
@@ -280,11 +274,8 @@ def _entry(name: str, device: str) -> str:
 def generator_names(module: torch.fx.GraphModule) -> list[str]:
     parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
     nodes = (node for part in parts for node in part.graph.nodes)
-    places = (
-        _generator(node, signature_of(node))
-        for node in nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-    )
+    ops = (node for node in nodes if isinstance(node.target, torch._ops.OpOverload))
+    places = (_generator(node, signature_of(node)) for node in ops)
     return list(dict.fromkeys(str(place.storage) for place in places if place is not None))
 
 

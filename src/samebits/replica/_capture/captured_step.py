@@ -70,11 +70,8 @@ class CapturedStep:
         nodes = sum(len(one.graph.nodes) for one in self.module.modules() if isinstance(one, GraphModule))
         head = f"step of {nodes} nodes, {ranks}"
         inputs = "\n".join(f"  {name} ({kind})" for name, kind in self.kinds.items())
-        return (
-            f"{head}\ninputs\n{inputs}\noutputs\n  "
-            + "\n  ".join(self.output_names)
-            + f"\n{self.module.graph}"
-        )
+        outputs = "\n  ".join(self.output_names)
+        return f"{head}\ninputs\n{inputs}\noutputs\n  {outputs}\n{self.module.graph}"
 
 
 def check_step(caller: str, step: Any) -> None:

@@ -109,11 +109,8 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     where = np.unravel_index(example, sizes)
     axes = [axis for axis, places_on in enumerate(where) if len(np.unique(places_on)) > 1]
     fixed = [axis for axis in range(len(sizes)) if axis not in axes]
-    rows = (
-        places.permute(*fixed, *axes).reshape(-1, len(example))
-        if places.numel() % len(example) == 0
-        else places[:0]
-    )
+    is_whole = places.numel() % len(example) == 0
+    rows = places.permute(*fixed, *axes).reshape(-1, len(example)) if is_whole else places[:0]
     found = {rank: row for row in map(tuple, rows.tolist()) for rank in row}
     if any(found.get(rank) != group for rank, group in seen.items()):
         raise RankDependentError(

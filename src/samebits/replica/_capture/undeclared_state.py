@@ -76,11 +76,8 @@ def unwritten_batch_tensors(module: GraphModule, tensors: Iterable[torch.Tensor]
     layout = StorageLayout(module)
     written = written_storages(layout) if hidden else set()
     named = {str(node.target): constant_of(node, module) for node in module.graph.nodes}
-    return [
-        name
-        for name, held in named.items()
-        if held is not None and _memory(held) in hidden and constant_place(held).storage not in written
-    ]
+    reached = {name: held for name, held in named.items() if held is not None and _memory(held) in hidden}
+    return [name for name, held in reached.items() if constant_place(held).storage not in written]
 
 
 def constant_of(node: Node, module: GraphModule) -> torch.Tensor | None:

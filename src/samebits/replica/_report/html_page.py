@@ -63,11 +63,8 @@ class _Page:
         self.nodes = {name: node for node, name in names.items()}
         self.rows = {node: f"input{place[name]}" for node, name in names.items()}
         self._numbers = count()
-        way = {
-            event.what
-            for name in self.drifting[:_EXPLAINED]
-            for event in report.way(name, report.over_declared(name))
-        }
+        shown = self.drifting[:_EXPLAINED]
+        way = {event.what for name in shown for event in report.way(name, report.over_declared(name))}
         self.way = way | {node for node, name in names.items() if name in way}
 
     def lines(self) -> Iterator[str]:

@@ -83,12 +83,9 @@ class Report:
     @property
     def drifting(self) -> tuple[str, ...]:
         """The state, and constants that are written to, that are less equal after a step than declared."""
-        return tuple(
-            name
-            for name, kind in self.step.kinds.items()
-            if kind in {STATE, CONSTANT}
-            and not self.partitions.holds_over(self.ends[name].partition, self.declared[name])
-        )
+        kept = [name for name, kind in self.step.kinds.items() if kind in {STATE, CONSTANT}]
+        holds, ends = self.partitions.holds_over, self.ends
+        return tuple(name for name in kept if not holds(ends[name].partition, self.declared[name]))
 
     @property
     def notes(self) -> list[str]:
@@ -182,11 +179,9 @@ class Report:
             raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
         places = np.indices(tuple(mesh.values())).reshape(len(mesh), -1)
         kept = [places[index] for index, axis in enumerate(mesh) if axis not in names]
-        return (
-            self.partitions.from_values(list(map(tuple, np.array(kept).T.tolist())))
-            if kept
-            else self.partitions.equal
-        )
+        if not kept:
+            return self.partitions.equal
+        return self.partitions.from_values(list(map(tuple, np.array(kept).T.tolist())))
 
     def _differs(self, event: int, within: int) -> bool:
         return not self.partitions.holds_over(self.events.log[event].partition, within)

@@ -62,11 +62,8 @@ def rule_of(node: Node, frame: Interpreter, user_rules: Mapping[str, Rule]) -> R
             return user_rules[given]
     if is_collective(node):
         return FLOAT32 if packet in _REDUCE else AS_IS
-    if (
-        frame.program.plan(node, frame.layout).is_view
-        or torch.Tag.inplace_view in target.tags
-        or packet in _MAKES
-    ):
+    makes = torch.Tag.inplace_view in target.tags or packet in _MAKES
+    if makes or frame.program.plan(node, frame.layout).is_view:
         return AS_IS
     if packet in _MOVES and _same_dtype(node):
         return AS_IS

@@ -77,12 +77,8 @@ def shard(param: Any) -> list[int]:
         return [BY_PLACE, first * math.prod(param.shape[1:])]
     # A rank outside holds nothing.
     coordinate = param.device_mesh.get_coordinate() or [0] * len(param.placements)
-    return [
-        part
-        for dimension, placement in enumerate(param.placements)
-        if not placement.is_replicate()
-        for part in (dimension, coordinate[dimension])
-    ]
+    split = [number for number, placement in enumerate(param.placements) if not placement.is_replicate()]
+    return [part for dimension in split for part in (dimension, coordinate[dimension])]
 
 
 def local(tensor: Any, like: Any = None) -> torch.Tensor:

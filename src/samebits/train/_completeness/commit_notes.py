@@ -147,11 +147,8 @@ class LoopChanges:
     def _unchanged(self, now: WholeSnapshot, first: WholeSnapshot, program: Program) -> dict[str, NotedValue]:
         paths = now.measured(self.derived) & first.measured(self.derived)
         pairs = {path: now.leaves_by_path[path] for path in paths}
-        same = [
-            Change(path, one, one, now)
-            for path, one in pairs.items()
-            if one.hashed == first.leaves_by_path[path].hashed
-        ]
+        old = first.leaves_by_path
+        same = [Change(path, one, one, now) for path, one in pairs.items() if one.hashed == old[path].hashed]
         clocks = {name: (at - _BEFORE, at + _AHEAD) for name, at in _BEGAN.items()}
         judged = [one for one in same if not now.is_of_loader(one.path)]
         kept = {one.path for one in LostChanges().unsaved(judged, program, clocks, {})}

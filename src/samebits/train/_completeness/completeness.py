@@ -358,12 +358,10 @@ class Look:
     def committed(self) -> frozenset[str]:
         """The names of variables that hold the run, its objects or loader; and the objects' own names."""
         held = {id(thing) for thing in [*self.objects.values(), self.loader] if thing is not None}
-        found = {
-            name
-            for one in self.frames.user
-            for name, value in {**one.f_globals, **one.f_locals}.items()
-            if id(value) in held or type(value).__module__ == "samebits.train._run"
-        }
+        scopes = [{**one.f_globals, **one.f_locals} for one in self.frames.user]
+        named = [(name, one) for scope in scopes for name, one in scope.items()]
+        found = {name for name, one in named if type(one).__module__ == "samebits.train._run"}
+        found |= {name for name, one in named if id(one) in held}
         return frozenset(found | self.objects.keys())
 
     @property
@@ -388,11 +386,8 @@ def _is_below(path: str, ignored: str) -> bool:
 
 def own_states(objects: Mapping[str, Any], saved: CommittedState) -> dict[str, Any]:
     """Returns the states of the objects whose class is not from torch, by name."""
-    return {
-        name: saved.objects[name]
-        for name, thing in objects.items()
-        if not type(thing).__module__.startswith("torch.")
-    }
+    own = [name for name, one in objects.items() if not type(one).__module__.startswith("torch.")]
+    return {name: saved.objects[name] for name in own}
 
 
 def digests_of(states: Mapping[str, Any]) -> dict[str, str]:

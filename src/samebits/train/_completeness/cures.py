@@ -188,11 +188,8 @@ def _changed_with(thing: Any, names: set[str]) -> list[str]:
     codes = [code for kind in kinds for code in methods(kind) if code.co_name != "__init__"]
     setting = [code for code in codes if names & attributes_assigned(code)]
     mentioned = {name for code in setting for name in code.co_names} - names
-    return [
-        name
-        for name, item in attributes_of(thing).items()
-        if name in mentioned and isinstance(item, MUTABLE) and is_plain(item)
-    ]
+    held = [(name, one) for name, one in attributes_of(thing).items() if name in mentioned]
+    return [name for name, one in held if isinstance(one, MUTABLE) and is_plain(one)]
 
 
 def _candidates(way: Sequence[WayStep]) -> list[str]:

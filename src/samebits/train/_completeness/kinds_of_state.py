@@ -36,11 +36,8 @@ def action_of(kind: type) -> str | None:
     """Returns the name of the walk's method for values of a type; None if they are not read."""
     if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
         return "optimizer"
-    if (
-        kind.__module__.startswith("samebits.")
-        and walk.action_of(kind) == "attributes"
-        and not hasattr(kind, "__names_of_library__")
-    ):
+    is_ours = kind.__module__.startswith("samebits.") and walk.action_of(kind) == "attributes"
+    if is_ours and not hasattr(kind, "__names_of_library__"):
         return "holder"
     if is_table(kind):
         return "table"

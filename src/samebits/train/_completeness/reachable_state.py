@@ -529,12 +529,9 @@ class StateSnapshot(Walk):
         self._hung_attributes(path, value, depth)
         if id(value) in self._given:
             return
-        counts = [
-            item._version if isinstance(item, torch.Tensor) else leaf(item)
-            for state in value.state.values()
-            if isinstance(state, Mapping)
-            for item in state.values()
-        ]
+        states = [state for state in value.state.values() if isinstance(state, Mapping)]
+        items = [item for state in states for item in state.values()]
+        counts = [item._version if isinstance(item, torch.Tensor) else leaf(item) for item in items]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
         self.add(f"{path}.state", plain([counts, rates]))
 

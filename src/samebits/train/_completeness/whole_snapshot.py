@@ -225,8 +225,5 @@ def _packages(program: Program) -> set[str]:
         for item in held.values()
         if isinstance(item, types.ModuleType | types.FunctionType | type)
     }
-    return {
-        name
-        for name in names
-        if name in sys.modules and owner_of_module(name) == "installed" and not is_output_package(name)
-    }
+    found = [name for name in names if name in sys.modules and owner_of_module(name) == "installed"]
+    return {name for name in found if not is_output_package(name)}

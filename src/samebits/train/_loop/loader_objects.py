@@ -33,10 +33,8 @@ class LoaderObjects:
 
     def take(self) -> States:
         """Returns their states, at an epoch's begin."""
-        return {
-            name: copy.deepcopy(gather({name: one}).objects_to_dict())
-            for name, one in self._reached().items()
-        }
+        reached = self._reached().items()
+        return {name: copy.deepcopy(gather({name: one}).objects_to_dict()) for name, one in reached}
 
     def restore(self, states: States) -> None:
         """Gives them states that `take` has returned."""
@@ -70,11 +68,8 @@ class LoaderObjects:
         return give_back
 
     def _reached(self) -> dict[str, Stateful]:
-        own = {
-            name: one
-            for name, one in self._objects.items()
-            if isinstance(one, Attributes | HeldGenerators) or is_programs_own(one)
-        }
+        objects, kinds = self._objects.items(), Attributes | HeldGenerators
+        own = {name: one for name, one in objects if isinstance(one, kinds) or is_programs_own(one)}
         ids = [id(getattr(one, "target", one)) for one in own.values()]
         if ids != self._found[0]:
             reached: dict[int, Any] = {}
