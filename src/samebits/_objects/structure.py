@@ -42,9 +42,8 @@ def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Stru
         if id(module) not in seen:
             seen.add(id(module))
             found[path] = _of_module(module)
-            waiting += [
-                (f"{path}.{name}", part) for name, part in module._modules.items() if part is not None
-            ]
+            inner = module._modules.items()
+            waiting += [(f"{path}.{name}", part) for name, part in inner if part is not None]
     return found
 
 
@@ -107,8 +106,8 @@ def differences(before: Structure, now: Structure) -> dict[str, str]:
     old, new = before.get(_HOOKS, ()), now.get(_HOOKS, ())
     if old != new:
         found[_HOOKS] = f"were {_listed(old)}, are {_listed(new)}"
-    new = [name for name in now if name not in before and name in {"forward", "__call__"}]
-    replaced = {name: f"is {_shown(now[name])} now, no longer the method of its class" for name in new}
+    hung = [name for name in now if name not in before and name in {"forward", "__call__"}]
+    replaced = {name: f"is {_shown(now[name])} now, no longer the method of its class" for name in hung}
     return found | replaced
 
 

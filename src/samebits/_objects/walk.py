@@ -127,9 +127,8 @@ def of_array(value: np.ndarray) -> bytes:
     if value.nbytes <= _LARGE:
         return leaf(value)
     step = max(1, value.size // 4096)
-    sample: Any = np.ascontiguousarray(
-        value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
-    )
+    some = value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
+    sample: Any = np.ascontiguousarray(some)
     if sample.dtype.kind == "O":
         return plain(value.shape)
     return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))

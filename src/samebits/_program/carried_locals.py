@@ -92,10 +92,8 @@ class Liveness:
         flow, ring = self.flow, self.flow.ring
         if ring is None or self._stores[name] != 1 or name in flow.cells:
             return False
-        following = [
-            [at + 1] if holds_from_a_step_on(flow.instructions, at, steps) else after
-            for at, after in enumerate(flow.following)
-        ]
+        skipped = [holds_from_a_step_on(flow.instructions, at, steps) for at in range(len(flow.following))]
+        following = [[at + 1] if skipped[at] else after for at, after in enumerate(flow.following)]
         captured = _captured_cells(self.code, flow.instructions[: ring.top])
         return name not in captured | self._live(following, frozenset(), ring.begins)
 

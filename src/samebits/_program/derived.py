@@ -61,6 +61,5 @@ def _reads(value: ast.expr, names: set[str], roots: set[str], variables: Mapping
     if any(isinstance(one, ast.Name) and one.id in names for one in nodes):
         return True
     functions = [variables.get(called(one)) for one in nodes if isinstance(one, ast.Call)]
-    return any(
-        roots.intersection(one.__code__.co_names) for one in functions if isinstance(one, FunctionType)
-    )
+    codes = [one.__code__ for one in functions if isinstance(one, FunctionType)]
+    return any(roots.intersection(code.co_names) for code in codes)

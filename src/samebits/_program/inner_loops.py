@@ -164,9 +164,8 @@ class _Expressions:
                 return False
             values = [stack.pop() for _ in range(given)][::-1]
             positional = given - len(named)
-            stack[-1] = self._call(
-                stack[-1], values[:positional], dict(zip(named, values[positional:], strict=True))
-            )
+            keywords = dict(zip(named, values[positional:], strict=True))
+            stack[-1] = self._call(stack[-1], values[:positional], keywords)
         else:
             return False
         return True
@@ -230,9 +229,8 @@ def _writes(items: Sequence[dis.Instruction], code: CodeType) -> tuple[frozenset
     parts = [one for function in code_names.inner(code) for one in code_names.whole(function)]
     everything = [*items, *(item for one in parts for item in bytecode.instructions(one))]
     deletes = any(item.opname in {"DELETE_SUBSCR", "STORE_SLICE"} for item in everything)
-    removes = any(
-        item.argval in _REMOVES for item in everything if item.opname.startswith(bytecode.ATTRIBUTES)
-    )
+    called = (item.argval for item in everything if item.opname.startswith(bytecode.ATTRIBUTES))
+    removes = any(name in _REMOVES for name in called)
     attributes = frozenset(str(item.argval) for item in everything if item.opname == "STORE_ATTR")
     return attributes, deletes or removes
 

@@ -223,9 +223,7 @@ class OutputFlow:
             call = self._sources.parents[above]
             return isinstance(call, ast.Call) and self._is_output_of_call(above, call, scope, depth)
         if isinstance(above, ast.Attribute | ast.Subscript) and not isinstance(above.ctx, ast.Load):
-            return (above.value is node and not self._shared) or (
-                above.value is not node and self._store(above, scope, depth)
-            )
+            return not self._shared if above.value is node else self._store(above, scope, depth)
         if isinstance(above, ast.Lambda):
             return self._is_output(above, self._sources.scope_around(self._sources.parents[above]), depth)
         if isinstance(above, ast.Yield | ast.YieldFrom | ast.Await):
@@ -305,9 +303,8 @@ class OutputFlow:
         scope = self._sources.scope_of(code)
         if scope is None:
             return False
-        stored = {
-            one.id for one in walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-        }
+        names = [one for one in walk(scope) if isinstance(one, ast.Name)]
+        stored = {one.id for one in names if isinstance(one.ctx, ast.Store)}
         filled = False
         for node, _ in self._sources.reads(scope, name):
             above = self._sources.parents[node]

@@ -170,9 +170,8 @@ def names_of(function: Function) -> set[str]:
     names = parameters_of(function)
     if isinstance(function, ast.Lambda):
         return names
-    stored = {
-        one.id for one in walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
+    found = [one for one in walk(function) if isinstance(one, ast.Name)]
+    stored = {one.id for one in found if isinstance(one.ctx, ast.Store)}
     return names | (stored - declared_outside(function))
 
 

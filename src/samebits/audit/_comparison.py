@@ -115,9 +115,8 @@ def compare(a: Record, b: Record) -> Comparison:
     if difference is not None and difference.place == "end" and not steps_compared(a, b):
         difference = None  # for example a run that had finished before: only the code after its loop ran
     level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
-    return Comparison(
-        steps_compared(a, b), difference, tuple(filter(None, ends)), level, (len(a.steps), len(b.steps))
-    )
+    unfinished, recorded = tuple(filter(None, ends)), (len(a.steps), len(b.steps))
+    return Comparison(steps_compared(a, b), difference, unfinished, level, recorded)
 
 
 def _end(record: Record) -> str:

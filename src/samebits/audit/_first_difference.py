@@ -33,9 +33,8 @@ class Difference:
         """Returns one readable line: step, component, leaves, other components that differ."""
         detail = f" ({self.detail})" if self.detail else ""
         more = ", ".join(_name_leaves(component, paths) for component, paths in self.others)
-        return f"{self._where()}{_name_leaves(self.component, self.paths)} {_verb(self)}{detail}" + (
-            f", then {more}" if more else ""
-        )
+        more = f", then {more}" if more else ""
+        return f"{self._where()}{_name_leaves(self.component, self.paths)} {_verb(self)}{detail}{more}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as plain values, for `--json`."""
@@ -237,9 +236,8 @@ def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: Recor
         return False
     a, b = mine.leaves.get("locals", {}), theirs.leaves.get("locals", {})
     paths = [path for part in parts.values() for path in part]
-    mappings = tuple(
-        path.removesuffix("keys()").rstrip(".") + "[" for path in paths if path.endswith(".keys()")
-    )
+    grown = (path.removesuffix("keys()") for path in paths if path.endswith(".keys()"))
+    mappings = tuple(path.rstrip(".") + "[" for path in grown)
     items = [path for path in paths if not path.endswith(".keys()")]
     return all(path.startswith(mappings) and not (path in a and path in b) for path in items)
 
@@ -285,9 +283,8 @@ def _end_difference(a: Record, segments: Sequence[Record]) -> Difference | None:
         at = min(step for _, step in set(keys) ^ set(a.steps))
         return Difference(at, "steps", (), detail=f"{len(a.steps)} against {len(set(keys))}", place="end")
     if a.end is not None and last.end is not None and a.final != last.final:
-        return Difference(
-            int(a.end["steps"]), "final", (), detail=f"{a.final} against {last.final}", place="end"
-        )
+        detail = f"{a.final} against {last.final}"
+        return Difference(int(a.end["steps"]), "final", (), detail=detail, place="end")
     return None
 
 
@@ -377,9 +374,8 @@ def difference_between(
     detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
     detail = "read after the loop only" if cause == _AT_EXIT else detail
     others = tuple((public_name(name), parts[name]) for name in known[1:])
-    return Difference(
-        theirs.step, public_name(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
-    )
+    at = theirs.epoch, theirs.batch_index, place
+    return Difference(theirs.step, public_name(cause), parts[cause], detail, others, *at)
 
 
 def public_name(component: str) -> str:

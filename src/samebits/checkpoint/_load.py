@@ -156,8 +156,10 @@ def load_weights(
             f"weights."
         )
     own = module.state_dict()
-    found = _read_source(source, object, step).items()
-    state = {name: rows_like(own[name], one) if is_dtensor(own.get(name)) else one for name, one in found}
+    state = {
+        name: rows_like(own[name], value) if is_dtensor(own.get(name)) else value
+        for name, value in _read_source(source, object, step).items()
+    }
     before = {name: value.clone() for name, value in own.items() if isinstance(value, torch.Tensor)}
     try:
         return module.load_state_dict(state, strict=strict)

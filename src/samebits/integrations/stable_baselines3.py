@@ -381,9 +381,8 @@ def _is_state(owner: Any, name: str, item: Any) -> bool:
     kinds = [kind for kind in type(owner).__mro__ if kind.__module__.startswith(_LIBRARY)]
     if any(kind.__name__ == "Logger" for kind in kinds):
         return name in {"name_to_value", "name_to_count"} and is_plain(item)
-    return is_state_of_environment(owner, name, item) and not any(
-        name in _NO_STATE.get(kind.__name__, ()) for kind in kinds
-    )
+    is_left_out = any(name in _NO_STATE.get(kind.__name__, ()) for kind in kinds)
+    return not is_left_out and is_state_of_environment(owner, name, item)
 
 
 def _distributions(policy: Any) -> list[str]:

@@ -132,9 +132,8 @@ def parts_with_state(target: Any) -> dict[str, Any]:
 
     Accelerate's scaler of fp16 losses is one: only the Accelerator and its optimizers hold it.
     """
-    scaler = (
-        getattr(target, "scaler", None) if name_of_known(type(target)) == "accelerate.Accelerator" else None
-    )
+    is_accelerator = name_of_known(type(target)) == "accelerate.Accelerator"
+    scaler = getattr(target, "scaler", None) if is_accelerator else None
     return {} if scaler is None else {"scaler": scaler}
 
 

@@ -170,9 +170,8 @@ def _of_object(value: Any) -> str:
 
 
 def _has_state_dict(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module | torch.optim.Optimizer) or hasattr(
-        type(value), "load_state_dict"
-    )
+    owns = torch.nn.Module | torch.optim.Optimizer
+    return isinstance(value, owns) or hasattr(type(value), "load_state_dict")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -186,11 +185,8 @@ def has_hidden_memory(kind: type) -> bool:
     while kind is not object:
         base = kind.__base__
         assert base is not None
-        shown = [
-            name
-            for name, item in vars(kind).items()
-            if isinstance(item, types.MemberDescriptorType) or name in {"__dict__", "__weakref__"}
-        ]
+        slots, hidden = types.MemberDescriptorType, {"__dict__", "__weakref__"}
+        shown = [name for name, item in vars(kind).items() if isinstance(item, slots) or name in hidden]
         if kind.__itemsize__ or kind.__basicsize__ - base.__basicsize__ > _POINTER * len(shown):
             return True
         kind = base

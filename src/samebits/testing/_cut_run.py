@@ -131,7 +131,6 @@ def fit_with(callback: Callback, run_dir: Path) -> Any:
     data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
     trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, callbacks=[callback])
     loader = DataLoader(data, batch_size=2, shuffle=True)
-    history = trainer.fit(
-        loader, 3, validation_data=DataLoader(data, batch_size=4), run_dir=run_dir, verbose=False
-    )
+    validation = DataLoader(data, batch_size=4)
+    history = trainer.fit(loader, 3, validation_data=validation, run_dir=run_dir, verbose=False)
     return history.history, model.state_dict(), callback.state_dict()

@@ -171,9 +171,8 @@ def _json_round_trip(name: str, state: Any) -> Callable[[], Any]:
         text = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"{CALL}: {name}.state_dict() is no JSON: {error}") from error
-    _compare(
-        f"{name}.state_dict() is another one once it was JSON", of_nested(state), of_nested(json.loads(text))
-    )
+    what = f"{name}.state_dict() is another one once it was JSON"
+    _compare(what, of_nested(state), of_nested(json.loads(text)))
     return lambda: json.loads(text)
 
 

@@ -205,9 +205,8 @@ class Commits:
         self.lag = max(self.lag, report["at"] - since)
         self.lag_steps = max(self.lag_steps, newest.step - first.step)
         self._written.append(self._snapshots[report["number"]][0])
-        self._snapshots = {
-            number: entry for number, entry in self._snapshots.items() if number > report["number"]
-        }
+        later = ((number, entry) for number, entry in self._snapshots.items() if number > report["number"])
+        self._snapshots = dict(later)
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
         """Replaces a writer that died. Finished commits count; the next snapshot has all of the lost one."""

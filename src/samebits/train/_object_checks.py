@@ -31,9 +31,8 @@ IN_EACH_POSITION = ("step", "epoch", "batch_index")
 def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
     """Raises `RunMismatchError` for a valid commit that is not one of a `Run`."""
     missing = [f"state[{name!r}]" for name in committed.lacking(saved)]
-    missing += [
-        f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
-    ]
+    wrong = [name for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int]
+    missing += [f"position[{name!r}]" for name in wrong]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
     if missing:
@@ -191,9 +190,8 @@ def check_fits(
         else:
             problems += _differences(name, objects, saved)
     if complete and not problems:
-        problems += [
-            f"{path} is no parameter of both" for path in sorted(parameters(objects).keys() ^ {*saved.grads})
-        ]
+        apart = sorted(parameters(objects).keys() ^ {*saved.grads})
+        problems += [f"{path} is no parameter of both" for path in apart]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise RunMismatchError(
@@ -377,9 +375,8 @@ def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, A
     problems = []
     for path in sorted({*mine, *saved}):
         before, after = saved.get(path), mine.get(path)
-        if isinstance(
-            after, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
-        ):
+        lazy = torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
+        if isinstance(after, lazy):
             problems.append(f"{name}.{path} is lazy: run one batch through the model before entering the run")
         elif isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             if (before.shape, before.dtype) != (after.shape, after.dtype):

@@ -72,9 +72,8 @@ class CarriedValues:
             return ["something between the for statement and run.validate (enumerate, zip, tqdm)"]
         before = self.hashes
         differing = [name for name in {*before, *now.hashes} if before.get(name) != now.hashes.get(name)]
-        return sorted(
-            name for name in differing if now.hashes.get(name) not in now.saved.get(name.split(".")[0], ())
-        )
+        saved = ((name, now.saved.get(name.split(".")[0], ())) for name in differing)
+        return sorted(name for name, known in saved if now.hashes.get(name) not in known)
 
 
 def print_restart(name: str, changes: list[str]) -> None:

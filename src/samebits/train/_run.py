@@ -165,9 +165,8 @@ class Run:
             self.run_dir, commits, chosen, self.objects, state, loops, grace,
             lambda event, position: notify(event, self, position), notes,
         )  # fmt: skip
-        self.parts = RunParts(
-            self, self.run_dir, self.objects, state, loops, saving, resuming, completeness, notes
-        )
+        parts = state, loops, saving, resuming, completeness, notes
+        self.parts = RunParts(self, self.run_dir, self.objects, *parts)
         for path in ignore:
             self.ignore(path)
         self._environment: Environment | None = None

@@ -96,9 +96,8 @@ def explain_restore(call: WrongCall) -> str:
 
 def _given(call: WrongCall) -> str:
     """Returns the arguments of a call, in short."""
-    return ", ".join(
-        [f"<{type(arg).__name__}>" for arg in call.args] + [f"{name}=..." for name in call.named]
-    )
+    given = [f"<{type(arg).__name__}>" for arg in call.args]
+    return ", ".join(given + [f"{name}=..." for name in call.named])
 
 
 def _typed(value: Any, texts: Mapping[int, str]) -> str:

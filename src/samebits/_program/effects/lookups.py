@@ -339,9 +339,8 @@ def _torch_module_part(target: Any, name: str, path: str) -> Value | None:
 def _changes_in_place(atom: Captured) -> bool:
     if not atom.known and isinstance(atom.object, list | tuple | dict):
         return True
-    return any(
-        hasattr(type(atom.object), name) for name in ("__iadd__", "__ior__", "__imul__", "__setitem__")
-    )
+    names = ("__iadd__", "__ior__", "__imul__", "__setitem__")
+    return any(hasattr(type(atom.object), name) for name in names)
 
 
 def _has_own_operators(kind: type) -> bool:

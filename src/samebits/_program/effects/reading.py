@@ -322,9 +322,8 @@ class Reading(Lookups):
             else:
                 own = known.has_quiet_methods(type(of.object)) and name not in known.RANDOM_METHODS
         elif isinstance(of, Made) and of.kind is not None:
-            own = known.is_keyed(of.kind) or (
-                known.has_quiet_methods(of.kind) and name not in known.RANDOM_METHODS
-            )
+            is_quiet = known.has_quiet_methods(of.kind) and name not in known.RANDOM_METHODS
+            own = known.is_keyed(of.kind) or is_quiet
         elif of is not None:
             own = name in known.METHODS and name not in known.RANDOM_METHODS
         else:

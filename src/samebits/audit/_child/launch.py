@@ -83,9 +83,8 @@ def compile_script(script: str) -> types.CodeType:
         source = Path(script).read_bytes()
         return compile(source, os.path.abspath(script), "exec", dont_inherit=True)
     except OSError as error:
-        reason = (
-            "is a folder" if isinstance(error, IsADirectoryError) else (error.strerror or str(error)).lower()
-        )
+        text = (error.strerror or str(error)).lower()
+        reason = "is a folder" if isinstance(error, IsADirectoryError) else text
         raise _UnusableScriptError(f"cannot run {script}: {reason}") from error
     except SyntaxError as error:
         at = f" (line {error.lineno})" if error.lineno else ""

@@ -88,9 +88,8 @@ def read_spec(path: str | os.PathLike[str]) -> LaunchSpec:
         trace = values.pop("trace", None)
         root, steps = overrides.run_root, overrides.commit_steps
         overrides = replace(overrides, run_root=root and Path(root), commit_steps=steps and tuple(steps))
-        return LaunchSpec(
-            **values, overrides=overrides, kill=kill and Kill(**kill), trace=trace and TraceSpec(**trace)
-        )
+        kill, trace = kill and Kill(**kill), trace and TraceSpec(**trace)
+        return LaunchSpec(**values, overrides=overrides, kill=kill, trace=trace)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidArgumentError(
             f"read_spec({os.fspath(path)!r}): no launch spec of this version of samebits: {error}"

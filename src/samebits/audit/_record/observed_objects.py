@@ -77,9 +77,8 @@ class ObservedObjects:
 
     def final(self) -> str:
         parameters, buffers = ModelLeaves(self.models() or _prefix(self._roots)).take()
-        return of_bytes(
-            "\n".join(parameters.names + buffers.names).encode(), parameters.hashes, buffers.hashes
-        )
+        names = "\n".join(parameters.names + buffers.names).encode()
+        return of_bytes(names, parameters.hashes, buffers.hashes)
 
     def objects(self) -> dict[str, Any]:
         return dict(self._given)
@@ -106,9 +105,8 @@ class ObservedObjects:
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Returns optimizers by the prefix of their names: those given to `Run`, then others that stepped."""
-        given = {
-            name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
-        }
+        kind = torch.optim.Optimizer
+        given = {name: thing for name, thing in self._given.items() if isinstance(thing, kind)}
         # Accelerate's optimizer holds the one that steps.
         known = [*given.values(), *(getattr(one, "optimizer", None) for one in given.values())]
         known += self.saved_by_adapters()
@@ -138,9 +136,8 @@ class ObservedObjects:
         norms = [part for part in parts if isinstance(part, _NormBase)]
         statistics = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
         named = [(f"{prefix}{path}", id(b)) for prefix, m in models.items() for path, b in m.named_buffers()]
-        idle = [
-            (prefix, m) for prefix, m in models.items() if not any(id(p) in trained for p in m.parameters())
-        ]
+        trains = {prefix for prefix, m in models.items() if any(id(p) in trained for p in m.parameters())}
+        idle = [(prefix, m) for prefix, m in models.items() if prefix not in trains]
         return {
             "ddp": bool(wrappers),
             "overwritten": [path for path, buffer in named if buffer in overwritten],
@@ -320,9 +317,8 @@ class ModelLeaves:
             for part in module.modules():
                 for mapping in (part._parameters, part._buffers, part._modules):
                     self._structure.add(mapping)
-            for found, named in zip(
-                tensors, (module.named_parameters(), module.named_buffers()), strict=True
-            ):
+            kinds = module.named_parameters(), module.named_buffers()
+            for found, named in zip(tensors, kinds, strict=True):
                 found.update((prefix + path, tensor) for path, tensor in named)
         self._names = tuple(tuple(found) for found in tensors)
         self._kept = tuple([_keep(tensor) for tensor in found.values()] for found in tensors)

@@ -64,9 +64,8 @@ class RecordFile:
             known = self._names.get(component)
             if known is None or known[0] != taken.names:
                 known = self._names[component] = (taken.names, 0 if known is None else known[1] + 1)
-                self._append(
-                    {"kind": "names", "component": component, "id": known[1], "names": list(taken.names)}
-                )
+                names = {"kind": "names", "component": component, "id": known[1], "names": list(taken.names)}
+                self._append(names)
             line[component] = taken.digest()
             leaves[component] = [known[1], taken.hashes.hex()]
         if leaves:
@@ -209,10 +208,8 @@ def read_segments(path: str | os.PathLike[str]) -> list[Record]:
 
 def merge_segments(segments: list[Record]) -> Record:
     steps = {key: line for segment in segments for key, line in segment.steps.items()}
-    last = segments[-1]
-    return replace(
-        last, path=segments[0].path, start=segments[0].start, initial=segments[0].initial, steps=steps
-    )
+    first, last = segments[0], segments[-1]
+    return replace(last, path=first.path, start=first.start, initial=first.initial, steps=steps)
 
 
 def _items(path: Path) -> list[Path]:

@@ -104,18 +104,16 @@ class BaselineComparison:
         if row.check.group == "world-sizes":
             first, other = _of_all_ranks(first), _of_all_ranks(other)
         shown = rank if len(self.baseline) > 1 else None
-        return ComparedRuns(
-            ("the first run", f"'{row.check.name}'"), (first, other), self.ignore[rank], shown
-        )
+        names = "the first run", f"'{row.check.name}'"
+        return ComparedRuns(names, (first, other), self.ignore[rank], shown)
 
     def _replicas(self, check: Check) -> CheckRow:
         first, *others = self.baseline
         facts: dict[str, Any] = (first.end or {}).get("replicas") or dict.fromkeys([*_LEGAL, "sharded"], ())
         components = ["optimizer"] if facts["sharded"] else []
         ignore = frozenset([*facts["statistics"], *facts["untrained"], *components])
-        found = [
-            replica_difference(first, other, frozenset(facts["overwritten"]), ignore) for other in others
-        ]
+        may_differ = frozenset(facts["overwritten"])
+        found = [replica_difference(first, other, may_differ, ignore) for other in others]
         named = [one and replace(one, rank=rank, detail="from rank 0") for rank, one in enumerate(found, 1)]
         unequal = {path: None for other in others for path in unequal_leaves(first, other)}
         legal = {path: kind for kind in reversed(_LEGAL) for path in facts[kind]}

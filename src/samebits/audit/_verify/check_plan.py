@@ -157,9 +157,8 @@ def within(checks: list[Check], seconds: float, each: float, jobs: int) -> tuple
 def _replicas(facts: BaselineFacts) -> Check:
     name = "replicas equal"
     if facts.ranks == 1:
-        return Check(
-            "replicas", name, does_not_apply="the script runs as one process; --nproc-per-node N starts more"
-        )
+        why = "the script runs as one process; --nproc-per-node N starts more"
+        return Check("replicas", name, does_not_apply=why)
     note = facts.unequal_replicas
     return Check("replicas", name, "the ranks of the baseline", promised=not note, note=note)
 

@@ -97,9 +97,8 @@ class CheckEnvironment:
         2n and 2n+1 list folders in opposite orders, and one is slow, so that the first two runs differ.
         """
         pair, own = random.Random(f"{seed} pair {variant // 2}"), random.Random(f"{seed} {variant}")
-        return cls(
-            variant, own.randrange(1, 2**32), 2 * pair.getrandbits(30) + variant % 2, bool(variant % 2)
-        )
+        listing = 2 * pair.getrandbits(30) + variant % 2
+        return cls(variant, own.randrange(1, 2**32), listing, bool(variant % 2))
 
 
 @dataclass(frozen=True)

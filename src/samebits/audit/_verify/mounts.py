@@ -120,9 +120,8 @@ def _mounts_below(folder: str) -> list[str]:
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
-    _check_result(
-        _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}"
-    )
+    result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _check_result(result, f"mount {target}")
 
 
 def _check_result(result: int, call: str) -> None:

@@ -107,9 +107,8 @@ class _Verification:
         job = "" if number is None else f"--nproc-per-node {number}, "
         job += f"--world-sizes {sizes}, " if sizes else ""
         self.progress.say(f"verifying: {command}   ({job}--seed {self.request.seed})")
-        first = await self.runner.run(
-            check_plan.ProcessVariation(), self._root("baseline"), self.request.timeout
-        )
+        plain, root = check_plan.ProcessVariation(), self._root("baseline")
+        first = await self.runner.run(plain, root, self.request.timeout)
         baselines = self._require_success(first)
         baseline = baselines[0]
         self.runner.remove_layer(self._root("baseline"))

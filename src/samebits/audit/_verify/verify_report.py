@@ -152,9 +152,8 @@ class VerifyReport:
     def missing(self) -> dict[str, str]:
         proven = {name for row in self.rows if row.decides and row.equal for name in _names_of(row.check)}
         why = {name: why for name, why in self._reasons() if name not in proven}
-        return {
-            name: why.get(name, "not among the checks") for name in self.request.require if name not in proven
-        }
+        required = [name for name in self.request.require if name not in proven]
+        return {name: why.get(name, "not among the checks") for name in required}
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
         for row in self.rows:

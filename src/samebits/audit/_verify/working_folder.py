@@ -156,9 +156,8 @@ def _try(user: Path, scratch: Path) -> None:
     (scratch / "lower" / ".samebits-probe").mkdir(parents=True)
     (scratch / "lower" / ".samebits-probe" / "file").touch()
     words = _words(user, scratch / "lower", scratch / "layer")
-    done = subprocess.run(
-        [*words, sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
-    )
+    command = [*words, sys.executable, "-I", "-S", "-c", _PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(done.stderr.strip().rpartition("\n")[2].removeprefix("samebits: "))
 
@@ -204,9 +203,8 @@ class Links:
         files = links._scan()
         links._divide(files, written)
         with contextlib.ExitStack() as guards:
-            refused = [
-                file for part in links._parts() for file in guards.enter_context(_guard(scratch, part))
-            ]
+            guarded = (guards.enter_context(_guard(scratch, part)) for part in links._parts())
+            refused = [file for files in guarded for file in files]
             for file in refused:
                 links.copied.append(file.removeprefix(f"{user}/"))
                 del links.linked[links.copied[-1]]

@@ -85,9 +85,8 @@ def commits(
             raise InvalidArgumentError(
                 "--export goes alone, or with --object: what it writes is always checked. Leave the rest out."
             )
-        print(
-            f"wrote {checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}"
-        )
+        written = checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))
+        print(f"wrote {written}")
         return
     if object_name is not None:
         raise InvalidArgumentError("--object goes with --export STEP OUT.")

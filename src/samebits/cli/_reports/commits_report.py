@@ -37,9 +37,8 @@ def show(commits: Sequence[CommitInfo], deleted: Sequence[CommitInfo]) -> None:
             console.print(Text("  ".join(cells)), soft_wrap=True)
     for commit in commits:
         if commit.reason:
-            console.print(
-                Text(f"{commit.folder.name}: {printable(commit.reason)}", style="red"), soft_wrap=True
-            )
+            text = Text(f"{commit.folder.name}: {printable(commit.reason)}", style="red")
+            console.print(text, soft_wrap=True)
     if not commits:
         console.print("no commits")
     if deleted:

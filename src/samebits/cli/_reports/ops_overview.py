@@ -99,13 +99,11 @@ def show_op(name: str, ops: Iterable[str]) -> None:
     _say(console, f"{name}: {', '.join(dict.fromkeys(f'aten::{_name(cpu)}' for cpu, _ in found))}\n")
     rows: dict[tuple[str, ...], list[str]] = {}
     for cpu, cuda in found:
-        rows.setdefault((*_promises(cpu), _on_gpu(cuda), _reason(cpu, cuda)), []).append(
-            cpu.op.removeprefix("aten::")
-        )
+        cells = (*_promises(cpu), _on_gpu(cuda), _reason(cpu, cuda))
+        rows.setdefault(cells, []).append(cpu.op.removeprefix("aten::"))
     heads = ("overload", "run again", "threads", "any CPU", "GPU", "why")
-    _print_table(
-        console, _table(heads, ((", ".join(overloads), *cells) for cells, overloads in rows.items()))
-    )
+    lines = ((", ".join(overloads), *cells) for cells, overloads in rows.items())
+    _print_table(console, _table(heads, lines))
     marks = {mark for cells in rows for mark in EXCEPT + UNMEASURED if cells[1].endswith(mark)}
     lines = [text for mark, text in _MARKS.items() if mark in marks]
     lines += [_NOT_ON_GPU] * any(cells[3].endswith(UNMEASURED) for cells in rows)
@@ -274,9 +272,8 @@ def _print_refusals(console: Console, everything: Sequence[Entry]) -> None:
 
 
 def _print_counts(console: Console, everything: Sequence[Entry]) -> None:
-    counts = {
-        device: Counter(_verdict(e) for e in everything if e.device == device) for device in ("cpu", "cuda")
-    }
+    own = {device: [one for one in everything if one.device == device] for device in ("cpu", "cuda")}
+    counts = {device: Counter(map(_verdict, entries)) for device, entries in own.items()}
     nobody = Counter(entry.device for entry in everything if entry.evidence == "none")
     on_gpu = sum(entry.device == "cuda" and entry.evidence == "battery" for entry in everything)
     machine = Counter(entry.machine for entry in everything if entry.machine)

@@ -35,9 +35,8 @@ def show(report: Report) -> None:
     for name in drifting[:EXPLAINED]:
         console.print(Text(report.explain_drift(name)), soft_wrap=True)
     if len(drifting) > EXPLAINED:
-        console.print(
-            Text(f"and {len(drifting) - EXPLAINED} more: --json FILE explains each"), soft_wrap=True
-        )
+        more = f"and {len(drifting) - EXPLAINED} more: --json FILE explains each"
+        console.print(Text(more), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
     console.print(_verdict(report))

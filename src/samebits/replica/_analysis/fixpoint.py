@@ -146,9 +146,8 @@ def _declared_partitions(
     step: CapturedStep, inputs: Mapping[str, Declaration], program: AnalysisContext
 ) -> dict[str, int]:
     usual = {STATE: Equal(), CONSTANT: Equal()}
-    declarations: dict[str, Declaration] = {
-        name: usual.get(kind, PerReplica()) for name, kind in step.kinds.items()
-    }
+    kinds = step.kinds.items()
+    declarations: dict[str, Declaration] = {name: usual.get(kind, PerReplica()) for name, kind in kinds}
     declarations.update((name, Partition(groups)) for name, groups in step.shards.items())
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f'analyze: declare inputs by name, {{"x": Equal()}}, not {inputs!r}.')

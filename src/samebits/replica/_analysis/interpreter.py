@@ -189,9 +189,8 @@ class Interpreter:
             return
         own, parents = self._own_partition(node, plan, literal)
         results = [self._flow(node, plan, flow, own) for flow in plan.flows]
-        self.computed[node] = tuple(
-            [one for flow, (one, _) in zip(plan.flows, results, strict=True) if flow.writes]
-        )
+        pairs = zip(plan.flows, results, strict=True)
+        self.computed[node] = tuple(one for flow, (one, _) in pairs if flow.writes)
         reason = self._reason(node, plan)
         for flow, (partition, made) in zip(plan.flows, results, strict=True):
             self._store(node, flow, partition, made + parents, reason)
@@ -207,9 +206,8 @@ class Interpreter:
         for place in flow.writes:
             if place in skewed:
                 where, event = skewed[place]
-                self._write(
-                    node, place.anywhere(), self.known.meet(partition, where), (*parents, event), reason
-                )
+                written = self.known.meet(partition, where)
+                self._write(node, place.anywhere(), written, (*parents, event), reason)
             else:
                 self._write(node, place, partition, parents, reason)
 
@@ -342,9 +340,8 @@ class Interpreter:
         frame.run()
         results = pytree.tree_leaves(frame.layout.nodes[-1].args[0])
         after = {name: one for name, (one, _) in frame.generators.items()}
-        outcome = BodyOutcome(
-            frame.read_all(results), frame.read_all(inputs), after, frozenset(frame.drawn), frame.reason
-        )
+        ends = frame.read_all(results), frame.read_all(inputs), after
+        outcome = BodyOutcome(*ends, frozenset(frame.drawn), frame.reason)
         return outcome, frame
 
     def _call_higher_order(self, node: Node) -> None:

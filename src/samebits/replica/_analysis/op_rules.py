@@ -37,10 +37,8 @@ _COUNTED = words(
 """Random ops that take as many words from the generator as the shapes say, whatever the data."""
 SEED = "generator:samebits"
 """The seed of the process, or key of the run, for `samebits.rounding.optim`. No draw moves it."""
-_SILENT_WRITES = {
-    f"aten::{name}": ("running_mean", "running_var")
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-}
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_SILENT_WRITES = {f"aten::{name}": ("running_mean", "running_var") for name in _BATCH_NORMS}
 """Arguments that are written in training, though the schema does not say so."""
 _UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
 """Ops that give a tensor another storage."""
@@ -87,9 +85,8 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
     known = signature(target)
     collective = COLLECTIVES.get(known.name)
     if collective is not None:
-        return OpEffects(
-            _merge_overlapping(list(_collective_flows(node, layout, collective)), layout), collective
-        )
+        flows = list(_collective_flows(node, layout, collective))
+        return OpEffects(_merge_overlapping(flows, layout), collective)
     written = {one: None for name in written_names(node, known) for one in _nodes(known.argument(node, name))}
     plan = OpEffects(
         _merge_overlapping(list(_flows(node, known, layout, operands, written, given)), layout),
@@ -284,9 +281,8 @@ def written_inputs(module: torch.fx.GraphModule) -> set[int]:
     layout = StorageLayout(module)
     inputs = [node for node in layout.nodes if node.op == "placeholder"]
     written = written_storages(layout)
-    return {
-        index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
-    }
+    held = [{place.storage for place in layout.places[node]} for node in inputs]
+    return {index for index, storages in enumerate(held) if not storages.isdisjoint(written)}
 
 
 def written_storages(layout: StorageLayout) -> set[Hashable]:

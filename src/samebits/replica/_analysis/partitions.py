@@ -82,9 +82,8 @@ class Partitions:
             return other
         key = (one, other) if one < other else (other, one)
         if key not in self._met:
-            self._met[key] = self.from_symbols(
-                self._labels[one].astype(np.int64) * self.ranks + self._labels[other]
-            )
+            pairs = self._labels[one].astype(np.int64) * self.ranks + self._labels[other]
+            self._met[key] = self.from_symbols(pairs)
         return self._met[key]
 
     def holds_over(self, number: int, over: int) -> bool:

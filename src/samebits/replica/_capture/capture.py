@@ -158,9 +158,9 @@ def capture(
                 on_progress(len(traces), len(chosen))
     found = _assemble(traces, lifted, outputs, ranks, axes)
     found.shards.update((n, tuple(sorted(groups))) for n, groups in shards.items() if n in found.kinds)
-    names = unwritten_batch_tensors(found.module, lifted.tensors_outside_trees())
+    unwritten = unwritten_batch_tensors(found.module, lifted.tensors_outside_trees())
     alone = tuple((rank,) for rank in range(ranks))
-    found.shards.update((name, alone) for name in names if name in found.kinds)
+    found.shards.update((name, alone) for name in unwritten if name in found.kinds)
     return found
 
 

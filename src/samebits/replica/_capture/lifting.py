@@ -97,9 +97,8 @@ class LiftedArguments:
                 stack.enter_context(_reparametrize_module(module, own, tie_weights=True))
             for name, optimizer in self._optimizers.items():
                 stack.enter_context(self._with_tensors(name, optimizer, given))
-            traced = iter(
-                tensors[len(tensors) - sum(isinstance(leaf, torch.Tensor) for leaf in self._leaves) :]
-            )
+            number = sum(isinstance(leaf, torch.Tensor) for leaf in self._leaves)
+            traced = iter(tensors[len(tensors) - number :])
             leaves = [next(traced) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
             plain = pytree.tree_unflatten(leaves, self._spec)
             objects = {**self._modules, **self._optimizers, **plain}
@@ -277,9 +276,8 @@ def _check_same_names(
 
 def create_state(optimizer: torch.optim.Optimizer) -> None:
     """Makes the state that the first step would make: without it there is nothing to follow over steps."""
-    parameters = [
-        p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)
-    ]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for p in held if not optimizer.state.get(p)]
     if not parameters:
         return
     for parameter in parameters:

@@ -204,9 +204,8 @@ def _tensors(leaf: Any, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from leaf.named_buffers()
     elif isinstance(leaf, torch.optim.Optimizer):
         modules = (one for one in pytree.tree_leaves(tree) if isinstance(one, nn.Module))
-        names: dict[Any, str] = {
-            parameter: name for one in modules for name, parameter in one.named_parameters()
-        }
+        named = (pair for one in modules for pair in one.named_parameters())
+        names: dict[Any, str] = {parameter: name for name, parameter in named}
         for index, (parameter, state) in enumerate(leaf.state.items()):
             name = names.get(parameter, str(index))
             yield from ((f"{name}.{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor))

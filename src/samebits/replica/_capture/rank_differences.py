@@ -153,9 +153,8 @@ def _all_nodes(module: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def _operands(node: Node) -> str:
-    return str(
-        pytree.tree_map(lambda leaf: leaf.name if isinstance(leaf, Node) else "", (node.args, node.kwargs))
-    )
+    given = node.args, node.kwargs
+    return str(pytree.tree_map(lambda leaf: leaf.name if isinstance(leaf, Node) else "", given))
 
 
 def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:

@@ -135,10 +135,8 @@ class Report:
         for name, kind in self.step.kinds.items():
             start, end = (self.partitions.text(one[name].partition) for one in (self.starts, self.ends))
             rows.append((name, kind, start, end))
-        rows += [
-            (name, "output", "", self.partitions.text(self.values[name].partition))
-            for name in self.step.output_names
-        ]
+        names, text = self.step.output_names, self.partitions.text
+        rows += [(name, "output", "", text(self.values[name].partition)) for name in names]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([*(line.rstrip() for line in lines), *self.notes, *map(str, self.findings)])

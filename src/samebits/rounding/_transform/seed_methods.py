@@ -48,11 +48,8 @@ def digest_of(step: CapturedStep) -> str:
 
 
 def _arguments(node: Node) -> str:
-    return str(
-        pytree.tree_map(
-            lambda leaf: f"%{leaf.name}" if isinstance(leaf, Node) else _text(leaf), (node.args, node.kwargs)
-        )
-    )
+    args = node.args, node.kwargs
+    return str(pytree.tree_map(lambda leaf: f"%{leaf.name}" if isinstance(leaf, Node) else _text(leaf), args))
 
 
 def _text(leaf: Any) -> str:

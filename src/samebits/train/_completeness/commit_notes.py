@@ -74,9 +74,8 @@ def affordable(spent: float, cost: float, passed: float, *, first: bool = False)
     >>> affordable(0.0, 0.01, 1.0), affordable(0.2, 0.01, 10.0), affordable(0.2, 0.01, 60.0)
     (True, True, True)
     """
-    return spent + cost <= _SHARE * passed + (
-        _FIRST_SECONDS if first else min(_FIRST_SECONDS, _FIRST_SHARE * passed)
-    )
+    free = _FIRST_SECONDS if first else min(_FIRST_SECONDS, _FIRST_SHARE * passed)
+    return spent + cost <= _SHARE * passed + free
 
 
 class LoopChanges:

@@ -575,9 +575,8 @@ def take(
     passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames.user for scope in (one.f_locals, one.f_globals)]
     walk._seen.update(map(id, passed))
-    walk.steps |= {
-        name for one in frames.user for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
-    }
+    held = (pair for one in frames.user for pair in one.f_locals.items())
+    walk.steps |= {name for name, value in held if kinds_of_state.is_step(value)}
     carried = {**frames.carried[0]}
     carried.pop("__class__", None)  # of a method that calls super()
     outer = _globals(program) | frames.script_globals  # the script's by its code

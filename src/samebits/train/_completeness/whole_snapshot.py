@@ -105,9 +105,8 @@ class WholeSnapshot(StateSnapshot):
         self._hung_attributes(path, value, depth)
         if id(value) in self._given:
             return
-        items = [
-            item for state in value.state.values() if isinstance(state, Mapping) for item in state.values()
-        ]
+        states = [state for state in value.state.values() if isinstance(state, Mapping)]
+        items = [item for state in states for item in state.values()]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
         # sorted: a load_state_dict puts them in the order of the parameters
         self.add(f"{path}.state", plain([*sorted(map(_of_any, items)), *rates]))

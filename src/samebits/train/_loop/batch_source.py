@@ -303,9 +303,8 @@ def keeps_state(loader: Any) -> bool:
     """Returns True for an iterable whose own state goes on from epoch to epoch: generators, a state_dict."""
     if (known := prepared(loader)) is not None:
         loader = known.batches
-    return not isinstance(loader, Resumable) and (
-        hasattr(loader, "state_dict") or bool(rng_states.of_loader(loader))
-    )
+    has_state = hasattr(loader, "state_dict") or bool(rng_states.of_loader(loader))
+    return has_state and not isinstance(loader, Resumable)
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:

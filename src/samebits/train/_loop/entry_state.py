@@ -103,8 +103,11 @@ class _EpochBody:
             return False
         function = self._value(call.func)
         tree = syntax_tree(function.__code__.co_filename) if isinstance(function, FunctionType) else None
-        first, nodes = function.__code__.co_firstlineno, ast.walk(tree or ast.Pass())
-        found = [one for one in nodes if isinstance(one, ast.FunctionDef) and _begins(one) == first]
+        found = [
+            one
+            for one in ast.walk(tree or ast.Pass())
+            if isinstance(one, ast.FunctionDef) and _begins(one) == function.__code__.co_firstlineno
+        ]
         if len(found) != 1:
             return False
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None

@@ -206,9 +206,8 @@ class Epochs(Iterator[Epoch]):
                 "it keeps a state of its own (a generator, a state_dict), which a resume would lose. Make it "
                 "once, before run.epochs; or use samebits.data.DataLoader (same arguments)."
             )
-        batches = BatchSource(
-            loader, self.key, process.overrides.batches_per_epoch, "Epoch.steps", objects=self.parts.objects
-        )
+        most, objects = process.overrides.batches_per_epoch, self.parts.objects
+        batches = BatchSource(loader, self.key, most, "Epoch.steps", objects=objects)
         return with_epoch_length(batches, steps_per_epoch), True
 
     def _begin(self) -> None:

@@ -208,9 +208,8 @@ class Preemption:
         # Somebody's event loop: it keeps its pipe, ours is written to by the handler
         if self._fd_before != -1:
             signal.set_wakeup_fd(self._fd_before)
-        threading.Thread(
-            target=self._watch, args=(self._pipe[0],), name="samebits-grace", daemon=True
-        ).start()
+        watch, pipe = self._watch, self._pipe[0]
+        threading.Thread(target=watch, args=(pipe,), name="samebits-grace", daemon=True).start()
 
     def _stop_watch(self) -> None:
         assert self._pipe is not None

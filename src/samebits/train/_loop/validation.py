@@ -111,9 +111,8 @@ class Validation(Iterable[Any]):
         try:
             process.position = None
             start, ends = parts.resuming.enter_validation(self._first), False
-            begun = CarriedValues.of_frame(
-                sys._getframe(1), parts.objects, direct=direct and parts.preemption.installed
-            )
+            is_direct = direct and parts.preemption.installed
+            begun = CarriedValues.of_frame(sys._getframe(1), parts.objects, direct=is_direct)
             for number in source.numbers(start):
                 position = self._first._replace(phase_batch=number)
                 process.position = None
