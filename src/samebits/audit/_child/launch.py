@@ -154,7 +154,9 @@ def _moved_folders(run_root: str) -> re.Pattern[str]:
 
     So is the number that Lightning gives a file of which a killed process had written the first one.
     """
-    fixed = {run_root, os.path.realpath(run_root), os.getcwd(), os.environ.get("PWD", "/")} - {"/"}
+    shell = os.environ.get("PWD", "/")  # a program that starts another one in a folder may leave its own
+    shell = shell if os.path.realpath(shell) == os.path.realpath(os.getcwd()) else "/"
+    fixed = {run_root, os.path.realpath(run_root), os.getcwd(), shell} - {"/"}
     names = "|".join(map(re.escape, sorted(fixed, key=len, reverse=True)))
     temporary = rf"{re.escape(os.path.dirname(run_root))}/\d+/t(?:/[^/]+)?"  # of a killed process, too
     return re.compile(rf"(?:{names}|{temporary})(?![\w.-])|-v\d+(?=\.ckpt)")

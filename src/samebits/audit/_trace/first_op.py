@@ -47,12 +47,23 @@ class Trace:
     statements: dict[int, tuple[SourceLine, list[str]]] = field(default_factory=dict)
     held: dict[str, str] = field(default_factory=dict)
     """The variables at the begin."""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The calls by the number of their frame."""
     generators: dict[str, str] = field(default_factory=dict)
     whole: bool = False
 
     def place(self, event: dict[str, Any]) -> SourceLine | None:
         """Returns the statement in which an event happened."""
         return self.statements[event["st"][0]][0] if event.get("st") else None
+
+    def element(self, event: dict[str, Any]) -> int | str | None:
+        """Returns the index of the `__getitem__` in which an event happened."""
+        statement = event.get("st")
+        while statement is not None and (call := self.calls.get(statement[1])) is not None:
+            if "element" in call:
+                return call["element"]
+            statement = call["st"]
+        return None
 
     def unwritten(self, op: dict[str, Any]) -> set[int]:
         """Returns the inputs of an op that nobody has written: by their place among its tensors."""
@@ -97,6 +108,8 @@ def read_trace(path: str | Path) -> Trace:
             place = found.place(event)
             key = kind, place and Path(place.file).name, place and place.first, event["fn"]
             found.lines[*key, seen[key]] = event
+            if kind == "call":
+                found.calls[event["of"]] = event
             now = event.get("g", states)
             event["moved"] = {name for name in now if now[name] != states.get(name)}
             states = now
@@ -136,6 +149,10 @@ class FirstOp:
     """Both traces go to the end of the step."""
     files: tuple[str, ...] = ()
     """The files of the program, as far as the traced step ran them."""
+    element: int | str | None = None
+    """The index of the dataset's element in whose `__getitem__` it ran."""
+    incoming: tuple[str, ...] = ()
+    """All variables that had another value where the trace began."""
 
     @property
     def other_number(self) -> bool:
@@ -146,7 +163,10 @@ class FirstOp:
 
 def first_op(a: Trace, b: Trace) -> FirstOp:
     """Returns the first difference of two traces of the same step."""
-    found = _first_op(a, b)
+    differing = _Differing(a, b)
+    found = _first_op(a, b, differing)
+    wrote = [*(one for one, _ in differing.found), *(one for one in found.ops if one is not None)]
+    element = next((a.element(one) for one in wrote if a.place(one) == found.place), None)
     files = dict.fromkeys(place.file for place, _ in a.statements.values())
     event = found.ops[0] if not found.chain else None
     here = [one for one in a.lines.values() if a.place(one) == found.place]
@@ -160,12 +180,17 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
         before = dict.fromkeys(a.place(one) for one in reversed(ran))
     unknown = tuple(place for place in before if place is not None)
     return replace(
-        found, whole=a.whole and b.whole, files=tuple(files), sets=tuple(sorted(sets)), before=unknown
+        found,
+        element=element,
+        incoming=tuple(sorted(map(_plain, differing.came_in))),
+        whole=a.whole and b.whole,
+        files=tuple(files),
+        sets=tuple(sorted(sets)),
+        before=unknown,
     )
 
 
-def _first_op(a: Trace, b: Trace) -> FirstOp:
-    differing = _Differing(a, b)
+def _first_op(a: Trace, b: Trace, differing: _Differing) -> FirstOp:
     kinds: list[Kind | None] = []
     for mine, theirs in zip(a.ops, b.ops, strict=False):
         kinds.append(_difference(mine, theirs, a.unwritten(mine)))
@@ -186,13 +211,15 @@ def _first_op(a: Trace, b: Trace) -> FirstOp:
         return differing.of_generator(mine, theirs, number)
     if kinds[number] == "between":
         return differing.back_from("between", mine, theirs, number)
-    place = a.place(mine)
+    place, unwritten = a.place(mine), a.unwritten(mine)
     if mine["flags"] != theirs["flags"]:
         place = differing.sets_flags(mine) or place
+    elif unwritten:  # what took the memory
+        place = a.place(a.ops[mine["i"][min(unwritten)][3]]) or place
     elif forward := mine.get("fw"):
         file, _, line = forward.rpartition(":")
         place = SourceLine(file, int(line), int(line))
-    return FirstOp("op", (mine, theirs), number, place, unwritten=bool(a.unwritten(mine)))
+    return FirstOp("op", (mine, theirs), number, place, unwritten=bool(unwritten))
 
 
 def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
@@ -242,7 +269,8 @@ def _difference(mine: dict[str, Any], theirs: dict[str, Any], unwritten: set[int
         return "between"
     if mine.get("g") != theirs.get("g"):
         return "generator"
-    if [one and one[2] for one in mine["o"]] != [one and one[2] for one in theirs["o"]]:
+    varies = mine.get("varies") or theirs.get("varies")
+    if varies or [one and one[2] for one in mine["o"]] != [one and one[2] for one in theirs["o"]]:
         return "op"
     return None
 
@@ -275,14 +303,19 @@ class _Differing:
         """Returns the difference at two ops, with the statement that it comes from."""
         trace, event = (self.a, mine) if mine is not None else (self.b, theirs)
         assert event is not None
-        wanted = trace.reads(event) if kind == "between" else self._read_before_split(mine, theirs)
+        split = self._last_before_split(mine, theirs) if kind == "structure" else None
+        wanted = trace.reads(event)
+        if theirs is not None and kind == "structure":
+            wanted |= self.b.reads(theirs)
+        if split is not None:
+            wanted |= self.a.reads(split)
         chain, names, came_in, last = self._back(wanted, event["at#"])
         parted = self._parted(last["at#"]) if last is not None and not came_in else {}
         if last is not None and (moved := sorted(last["moved"] & parted.keys())):
             begun = parted[moved[0]]
             place = self.a.place(last if begun is None else begun)
             return FirstOp("generator", (mine, theirs), number, place, names, begun is None, tuple(chain))
-        place = chain[-1] if chain else trace.place(event)
+        place = chain[-1] if chain else self.a.place(split) if split else trace.place(event)
         if kind == "between" and not chain and not came_in and mine is not None and theirs is not None:
             before = [one for one in self.found if one[0]["at#"] < mine["at#"]]
             if before and (mine["s"] == theirs["s"] or mine["p"] == "optimizer"):  # the nearest that wrote
@@ -294,18 +327,13 @@ class _Differing:
                 )
         return FirstOp(kind, (mine, theirs), number, place, names, came_in, tuple(chain))
 
-    def _read_before_split(self, mine: dict[str, Any] | None, theirs: dict[str, Any] | None) -> set[str]:
-        """Returns what the last statement read that both traces have before they part, and what follows."""
-        found: set[str] = set()
-        for trace, event in ((self.a, mine), (self.b, theirs)):
-            if event is not None:
-                found |= trace.reads(event)
-        common = [key for key in self.a.lines if key in self.b.lines]
-        limit = mine["at#"] if mine is not None else float("inf")
-        before = [key for key in common if self.a.lines[key]["at#"] < limit]
-        for key in before[-1:]:
-            found |= self.a.reads(self.a.lines[key])
-        return found
+    def _last_before_split(
+        self, mine: dict[str, Any] | None, theirs: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Returns the last statement that both runs executed before their ops part: it chose the way."""
+        limits = [float("inf") if one is None else one["at#"] for one in (mine, theirs)]
+        before = [one for one, other in self._pairs() if one["at#"] < limits[0] and other["at#"] < limits[1]]
+        return before[-1] if before else None
 
     def _parted(self, limit: float) -> dict[str, dict[str, Any] | None]:
         """Returns the process' generators that have another state in `b` at a place of the trace of `a`, each

@@ -124,10 +124,14 @@ class LineTracer:
         call = self._calls[frame] = _FollowedFrame(self._next())
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if names:
-            given = {scoped(name, code, call.number): frame.f_locals.get(name) for name in names}
-            written = {key: marked(value) for key, value in given.items()}
-            self._write("call", self._around(frame), written, frame)
+        given = [frame.f_locals.get(name) for name in names]
+        written = {
+            scoped(name, code, call.number): marked(value) for name, value in zip(names, given, strict=True)
+        }
+        more: dict[str, Any] = {"of": call.number}
+        if code.co_name == "__getitem__" and isinstance(given[-1], int | str):
+            more["element"] = given[-1]
+        self._write("call", self._around(frame), written, frame, **more)
         return self._local
 
     def _local(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -175,9 +179,14 @@ class LineTracer:
         return self.statement_of(frame.f_back)
 
     def _write(
-        self, kind: str, statement: list[int] | None, written: dict[str, str], frame: FrameType
+        self,
+        kind: str,
+        statement: list[int] | None,
+        written: dict[str, str],
+        frame: FrameType,
+        **more: int | str,
     ) -> None:
-        line: dict[str, Any] = {"k": kind, "st": statement, "w": written, "fn": frame.f_code.co_name}
+        line: dict[str, Any] = {"k": kind, "st": statement, "w": written, "fn": frame.f_code.co_name, **more}
         now = generators().by_name()
         if now != self._generators:
             line["g"] = {name: state.hex() for name, state in now.items()}
@@ -196,7 +205,7 @@ def _inner_state(value: Any) -> Any:
             {name: one for name, one in group.items() if name != "params"} for group in value.param_groups
         ]
         return [groups, *value.state.values()]
-    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler | torch.utils.data.Sampler):
         return vars(value)
     return value
 

@@ -58,13 +58,13 @@ class Lines:
 
 
 class OpTracer(TorchDispatchMode):
-    """Writes a line for each op. `before` is called with the number, the op and its arguments."""
+    """Writes a line for each op. `before` gets the number, the op and its arguments; True: it varies."""
 
     def __init__(
         self,
         lines: Lines,
         statement_of: Callable[[Any], list[int] | None],
-        before: Callable[[int, Any, tuple[Any, ...], dict[str, Any]], None],
+        before: Callable[[int, Any, tuple[Any, ...], dict[str, Any]], bool],
     ) -> None:
         super().__init__()
         self._lines = lines
@@ -111,14 +111,15 @@ class OpTracer(TorchDispatchMode):
         number, self._ops = self._ops, self._ops + 1
         self._note_flags()
         line = self._line(frame, func, args, kwargs)
-        self._before(number, func, args, kwargs)
+        if self._before(number, func, args, kwargs):
+            line["varies"] = True
         result = func(*args, **kwargs)
         for one in tree_leaves(result):
             if not isinstance(one, torch.Tensor) and hasattr(one, "wait"):
                 one.wait()  # a collective's: its output is there afterwards
         written = [*_tensors(result), *_mutated(func, args, kwargs)]
-        name = func.name().partition("::")[2].partition(".")[0]
-        line["o"] = [None if name in UNWRITTEN else _described(one) for one in written]
+        unwritten = is_unwritten(func)
+        line["o"] = [None if unwritten else _described(one) for one in written]
         for one in written:
             if (address := _address(one)) is not None:
                 self._writers[address] = number
@@ -166,6 +167,11 @@ class OpTracer(TorchDispatchMode):
     def _leave_module(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if self._modules:
             self._modules.pop()
+
+
+def is_unwritten(func: Any) -> bool:
+    """Returns True for an op of `UNWRITTEN`."""
+    return func.name().partition("::")[2].partition(".")[0] in UNWRITTEN
 
 
 def _caller() -> FrameType | None:

@@ -33,14 +33,7 @@ def save_op(file: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
     With `repeats` it is called so many times more, in this process: by itself a custom op may not be found.
     """
-    storages: dict[int, str] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    found: dict[str, Any] = {"op": func.name(), "why_not": ""}
-    try:
-        found["args"] = [_encoded(one, tensors, storages) for one in args]
-        found["kwargs"] = {name: _encoded(one, tensors, storages) for name, one in kwargs.items()}
-    except NotSavedError as error:
-        found["why_not"], tensors = str(error), {}
+    found, tensors = _saved(func, args, kwargs)
     if repeats and not found["why_not"]:
         make = _maker(found, tensors)
         found["here"] = _digests(func, make, repeats)
@@ -54,6 +47,26 @@ def save_op(file: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         tensors[f"out.{number}"] = one.detach().clone().contiguous()
     save_file(tensors, f"{file}.op.safetensors")
     Path(f"{file}.op.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _saved(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    storages: dict[int, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {"op": func.name(), "why_not": ""}
+    try:
+        found["args"] = [_encoded(one, tensors, storages) for one in args]
+        found["kwargs"] = {name: _encoded(one, tensors, storages) for name, one in kwargs.items()}
+    except NotSavedError as error:
+        return {**found, "why_not": str(error)}, {}
+    return found, tensors
+
+
+def varies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], repeats: int) -> bool:
+    """Returns True if so many calls of an op with equal arguments give several results."""
+    found, tensors = _saved(func, args, kwargs)
+    return not found["why_not"] and len(set(_digests(func, _maker(found, tensors), repeats))) > 1
 
 
 def _outputs(result: Any, given: list[Any]) -> list[torch.Tensor]:

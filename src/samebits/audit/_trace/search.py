@@ -25,8 +25,11 @@ from samebits.audit._verify.check_process import ProcessOutcome, Runner
 from samebits.checkpoint._run_directory import COMMITS, MARKER
 
 TRIES = 4
+_AGAIN = 8
+"""Calls of each op of the traced step, from the second try on."""
 _WHOLE = 60
 """Steps from the script's first line that are traced, where a value was another one before the step."""
+_INLINE = "for the trace the loaders read in the script's own process, without workers"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class FoundOp:
         """The finding in one line: the step, the line, the op, what it did."""
         where = "" if self.rank is None else f"rank {self.rank}, "
         where += "before the first step" if self.step < 0 else f"step {self.step}"
-        return f"{where}: {self._found()}"
+        element = "" if self.first.element is None else f"element {self.first.element!r} of the data, "
+        return f"{where}: {element}{self._found()}"
 
     def _found(self) -> str:
         first = self.first
@@ -107,6 +111,7 @@ class FoundOp:
             "module": op and op["m"],
             "line": place and f"{place.file}:{place.first}",
             "names": list(self.first.names),
+            "element": self.first.element,
             "assigned": list(self.assigned),
             "cause": self.cause.to_dict(),
             "tries": self.tries,
@@ -152,24 +157,41 @@ class Search:
     sides: tuple[Side, Side]
     patience: float | None
     say: Callable[[str], None]
+    unsaved: tuple[str, ...] = ()
+    """Paths of values that no commit has, as the run's own check found."""
     count: int = 0
+    inline: bool = False
+    """The loaders read in the script's process, where they are traced."""
     failures: dict[str, None] = field(default_factory=dict)
 
     async def find(self) -> FoundOp:
         """Returns what was found."""
         spec, step = self._window()
+        if self._reads_in_workers():
+            self.inline = True
+            found = await self._compare(spec, step)
+            if found.first.kind != "none":
+                return replace(found, notes=(*found.notes, _INLINE))
+            self.inline = False
         found = await self._compare(spec, step)
+        if found.first.kind == "none" and self.difference.place == "end":  # each time it ends elsewhere
+            return await self._compare(replace(spec, step=-1, stop=self._first_step() + 1), step)
         if found.first.came_in and self.check.group != "kill" and 0 <= step < _WHOLE and spec.step >= 0:
             whole = await self._compare(replace(spec, step=-1), step)
             found = whole if whole.first.kind != "none" else found
         return found
 
+    def _reads_in_workers(self) -> bool:
+        """Returns True if the batch differs first, and loaders' workers have read it."""
+        end = self.baseline[self.difference.rank or 0].end or {}
+        batch = self.difference.component in ("batch", "inputs") and self.check.group != "workers"
+        return batch and any(end.get("loaders") or ())
+
     def _window(self) -> tuple[TraceSpec, int]:
         """Returns the part of the run to trace, and its step."""
         lines = self.baseline[self.difference.rank or 0].steps.values()
-        step, place = self.difference.step, self.difference.place
+        step, place, first = self.difference.step, self.difference.place, self._first_step()
         loop = next((line.loop for line in lines if line.step == max(step, 0)), next(iter(lines)).loop)
-        first = min(line.step for line in lines)
         if place == "resumed":
             step += 1
         if place == "end":
@@ -178,23 +200,35 @@ class Search:
             return TraceSpec("", loop, -1, first + 1), -1 if place == "start" else step
         return TraceSpec("", loop, step, step + 1), step
 
+    def _first_step(self) -> int:
+        return min(line.step for line in self.baseline[self.difference.rank or 0].steps.values())
+
     async def _compare(self, spec: TraceSpec, step: int) -> FoundOp:
         first, rank, number = FirstOp("none"), None, 0
-        for number in range(1, TRIES + 1):  # noqa: B007
-            outcomes = await self._both(spec)
+        for number in range(1, TRIES + 1):
+            again = _AGAIN if number > 1 else 0  # a race that is seldom shows in many calls
+            outcomes = await self._both(replace(spec, repeats=again))
             parted = _parted(*outcomes) if self.check.group in ("run-again", "busy") else None
             if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
-                spec = replace(spec, step=parted)
+                spec = replace(spec, step=parted if parted > self._first_step() else -1)
                 continue
             first, rank = _earliest(*map(_traces, outcomes))
             if first.kind != "none":
                 break
         notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
-        first = nearest_source(first, self.check.group)
+        first = self._forgotten(nearest_source(first, self.check.group))
         cause = await self._cause(first, spec)
         notes += tuple(self.failures)
         ranked = rank if len(self.baseline) > 1 else None
         return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
+
+    def _forgotten(self, first: FirstOp) -> FirstOp:
+        """Returns the difference; where no statement shows it, of the values that the run's check misses."""
+        lost = [path for path in self.unsaved if {*path.split(".")} & {*first.incoming}]
+        if self.check.group != "kill" or not lost or hint_of(first, "kill").seen:
+            return first
+        names = tuple(path.rpartition(".")[2] for path in lost)
+        return replace(first, names=names, came_in=True, place=None, chain=())
 
     async def _both(self, spec: TraceSpec) -> tuple[ProcessOutcome, ProcessOutcome]:
         one, other = await asyncio.gather(*(self._run(side, spec) for side in self.sides))
@@ -209,6 +243,8 @@ class Search:
         outcome, last = None, len(side.processes) - 1
         for number, (process, variant) in enumerate(zip(side.processes, side.variants, strict=True)):
             trace = spec if number == last else None
+            if self.inline:
+                process = replace(process, num_workers=0)  # noqa: PLW2901
             outcome = await self.runner.run(process, root, self.patience, variant, trace)
         self.runner.remove_layer(root)
         assert outcome is not None

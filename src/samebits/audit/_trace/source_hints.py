@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from pathlib import Path
 
 from samebits._program import is_draw, syntax_tree
 from samebits.audit._trace.causes import Cause
@@ -99,8 +98,8 @@ def _cure_of_state(first: FirstOp) -> str:
             at = SourceLine(file, saves[0], 0)
             return f"Return `{name}` in its state_dict ({at}), and take it in load_state_dict"
         if own.intersection(first.names):
-            at = SourceLine(file, node.lineno, 0)
-            return f"Give its class ({at}) a state_dict and a load_state_dict, and it to samebits.Run{runs}"
+            told = f"Give its class ({SourceLine(file, node.lineno, 0)}) a state_dict and a load_state_dict"
+            return f"{told}, and it to samebits.Run{runs}" if runs else told
     return f"Keep it in the run (`run.state.NAME = ...`), or give the object to samebits.Run{runs}"
 
 
@@ -126,6 +125,9 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
     for place in first.before if first.kind == "none" else chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
             return replace(first, place=place, came_in=False)
+    if first.came_in and group != "kill":
+        made = next((place for place in _assigning(first) if {*_SOURCES} & {*_kinds(place)}), None)
+        return first if made is None else replace(first, place=made, came_in=False, guessed=True)
     if first.place and _kinds(first.place) == ["the names in a folder"]:
         named = next((place for place in first.before if {*_SOURCES} & {*_kinds(place)}), None)
         return first if named is None else replace(first, place=named, guessed=True)
@@ -148,7 +150,8 @@ def _kinds(place: SourceLine) -> list[str]:
     ordered = {id(one) for node, name in calls if name == "sorted" for one in ast.walk(node)}
     if any(id(node) in ordered and _BY_NAME.get(name) == _FOLDER for node, name in calls):
         return ["the names in a folder"]
-    names += [getattr(one.value, "id", "") for node, _ in calls for one in node.keywords]  # `key=hash`
+    given = [one.value for node, _ in calls for one in node.keywords]  # `key=hash`
+    names += [getattr(one, "attr", getattr(one, "id", "")) for one in given]
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
         found["the order of a set"] = None
@@ -168,11 +171,13 @@ def _name(call: ast.Call) -> str:
 
 def lines_that_assign(first: FirstOp) -> tuple[str, ...]:
     """Returns the lines of the script that assign the values that came into a step."""
-    if not first.came_in:
-        return ()
-    return tuple(
-        f"{Path(file).name}:{statement.first}"
+    return tuple(map(str, _assigning(first))) if first.came_in else ()
+
+
+def _assigning(first: FirstOp) -> list[SourceLine]:
+    return [
+        SourceLine(file, statement.first, statement.last)
         for file in first.files
         for statement in dict.fromkeys(statements_of(file).values())
         if any(path[-1] in first.names for path in statement.writes)
-    )
+    ]

@@ -13,8 +13,8 @@ from samebits._inspect.user_code import outwards
 from samebits.audit._child.launch_spec import TraceSpec
 from samebits.audit._record.torch_hooks import TorchListener
 from samebits.audit._trace.line_tracer import LineTracer
-from samebits.audit._trace.op_tracer import Lines, OpTracer
-from samebits.audit._trace.saved_op import save_op
+from samebits.audit._trace.op_tracer import Lines, OpTracer, is_unwritten
+from samebits.audit._trace.saved_op import save_op, varies
 
 
 class Tracer(TorchListener):
@@ -62,8 +62,11 @@ class Tracer(TorchListener):
         """Notes the end of these."""
         self._ops.in_optimizer = False
 
-    def _before_op(self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_op(self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns True if the op was to be called several times, and gave several results."""
         if number == self._spec.capture:
             self._statements.stop()
             save_op(self._spec.file, func, args, kwargs, self._spec.repeats)
             os._exit(0)  # whatever the script would do at its end, and its workers see to themselves
+        repeats = self._spec.repeats if self._spec.capture is None and func.namespace == "aten" else 0
+        return repeats > 0 and not is_unwritten(func) and varies(func, args, kwargs, repeats)

@@ -146,17 +146,18 @@ class _Verification:
         self, baselines: Sequence[Record], rows: Sequence[CheckRow], seconds: float
     ) -> FoundOp | None:
         """Returns the first op that differs in the row of the verdict."""
-        row = failing_row(rows)
-        if not self.request.find_op or row is None or row.difference is None:
+        row = failing_row(row for row in rows if row.difference is not None) or failing_row(rows)
+        if not self.request.find_op or row is None:
             return None
         outcomes = self.outcomes.get(row.check.name, [])
-        if not outcomes or row.check.group in ("replicas", "world-sizes"):
+        difference = row.difference or _at_resume(outcomes)
+        if difference is None or not outcomes or row.check.group in ("replicas", "world-sizes"):
             return None  # ops of ranks with other data do not go together
         self.progress.say(
             f"finding the op: two runs, one step traced in each, and the op by itself; about "
             f"{math.ceil(4 * seconds + 30)} s (--no-find-op leaves it out)"
         )
-        traced = _traced(outcomes, row.difference)
+        traced = _traced(outcomes, difference)
         # a row of kills has lost state in a resume: its other side must not resume
         runs = () if row.check.group == "kill" else runs_below(self._root("baseline"))
         varied = Side(
@@ -166,7 +167,8 @@ class _Verification:
         )
         patience = 3 * (self.request.timeout or PATIENCE_S + PATIENCE * seconds)
         sides = Side(run_dirs=runs), varied
-        search = Search(self.runner, row.check, row.difference, baselines, sides, patience, self.progress.say)
+        say, unsaved = self.progress.say, tuple(self._unsaved())
+        search = Search(self.runner, row.check, difference, baselines, sides, patience, say, unsaved)
         return await search.find()
 
     def _circumstances(self, baseline: Record, facts: check_plan.BaselineFacts) -> Circumstances:
@@ -323,6 +325,12 @@ class _Verification:
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"
+
+
+def _at_resume(outcomes: Sequence[ProcessOutcome]) -> Difference | None:
+    """Returns the step with which a resumed process began that raised before it had a line."""
+    begun = [record.resumed_from for one in outcomes[1:] for record in one.records[:1] if record is not None]
+    return Difference(begun[-1], "batch", ()) if begun and begun[-1] is not None else None
 
 
 def _traced(outcomes: Sequence[ProcessOutcome], difference: Difference) -> int:
