@@ -199,6 +199,84 @@ def loss_of(step):
     ),
 }
 
+READ = """
+samebits.set_random_seed(1)
+source = random.SystemRandom()
+class Noise:
+    def __call__(self, x, number):
+        if number % 7 == 3:
+            return x + source.random()  # HERE
+        return x
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.x, self.transform = torch.randn(48, 4), Noise()
+    def __len__(self):
+        return 48
+    def __getitem__(self, number):
+        return self.transform(self.x[number], number)
+model = nn.Linear(4, 1)
+batches = iter(torch.utils.data.DataLoader(Rows(), batch_size=8, num_workers=2, shuffle=True))
+def loss_of(step):
+    return model(next(batches)).square().mean()
+"""
+RANKS = """
+samebits.set_random_seed(1)
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = nn.Linear(4, 1)
+x = torch.randn(16, 4) + rank
+def batch(step):
+    if rank == 1 and step == 3:
+        return x * (1 + time.time_ns() % 1000)  # HERE
+    return x
+def loss_of(step):
+    loss = model(batch(step)).square().mean()
+    shared = loss.detach().clone()
+    dist.all_reduce(shared)
+    return loss * shared
+"""
+BUDGET = """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+x = torch.randn(16, 4)
+def loss_of(step):
+    if time.time_ns() % 2:  # HERE
+        return model(x.flip(0)).square().mean()
+    return model(x).abs().mean()
+"""
+
+
+def verify_lines(folder, text, *options):
+    """What `samebits verify` found, and its line's number."""
+    _, found, done = verify(folder, text, *options)
+    assert found is not None, done.stdout + done.stderr
+    return found, int((found["line"] or ":0").rpartition(":")[2])
+
+
+@pytest.mark.slow
+def test_the_element_of_the_data_and_its_transform_are_named_though_workers_read_it(tmp_path):
+    """The index, the transform's line; that the loaders read in the script's process is said."""
+    found, line = verify_lines(tmp_path, HEAD + READ + LOOP)
+    assert line in lines_here(HEAD + READ) and found["element"] % 7 == 3, found
+    assert found["cause"]["seen"] and any("without workers" in note for note in found["notes"]), found
+
+
+@pytest.mark.slow
+def test_the_rank_that_brought_the_unequal_operand_is_named(tmp_path):
+    """Both ranks' sums differ after a collective: rank 1's own op is the finding."""
+    found, line = verify_lines(tmp_path, HEAD + RANKS + LOOP, "--nproc-per-node", "2")
+    assert (found["rank"], found["step"]) == (1, 3) and line in lines_here(HEAD + RANKS), found
+    assert "c10d" not in found["op"] and found["cause"]["text"].startswith("the clock"), found
+
+
+@pytest.mark.slow
+def test_a_branch_that_one_run_took_is_named_by_its_condition(tmp_path):
+    """Ops part behind an `if` that asks for the clock: the line is that of the `if`."""
+    found, line = verify_lines(tmp_path, HEAD + BUDGET + LOOP)
+    assert line in lines_here(HEAD + BUDGET) and found["cause"]["text"].startswith("the clock"), found
+
+
 RACES = {"index_put in no order", "custom op with a race"}
 """On a busy machine their threads may run one after another, and nothing differs."""
 CASES = [pytest.param(name, marks=pytest.mark.soak) if name in RACES else name for name in PLANTED]

@@ -164,13 +164,15 @@ def _verdict(
     shifted, elsewhere = found["inputs at another address"], found.get("as in the other run")
     if not base.results:
         return Cause(f"it could not be called alone: {base.note}", seen=False)
-    most = max(base.distinct, filled.distinct, shifted.distinct)
+    most = max(base.distinct, shifted.distinct)
     as_it_was = f"{most} different results in {REPEATS} calls with equal inputs"
     if most > 1 and alone.distinct == 1:  # a race may show in one process and not in another
         return Cause(f"a sum in no order: {as_it_was}, and one result with 1 thread")
     if most > 1 and "g" in op:
         return Cause(f"a random draw without a seed: {as_it_was}")
-    if most > 1:
+    if most > 1 and filled.distinct == 1:
+        return Cause(f"unwritten memory: {as_it_was}, and one result where all memory is filled first")
+    if max(most, filled.distinct) > 1:
         return Cause(f"unwritten memory, or a race that 1 thread has, too: {as_it_was}", seen=False)
     if elsewhere is not None and elsewhere.results[:1] not in ((), base.results[:1]):
         changed = [name for name in flags if flags[name] != other[name]]

@@ -151,6 +151,8 @@ class FirstOp:
     """The files of the program, as far as the traced step ran them."""
     element: int | str | None = None
     """The index of the dataset's element in whose `__getitem__` it ran."""
+    compiled: bool = False
+    """The statement called compiled kernels."""
     incoming: tuple[str, ...] = ()
     """All variables that had another value where the trace began."""
 
@@ -167,14 +169,17 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     found = _first_op(a, b, differing)
     wrote = [*(one for one, _ in differing.found), *(one for one in found.ops if one is not None)]
     element = next((a.element(one) for one in wrote if a.place(one) == found.place), None)
-    files = dict.fromkeys(place.file for place, _ in a.statements.values())
+    files = {Path(place.file).name: place.file for place, _ in a.statements.values()}
+    if found.place is not None:  # a check may have moved the second run's
+        name = Path(found.place.file).name
+        found = replace(found, place=replace(found.place, file=files.get(name, found.place.file)))
     event = found.ops[0] if not found.chain else None
     here = [one for one in a.lines.values() if a.place(one) == found.place]
     reads = set().union(*(a.reads(one) for one in [*here, *([event] if event else [])]))
     written = {name: value for one in a.lines.values() for name, value in one["w"].items()} | a.held
     sets = {_plain(name) for name, value in written.items() if value.startswith(SET) and name in reads}
     before: dict[SourceLine | None, None] = {}
-    if found.kind == "none" or (found.kind == "between" and not found.chain):
+    if found.kind == "none" or (found.kind in ("between", "generator") and not found.chain):
         limit = found.ops[0]["at#"] if found.ops[0] is not None else float("inf")
         ran = [one for one in a.lines.values() if one["at#"] < limit]
         before = dict.fromkeys(a.place(one) for one in reversed(ran))
@@ -182,9 +187,10 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     return replace(
         found,
         element=element,
+        compiled=any("compiled" in one for one in here),
         incoming=tuple(sorted(map(_plain, differing.came_in))),
         whole=a.whole and b.whole,
-        files=tuple(files),
+        files=tuple(files.values()),
         sets=tuple(sorted(sets)),
         before=unknown,
     )

@@ -26,6 +26,8 @@ _DEPTH, _MOST = 4, 2000
 _LEAVES = (torch.Tensor, np.ndarray, np.generic, *CONSTANTS)
 _LISTS, _DICTS, _SETS = (list, tuple, deque), (dict, defaultdict, OrderedDict, Counter), (set, frozenset)
 _CONTAINERS = (*_LISTS, *_DICTS, *_SETS)
+_KERNELS = "torch._inductor.output_code"
+"""The module whose objects call compiled kernels."""
 OPAQUE, SET = "~", "{"
 """Begin the hash of an object of which only the class is known, and of a set."""
 
@@ -51,6 +53,8 @@ class LineTracer:
         self._flags: dict[str, Any] = {}
         self._count = 0
         self._on = False
+        self._compiled = False
+        """True if compiled kernels ran since the last statement."""
 
     def start(self, frame: FrameType | None) -> None:
         """Begins with what runs in `frame` and around it, and writes the variables that these have."""
@@ -117,6 +121,8 @@ class LineTracer:
             set_eval_frame(compiler)
 
     def _begin_call(self, frame: FrameType, event: str) -> Any:
+        if event == "call" and frame.f_globals.get("__name__") == _KERNELS:
+            self._compiled = True
         if not self._on or event != "call" or not self._follows(frame):
             return None
         if frame in self._calls:  # a generator goes on
@@ -187,6 +193,8 @@ class LineTracer:
         **more: int | str,
     ) -> None:
         line: dict[str, Any] = {"k": kind, "st": statement, "w": written, "fn": frame.f_code.co_name, **more}
+        if self._compiled:
+            line["compiled"], self._compiled = True, False
         now = generators().by_name()
         if now != self._generators:
             line["g"] = {name: state.hex() for name, state in now.items()}

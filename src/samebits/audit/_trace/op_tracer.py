@@ -7,6 +7,7 @@ Below the dispatcher (compiled kernels, C++ that writes by pointer) nothing is s
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -136,6 +137,8 @@ class OpTracer(TorchDispatchMode):
             self._forwards.setdefault(torch._C._autograd._get_sequence_nr() - 1, (at, module))
         else:
             forward, module = self._forwards.get(node._sequence_nr(), ("", ""))
+            if not _waits_for_engine(frame):  # a hook's, or that of a user's own `backward`
+                forward = ""
         inputs, scalars = [], []
         for one in tree_leaves((args, kwargs)):
             if isinstance(one, torch.Tensor):
@@ -185,6 +188,14 @@ def _caller() -> FrameType | None:
         if owner in ("user", "installed"):
             break
     return calling_frame()
+
+
+def _waits_for_engine(frame: FrameType) -> bool:
+    """Returns True if the code of a frame called the autograd engine (on CUDA: its thread has no frame)."""
+    inner = itertools.takewhile(
+        lambda one: one.f_code.co_name != "_engine_run_backward", outwards(sys._getframe(1))
+    )
+    return frame not in inner
 
 
 def flags() -> dict[str, Any]:

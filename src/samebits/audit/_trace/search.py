@@ -208,6 +208,8 @@ class Search:
         for number in range(1, TRIES + 1):
             again = _AGAIN if number > 1 else 0  # a race that is seldom shows in many calls
             outcomes = await self._both(replace(spec, repeats=again))
+            files = [one for outcome in outcomes for one in _traces(outcome) if one.exists()]
+            self.say(f"try {number}: {sum(one.stat().st_size for one in files) / 1e6:.1f} MB of traces")
             parted = _parted(*outcomes) if self.check.group in ("run-again", "busy") else None
             if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
                 spec = replace(spec, step=parted if parted > self._first_step() else -1)
@@ -239,7 +241,9 @@ class Search:
         self.count += 1
         root = self.runner.scratch / f"root of trace {self.count}"
         if spec.step > 0:
-            await asyncio.to_thread(put_commits, side.run_dirs, root, spec.step)
+            put = await asyncio.to_thread(put_commits, side.run_dirs, root, spec.step)
+            if side.run_dirs and not put:
+                self.say(f"no commit is from before step {spec.step}: the run starts from its beginning")
         outcome, last = None, len(side.processes) - 1
         for number, (process, variant) in enumerate(zip(side.processes, side.variants, strict=True)):
             trace = spec if number == last else None
@@ -295,8 +299,9 @@ def _is_saved(file: Path) -> bool:
     return Path(f"{file}.op.json").exists()
 
 
-def put_commits(run_dirs: Iterable[tuple[Path, Path]], root: Path, step: int) -> None:
-    """Copies of each run its newest commit from before a step, with which both sides begin."""
+def put_commits(run_dirs: Iterable[tuple[Path, Path]], root: Path, step: int) -> bool:
+    """Copies of each run its newest commit from before a step, with which both sides begin; False: none."""
+    put = False
     for run_dir, place in run_dirs:
         found = [one for one in (run_dir / COMMITS).glob("*-*") if one.name[:12].isdecimal()]
         commits = [one for one in found if int(one.name[:12]) <= step]
@@ -304,6 +309,8 @@ def put_commits(run_dirs: Iterable[tuple[Path, Path]], root: Path, step: int) ->
             newest = max(commits, key=lambda one: one.name)
             shutil.copytree(newest, root / place / COMMITS / newest.name)
             shutil.copy(run_dir / MARKER, root / place)
+            put = True
+    return put
 
 
 def runs_below(root: Path) -> tuple[tuple[Path, Path], ...]:

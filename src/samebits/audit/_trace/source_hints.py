@@ -72,8 +72,11 @@ def _hint_of(first: FirstOp, group: str) -> Cause:
         return Cause(
             text, "Run it with TORCH_COMPILE_DISABLE=1, or without threads, to see which", seen=False
         )
+    seen = bool(first.chain) or first.kind == "value"
+    if not kinds and first.compiled:
+        cure = "Call samebits.enable_op_determinism() before torch.compile"
+        return Cause("a compiled kernel: what the statement reads had equal values", cure, seen=seen)
     if not kinds:
-        seen = bool(first.chain) or first.kind == "value"
         return Cause("this statement gave another value, and nothing that it reads had one", seen=seen)
     kind = kinds[0]
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]

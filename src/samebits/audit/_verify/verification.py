@@ -146,7 +146,9 @@ class _Verification:
         self, baselines: Sequence[Record], rows: Sequence[CheckRow], seconds: float
     ) -> FoundOp | None:
         """Returns the first op that differs in the row of the verdict."""
+        required = (row for row in rows if row.check.group in self.request.require)
         row = failing_row(row for row in rows if row.difference is not None) or failing_row(rows)
+        row = row or next((row for row in required if row.difference is not None), None)
         if not self.request.find_op or row is None:
             return None
         outcomes = self.outcomes.get(row.check.name, [])
