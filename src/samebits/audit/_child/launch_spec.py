@@ -28,7 +28,9 @@ class TraceSpec:
     capture: int | None = None
     """The number of an op: its arguments and outputs are written beside the file, and the process ends."""
     repeats: int = 0
-    """Calls of that op in that process."""
+    """Calls of that op in that process; without `capture`, of each op."""
+    fill: bool = False
+    """Memory that an op takes is filled with zeros."""
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ class Trace:
         return None
 
     def unwritten(self, op: dict[str, Any]) -> set[int]:
-        """Returns the inputs of an op that nobody has written: by their place among its tensors."""
-        return {at for at, one in enumerate(op["i"]) if one[3] is not None and None in self.ops[one[3]]["o"]}
+        """Returns the inputs of an op of which a part was never written: by their place among its tensors."""
+        return {at for at, one in enumerate(op["i"]) if one[4] is not None}
 
     def reads(self, event: dict[str, Any]) -> set[str]:
         """Returns the keys that the statement of an event may have read."""
@@ -151,6 +151,8 @@ class FirstOp:
     """The files of the program, as far as the traced step ran them."""
     element: int | str | None = None
     """The index of the dataset's element in whose `__getitem__` it ran."""
+    opaque: tuple[SourceLine, ...] = ()
+    """The statements that wrote what it reads and whose values nobody knows, the last one first."""
     compiled: bool = False
     """The statement called compiled kernels."""
     incoming: tuple[str, ...] = ()
@@ -178,6 +180,11 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     reads = set().union(*(a.reads(one) for one in [*here, *([event] if event else [])]))
     written = {name: value for one in a.lines.values() for name, value in one["w"].items()} | a.held
     sets = {_plain(name) for name, value in written.items() if value.startswith(SET) and name in reads}
+    opaque = [
+        one
+        for one in reversed(a.lines.values())
+        if any(value.startswith(OPAQUE) and name in reads for name, value in one["w"].items())
+    ]
     before: dict[SourceLine | None, None] = {}
     if found.kind == "none" or (found.kind in ("between", "generator") and not found.chain):
         limit = found.ops[0]["at#"] if found.ops[0] is not None else float("inf")
@@ -187,6 +194,7 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     return replace(
         found,
         element=element,
+        opaque=tuple(dict.fromkeys(place for place in map(a.place, opaque) if place is not None)),
         compiled=any("compiled" in one for one in here),
         incoming=tuple(sorted(map(_plain, differing.came_in))),
         whole=a.whole and b.whole,
@@ -217,11 +225,11 @@ def _first_op(a: Trace, b: Trace, differing: _Differing) -> FirstOp:
         return differing.of_generator(mine, theirs, number)
     if kinds[number] == "between":
         return differing.back_from("between", mine, theirs, number)
-    place, unwritten = a.place(mine), a.unwritten(mine)
+    place, unwritten = a.place(mine), set() if _receives(mine) else a.unwritten(mine)
     if mine["flags"] != theirs["flags"]:
         place = differing.sets_flags(mine) or place
     elif unwritten:  # what took the memory
-        place = a.place(a.ops[mine["i"][min(unwritten)][3]]) or place
+        place = a.place(a.ops[mine["i"][min(unwritten)][4]]) or place
     elif forward := mine.get("fw"):
         file, _, line = forward.rpartition(":")
         place = SourceLine(file, int(line), int(line))
@@ -246,11 +254,17 @@ def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
         seen.add(number)
         inputs = zip(a.ops[number]["i"], b.ops[number]["i"], strict=True)
         changed = [one for one, other in inputs if one[2] != other[2] and one[3] is not None]
-        writers = {one[3] for one in changed if kinds[one[3]] is not None and _wrote(a.ops[one[3]], one)}
+        written = {one[3]: one for one in changed if kinds[one[3]] is not None or _receives(a.ops[one[3]])}
+        writers = {number for number, one in written.items() if _wrote(a.ops[number], one)}
         pending += writers
         if not writers or kinds[number] != "between":
             roots.append(number)
     return min(roots, default=None)
+
+
+def _receives(op: dict[str, Any]) -> bool:
+    """Returns True for a receive of c10d: its output, which comes later, is known where it is read."""
+    return op["n"].startswith("c10d::recv")
 
 
 def _wrote(op: dict[str, Any], tensor: list[Any]) -> bool:

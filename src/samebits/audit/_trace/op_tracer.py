@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import torch
 import torch.utils.deterministic
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -39,6 +40,9 @@ UNWRITTEN = frozenset(
 )
 """Ops of aten whose output has what was in memory before."""
 
+RECEIVING = frozenset({"recv_", "recv_any_source_"})
+"""Ops of c10d whose output comes later."""
+
 _deterministic: Any = torch.utils.deterministic
 _HOOKS = "samebits.audit._record.torch_hooks"
 _READERS = (
@@ -56,6 +60,15 @@ class Lines:
     def add(self, **values: Any) -> None:
         """Writes one line."""
         self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
+
+
+class _Blank:
+    """Memory that an op took and did not write: which of its elements were written since."""
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        self.number, self.itemsize, storage = number, tensor.itemsize, tensor.untyped_storage()
+        self.storage = StorageWeakRef(storage)
+        self.written = torch.zeros(storage.nbytes() // tensor.itemsize, dtype=torch.bool)
 
 
 class OpTracer(TorchDispatchMode):
@@ -77,6 +90,10 @@ class OpTracer(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._writers: dict[int, int] = {}
         """Address of a storage to the number of the op that wrote to it last."""
+        self._blank: dict[int, _Blank] = {}
+        """Address of a storage to what an op of `UNWRITTEN` took there."""
+        self.fill = False
+        """Memory is filled with zeros where an op takes it."""
         self._forwards: dict[int, tuple[str, str]] = {}
         """Number of an autograd node to the line and module of the op that made it."""
         self._flags: dict[str, Any] = {}
@@ -115,17 +132,59 @@ class OpTracer(TorchDispatchMode):
         if self._before(number, func, args, kwargs):
             line["varies"] = True
         result = func(*args, **kwargs)
-        for one in tree_leaves(result):
+        name = func.name().partition("::")[2].partition(".")[0]
+        for one in (
+            tree_leaves(result) if name not in RECEIVING | {"send"} else ()
+        ):  # gloo waits for these once
             if not isinstance(one, torch.Tensor) and hasattr(one, "wait"):
                 one.wait()  # a collective's: its output is there afterwards
-        written = [*_tensors(result), *_mutated(func, args, kwargs)]
-        unwritten = is_unwritten(func)
-        line["o"] = [None if unwritten else _described(one) for one in written]
-        for one in written:
-            if (address := _address(one)) is not None:
-                self._writers[address] = number
+        given = {_address(one) for one in _tensors((args, kwargs))}
+        mutated = [*_mutated(func, args, kwargs)]
+        views = [one for one in _tensors(result) if _address(one) in given and not mutated]
+        made = [one for one in _tensors(result) if _address(one) not in given]
+        if is_unwritten(func):
+            self._take_memory(number, [*made, *mutated])
+            line["o"] = [None] * len([*made, *mutated])
+        else:
+            self._note_writes(number, made, mutated)
+            seen = [None if self._blank_part(one) is not None else _described(one) for one in views]
+            changed = [None if name in RECEIVING else _described(one) for one in mutated]
+            line["o"] = [*seen, *map(_described, made), *changed]
         self._lines.add(**line)
         return result
+
+    def _take_memory(self, number: int, tensors: list[torch.Tensor]) -> None:
+        """Notes memory that nobody has written yet."""
+        for one in tensors:
+            if (address := _address(one)) is not None:
+                if self.fill:
+                    one.zero_()
+                self._writers[address] = number
+                self._blank[address] = _Blank(number, one)
+
+    def _note_writes(self, number: int, made: list[torch.Tensor], mutated: list[torch.Tensor]) -> None:
+        for one in (*made, *mutated):
+            if (address := _address(one)) is not None:
+                self._writers[address] = number
+                if (written := self._written_of(one)) is not None:
+                    written.fill_(True)
+        for one in made:
+            self._blank.pop(_address(one) or -1, None)
+
+    def _written_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns which elements of a tensor were written; None: its memory is not such that it is known."""
+        blank = self._blank.get(_address(tensor) or -1)
+        if blank is None or blank.storage.expired() or blank.itemsize != tensor.itemsize:
+            return None
+        try:
+            return blank.written.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        except RuntimeError:  # the storage was made larger
+            return None
+
+    def _blank_part(self, tensor: torch.Tensor) -> int | None:
+        """Returns the op that took the memory of a tensor, if nobody has written all of it."""
+        written = self._written_of(tensor)
+        return None if written is None or bool(written.all()) else self._blank[_address(tensor) or -1].number
 
     def _line(
         self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -142,7 +201,8 @@ class OpTracer(TorchDispatchMode):
         inputs, scalars = [], []
         for one in tree_leaves((args, kwargs)):
             if isinstance(one, torch.Tensor):
-                inputs.append([*_described(one), self._writers.get(_address(one) or -1)])
+                writer = self._writers.get(_address(one) or -1)
+                inputs.append([*_described(one), writer, self._blank_part(one)])
             else:
                 scalars.append(_scalar(one))
         found = {"k": "op", "n": func.name(), "p": phase, "m": module, "at": at, "i": inputs, "s": scalars}
@@ -228,6 +288,9 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    if "c10d" in func.namespace:  # what a collective receives, its schema does not always say
+        yield from _tensors((args, kwargs))
+        return
     for at, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors(args[at] if at < len(args) else kwargs.get(argument.name))

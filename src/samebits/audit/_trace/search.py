@@ -269,9 +269,16 @@ class Search:
         mine, theirs = first.ops
         if first.kind != "op" or mine is None or theirs is None:
             return hint_of(first, self.check.group)
+        if mine["n"].startswith("c10d::recv_any_source"):
+            text = "the order in which ranks send: it takes what comes first, and no rank's own op differs"
+            return Cause(text, "Name the rank from which it receives: dist.recv(tensor, src=RANK)")
         if first.unwritten:
-            text = "unwritten memory: an input is the output of torch.empty, which nobody has written"
-            return Cause(text, "Write it first, or take torch.zeros; the switch fills it")
+            text = "unwritten memory: a part of an input is as torch.empty took it, and nobody has written it"
+            filled = await self._both(replace(spec, fill=True))
+            again, _ = _earliest(*map(_traces, filled))
+            seen = again.kind == "none" or again.number > first.number
+            text += "; filled with zeros it gives equal bits" if seen else ""
+            return Cause(text, "Write it first, or take torch.zeros; the switch fills it", seen)
         repeats = REPEATS if is_custom(mine["n"]) else 0
         self.say(f"calling {mine['n']} alone, {REPEATS} times under each of several conditions")
         both = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))
@@ -319,13 +326,13 @@ def runs_below(root: Path) -> tuple[tuple[Path, Path], ...]:
 
 
 def _earliest(ones: Sequence[Path], others: Sequence[Path]) -> tuple[FirstOp, int | None]:
-    """Returns the first difference of the ranks: a rank's own op counts before a collective."""
+    """Returns the first difference of the ranks: own ops count before receives, these before collectives."""
     found = []
     for rank, (one, other) in enumerate(zip(ones, others, strict=False)):
         if one.exists() and other.exists():
             first = first_op(read_trace(one), read_trace(other))
             op = first.ops[0] or first.ops[1]
-            spread = op is not None and "c10d" in op["n"]
+            spread = 0 if op is None or "c10d" not in op["n"] else 1 if "recv" in op["n"] else 2
             found.append((first.kind == "none", spread, first.number, rank, first))
     if not found:
         return FirstOp("none"), None

@@ -124,7 +124,7 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
 
     A chain that ends at the stopwatch's start goes through the line that reads it.
     """
-    chain = () if group == "kill" else first.chain
+    chain = () if group == "kill" or first.kind == "op" else (*first.chain, *first.opaque)
     for place in first.before if first.kind == "none" else chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
             return replace(first, place=place, came_in=False)

@@ -26,6 +26,7 @@ class Tracer(TorchListener):
         self._lines = Lines(self._file)
         self._statements = LineTracer(self._lines)
         self._ops = OpTracer(self._lines, self._statements.statement_of, self._before_op)
+        self._ops.fill = spec.fill
         self.running = False
 
     def before_step(self, loop: str, step: int) -> None:
