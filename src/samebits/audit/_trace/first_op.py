@@ -226,13 +226,12 @@ def _first_op(a: Trace, b: Trace, differing: _Differing) -> FirstOp:
     if kinds[number] == "between":
         return differing.back_from("between", mine, theirs, number)
     place, unwritten = a.place(mine), set() if _receives(mine) else a.unwritten(mine)
+    file, _, line = mine.get("fw", "").rpartition(":")
+    place = SourceLine(file, int(line), int(line)) if file else place
     if mine["flags"] != theirs["flags"]:
         place = differing.sets_flags(mine) or place
     elif unwritten:  # what took the memory
         place = a.place(a.ops[mine["i"][min(unwritten)][4]]) or place
-    elif forward := mine.get("fw"):
-        file, _, line = forward.rpartition(":")
-        place = SourceLine(file, int(line), int(line))
     return FirstOp("op", (mine, theirs), number, place, unwritten=bool(unwritten))
 
 

@@ -180,7 +180,8 @@ class VerifyReport:
             return self._proven()
         row = failing_row(self.rows)
         assert row is not None
-        cure = cure_of(row.check, row.difference, self.circumstances)
+        is_found = self.found is not None and self.found.cause.seen  # it says what to do itself
+        cure = "" if is_found else cure_of(row.check, row.difference, self.circumstances)
         return f"NOT REPRODUCIBLE: {row.check.name}: {row.cause().removesuffix('.')}. {cure}".strip()
 
     def _proven(self) -> str:
