@@ -130,6 +130,16 @@ BACKWARD = """table = torch.ones(4, requires_grad=True)
 rows = table[torch.tensor([1, 2, 1])]  # HERE
 (rows * torch.linspace(0, 1, 3)).sum().backward()
 """
+MEMORY = """memory = torch.empty(4)
+memory[:2] = 1.0
+known = memory[:2] + 1
+partly = memory + 2
+memory[2:] = 0.0
+whole = memory + 3
+weight = torch.ones(2, requires_grad=True)
+weight.register_hook(lambda gradient: gradient + 4)
+(weight * 2).sum().backward()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +150,8 @@ def traced(tmp_path_factory):
     for name, (text, *_) in CASES.items():
         (folder / f"{name}.py").write_text(HEAD + text)
     (folder / "backward.py").write_text(HEAD + BACKWARD)
-    command = [sys.executable, "driver.py", *CASES, "backward"]
+    (folder / "memory.py").write_text(HEAD + MEMORY)
+    command = [sys.executable, "driver.py", *CASES, "backward", "memory"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
@@ -166,3 +177,20 @@ def test_an_op_of_the_backward_pass_has_the_line_of_its_forward(traced):
     (op,) = [one for one in read_trace(traced / "backward.0").ops if one["n"] == "aten::index_put"]
     assert op["p"] == "backward"
     assert "HERE" in (HEAD + BACKWARD).splitlines()[int(op["fw"].rpartition(":")[2]) - 1]
+
+
+def test_memory_counts_as_unwritten_until_all_of_the_part_that_an_op_reads_is_written(traced):
+    """Of three sums of one buffer the second alone reads elements that nobody has written."""
+    trace = read_trace(traced / "memory.0")
+    added = {op["s"][0]: op for op in trace.ops if op["n"] == "aten::add.Tensor"}
+    assert [trace.unwritten(added[number]) for number in ("1", "2", "3")] == [set(), {0}, set()]
+    assert trace.ops[added["2"]["i"][0][4]]["n"].startswith("aten::empty")
+
+
+def test_an_op_of_a_hook_has_the_line_of_the_hook(traced):
+    """It runs in the backward, and no line of a forward is said."""
+    trace = read_trace(traced / "memory.0")
+    (op,) = [op for op in trace.ops if (op["n"], op["s"]) == ("aten::add.Tensor", ["4"])]
+    place = trace.place(op)
+    assert op["p"] == "backward" and "fw" not in op and place is not None
+    assert "register_hook" in (HEAD + MEMORY).splitlines()[place.first - 1]
