@@ -119,6 +119,40 @@ x = torch.stack([torch.load(f"files/{name}") for name in sorted(os.listdir("file
         "entropy of the system: what the statement reads besides had equal values; it is only the nearest one",
         None,
     ),
+    "a branch": (
+        """import random
+random.seed(RUN)
+def flipped(image):
+    if random.SystemRandom().random() < RUN:  # HERE
+        image = image.flip(-1)
+    return image
+resumed()
+x = flipped(torch.arange(3.0)) + 1
+""",
+        "run-again",
+        "entropy of the system",
+        None,
+    ),
+    "calls that another run counts otherwise": (
+        """class Scale:
+    mean = 0.0
+    def again(self):
+        return 1
+    def factor(self):
+        self.mean = 0.5 * self.mean + 1.0
+        return self.mean
+scale = Scale()
+scale.mean = float(RUN)
+resumed()
+if RUN:
+    for _ in range(3):
+        scale.again()
+x = torch.ones(2) * scale.factor()
+""",
+        "kill",
+        "state that the resume did not restore",
+        ["mean"],
+    ),
     "no thread": (
         'name = os.path.join("a", str(RUN))  # HERE\nx = torch.ones(2) * len(name) + int({"a": name}.get("a")[-1])\n',
         "run-again",

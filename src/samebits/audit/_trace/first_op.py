@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,13 @@ class Trace:
     def place(self, event: dict[str, Any]) -> SourceLine | None:
         """Returns the statement in which an event happened."""
         return self.statements[event["st"][0]][0] if event.get("st") else None
+
+    def ran_before(self, event: dict[str, Any]) -> list[tuple[SourceLine, dict[str, Any]]]:
+        """Returns the statements that ended before an event in its call, with their places."""
+        frame = event["st"][1] if event.get("st") else None
+        own = (one for one in self.lines.values() if one["k"] == "line" and one["at#"] < event["at#"])
+        placed = ((self.place(one), one) for one in own if one.get("st") and one["st"][1] == frame)
+        return [(place, one) for place, one in placed if place is not None]
 
     def element(self, event: dict[str, Any]) -> int | str | None:
         """Returns the index of the `__getitem__` in which an event happened."""
@@ -301,6 +309,8 @@ class _Differing:
         self.a, self.b = a, b
         self.found: list[tuple[dict[str, Any], frozenset[str]]] = []
         """Events of `a` with the keys that have other values in `b`, in their order."""
+        self.theirs: dict[int, dict[str, Any]] = {}
+        """Their partners in `b`."""
         self.came_in = {name for name, value in a.held.items() if b.held.get(name, value) != value}
         differ = set(self.came_in)
         for mine, theirs in self._pairs():
@@ -311,6 +321,7 @@ class _Differing:
             differ = (differ - mine["w"].keys()) | keys
             if keys:
                 self.found.append((mine, frozenset(keys)))
+                self.theirs[mine["at#"]] = theirs
 
     def back_from(
         self,
@@ -400,7 +411,27 @@ class _Differing:
             incoming = self._begun_before(last)
         if incoming:
             return chain, tuple(sorted(incoming)), True, last
-        return chain, names, False, last
+        branch = None if last is None else self._branch(last)
+        if branch is None:
+            return chain, names, False, last
+        further, names, came_in, first = self._back(self.a.reads(branch), branch["at#"])
+        place = self.a.place(branch)
+        return [*chain, *([place] if place else []), *further], names, came_in, first or branch
+
+    def _branch(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the statement after which the call of an event went another way in `b`, if what ran in one
+        of the two alone wrote what the event reads.
+        """
+        ran = [self.a.ran_before(event), self.b.ran_before(self.theirs[event["at#"]])]
+        lines = [[place.first for place, _ in one] for one in ran]
+        alone = set((Counter(lines[0]) - Counter(lines[1])) + (Counter(lines[1]) - Counter(lines[0])))
+        wrote = {
+            _plain(name) for one in ran for place, line in one if place.first in alone for name in line["w"]
+        }
+        if not wrote & set(map(_plain, self.a.reads(event))):
+            return None
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*lines, strict=False)))
+        return ran[0][same - 1][1] if same else None
 
     def of_generator(self, mine: dict[str, Any], theirs: dict[str, Any], number: int) -> FirstOp:
         """Returns the statement that gave a generator another state: the last that seeded it, else the first
@@ -454,6 +485,8 @@ class _Differing:
 
 
 def _plain(key: str) -> str:
-    """Returns a variable's name without the number of its frame."""
+    """Returns a variable's name without the number of its frame, which another run may count otherwise."""
+    if key.startswith("return of "):
+        return "return"
     frame, colon, name = key.partition(":")
     return name if colon and frame.isdigit() else key.lstrip(ATTRIBUTE)

@@ -68,7 +68,7 @@ class FoundOp:
                 return f"{at}: the first draw is from a generator in another state"
             return f"{names or 'a value'} came into the step with another value{lines}"
         wrote = shortened([f"`{name}`" for name in first.names if not name.startswith("return")], 3)
-        said = f"gave {wrote} another value" if wrote else "gave another value"
+        said = f"gave {wrote} another value" if wrote else "gave another value, or chose another way"
         if first.kind == "structure" and not first.chain:
             mine, theirs = (_of(one) + f" {one['n']}" if one else "no op" for one in first.ops)
             return f"the runs part: {mine} against {theirs}"
