@@ -285,3 +285,13 @@ def test_absolute_paths_in_state_and_batch_are_no_difference(tmp_path, argument,
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("NOT REPRODUCIBLE: run again" if status else "VERIFIED")
+
+
+def test_the_folder_of_another_shell_is_no_folder_that_a_check_moves(tmp_path, monkeypatch):
+    """`$PWD` counts where it is the process' folder: what starts a program with `cwd=` leaves its own."""
+    moved = _moved_folders(str(tmp_path / "root"))
+    assert moved.sub("", f"{os.getcwd()}/data") == "/data"
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert _moved_folders(str(tmp_path / "root")).sub("", f"{tmp_path}/data") == f"{tmp_path}/data"
+    monkeypatch.chdir(tmp_path)
+    assert _moved_folders(str(tmp_path / "root")).sub("", f"{tmp_path}/data") == "/data"
