@@ -338,7 +338,7 @@ def test_without_a_cause_nothing_is_searched(tmp_path):
 SCRIPTS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "planted").glob("*.py"))}
 SELDOM = {"indexed_gradient", "compiled_index_add", "receive_from_any_rank", "threads_set_late"}
 """They need threads that run at once, or a minute for each search."""
-UNSEEN = {"negative_sampler", "drawing_thread"}
+UNSEEN = {"negative_sampler", "drawing_thread", "batches_as_completed"}
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     """Returns the first difference of two traces of the same step."""
     differing = _Differing(a, b)
     found = _first_op(a, b, differing)
-    wrote = [*(one for one, _ in differing.found), *(one for one in found.ops if one is not None)]
+    wrote = [*(one for one, _ in differing.found), *(one for one in found.ops[:1] if one is not None)]
     element = next((a.element(one) for one in wrote if a.place(one) == found.place), None)
     files = {Path(place.file).name: place.file for place, _ in a.statements.values()}
     if found.place is not None:  # a check may have moved the second run's

@@ -127,7 +127,8 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
     chain = () if group == "kill" or first.kind == "op" else (*first.chain, *first.opaque)
     for place in first.before if first.kind == "none" else chain:
         if any(kind in _SOURCES for kind in _kinds(place)):
-            return replace(first, place=place, came_in=False)
+            guessed = first.guessed or (place in first.opaque and place not in first.chain)
+            return replace(first, place=place, came_in=False, guessed=guessed)
     if first.came_in and group != "kill":
         made = next((place for place in _assigning(first) if {*_SOURCES} & {*_kinds(place)}), None)
         return first if made is None else replace(first, place=made, came_in=False, guessed=True)
