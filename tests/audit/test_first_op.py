@@ -85,7 +85,7 @@ optimizer.step()
     "a seed before the draw": (
         "def shift():\n    return float(np.random.normal())\nnp.random.seed(RUN)  # HERE\nx = torch.ones(2) + shift()\n",
         "run-again",
-        "this statement gave another value",
+        "not known: this statement gave another value",
         None,
     ),
     "a set in the expression": (
@@ -156,7 +156,7 @@ x = torch.ones(2) * scale.factor()
     "no thread": (
         'name = os.path.join("a", str(RUN))  # HERE\nx = torch.ones(2) * len(name) + int({"a": name}.get("a")[-1])\n',
         "run-again",
-        "this statement gave another value",
+        "not known: this statement gave another value",
         None,
     ),
 }

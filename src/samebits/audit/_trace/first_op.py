@@ -110,8 +110,8 @@ def read_trace(path: str | Path) -> Trace:
         elif kind == "start":
             found.held, found.generators = event["v"], event["g"]
             states = found.generators
-        elif kind == "end":
-            found.whole = True
+        elif kind in ("end", "failed"):
+            found.whole = kind == "end"
         else:
             place = found.place(event)
             key = kind, place and Path(place.file).name, place and place.first, event["fn"]
@@ -194,7 +194,7 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
         if any(value.startswith(OPAQUE) and name in reads for name, value in one["w"].items())
     ]
     before: dict[SourceLine | None, None] = {}
-    if found.kind == "none" or (found.kind in ("between", "generator") and not found.chain):
+    if found.kind == "none" or (found.kind != "op" and not found.chain):
         limit = found.ops[0]["at#"] if found.ops[0] is not None else float("inf")
         ran = [one for one in a.lines.values() if one["at#"] < limit]
         before = dict.fromkeys(a.place(one) for one in reversed(ran))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from samebits._inspect.user_code import is_user_type, outwards, owner_of_frame
 from samebits._objects.hashes import CONSTANTS, PLAIN, leaf, plain
@@ -114,9 +116,21 @@ class LineTracer:
         return self._known[key]
 
     def _called(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        compiler = set_eval_frame(None)  # within a function of torch.compile it would compile this, too
+        return self._guarded(self._begin_call, frame, event)
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Calls `work` outside of torch.compile, which would compile it, and of torch.func's transforms.
+
+        The user's program goes on, whatever a value of its does when it is read.
+        """
+        compiler = set_eval_frame(None)
         try:
-            return self._begin_call(frame, event)
+            with temporarily_clear_interpreter_stack():
+                return work(*args)
+        except Exception as error:
+            self._lines.add(k="failed", why=repr(error))
+            self.stop()
+            return None
         finally:
             set_eval_frame(compiler)
 
@@ -141,11 +155,7 @@ class LineTracer:
         return self._local
 
     def _local(self, frame: FrameType, event: str, argument: Any) -> Any:
-        compiler = set_eval_frame(None)
-        try:
-            return self._go_on(frame, event, argument)
-        finally:
-            set_eval_frame(compiler)
+        return self._guarded(self._go_on, frame, event, argument)
 
     def _go_on(self, frame: FrameType, event: str, argument: Any) -> Any:
         call = self._calls.get(frame)

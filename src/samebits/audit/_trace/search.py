@@ -176,7 +176,8 @@ class Search:
         found = await self._compare(spec, step)
         if found.first.kind == "none" and self.difference.place == "end":  # each time it ends elsewhere
             return await self._compare(replace(spec, step=-1, stop=self._first_step() + 1), step)
-        if found.first.came_in and self.check.group != "kill" and 0 <= step < _WHOLE and spec.step >= 0:
+        earlier = found.first.came_in or (found.first.guessed and found.first.incoming)
+        if earlier and self.check.group != "kill" and 0 <= step < _WHOLE and spec.step >= 0:
             whole = await self._compare(replace(spec, step=-1), step)
             found = whole if whole.first.kind != "none" else found
         return found
@@ -220,6 +221,10 @@ class Search:
         notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
         first = self._forgotten(nearest_source(first, self.check.group))
         cause = await self._cause(first, spec)
+        if first.kind == "none" and self.failures:
+            cause = Cause(
+                "not known: the processes of the search did not run as those of the check", seen=False
+            )
         notes += tuple(self.failures)
         ranked = rank if len(self.baseline) > 1 else None
         return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)

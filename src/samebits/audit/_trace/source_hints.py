@@ -20,6 +20,10 @@ _SOURCES = {
     ),
     "the process": ("getpid get_ident gettempdir mkdtemp mkstemp gethostname", "Take a fixed name or number"),
     "an address or the hash seed": ("hash id", "Take a name, or zlib.crc32 of it"),
+    "the output of another program": (
+        "check_output Popen popen getoutput getstatusoutput communicate",
+        "Take what it says once, as a file or an argument of the script",
+    ),
     _FOLDER: ("listdir glob iglob rglob iterdir scandir walk", "Put sorted(...) around it"),
     "the order in which threads or processes end": (
         "as_completed imap_unordered get recv wait submit",
@@ -77,12 +81,14 @@ def _hint_of(first: FirstOp, group: str) -> Cause:
         cure = "Call samebits.enable_op_determinism() before torch.compile"
         return Cause("a compiled kernel: what the statement reads had equal values", cure, seen=seen)
     if not kinds:
-        return Cause("this statement gave another value, and nothing that it reads had one", seen=seen)
+        text = "this statement gave another value, and nothing that it reads had one, as far as it is traced"
+        return Cause(f"not known: {text}", seen=False)
     kind = kinds[0]
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]
     if kind == "work in threads":
         return Cause(f"{kind}, as far as one can see: this thread wrote no other value", cure, seen=False)
-    return Cause(f"{kind}: what the statement reads besides had equal values", cure)
+    what = " or ".join(kinds)  # which of several counts is not seen
+    return Cause(f"{what}: what the statement reads besides had equal values", cure, seen=len(kinds) == 1)
 
 
 def _cure_of_state(first: FirstOp) -> str:
@@ -124,21 +130,33 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
 
     A chain that ends at the stopwatch's start goes through the line that reads it.
     """
-    chain = () if group == "kill" or first.kind == "op" else (*first.chain, *first.opaque)
-    for place in first.before if first.kind == "none" else chain:
-        if any(kind in _SOURCES for kind in _kinds(place)):
-            guessed = first.guessed or (place in first.opaque and place not in first.chain)
-            return replace(first, place=place, came_in=False, guessed=guessed)
-    if first.came_in and group != "kill":
-        made = next((place for place in _assigning(first) if {*_SOURCES} & {*_kinds(place)}), None)
-        return first if made is None else replace(first, place=made, came_in=False, guessed=True)
+    chain = () if group == "kill" or first.kind == "op" else first.chain
+    near = first.before if first.kind == "none" else (*chain, *first.opaque)
+    asking = [place for place in near if _asks(place)]
+    made = next((place for place in _assigning(first) if first.came_in and _asks(place)), None)
+    root = chain[-1] if chain and _asks(chain[-1]) else made
+    if root is not None and group != "kill":
+        place = next((one for one in asking if _asks(one) & _asks(root)), root)
+        return replace(first, place=place, came_in=False, guessed=first.guessed or place is made)
+    if asking:
+        guessed = first.guessed or (asking[0] in first.opaque and asking[0] not in chain)
+        return replace(first, place=asking[0], came_in=False, guessed=guessed)
     if first.place and _kinds(first.place) == ["the names in a folder"]:
         named = next((place for place in first.before if {*_SOURCES} & {*_kinds(place)}), None)
         return first if named is None else replace(first, place=named, guessed=True)
+    drawn = (place for place in first.before if "a random draw" in _kinds(place) or _asks(place))
+    if first.kind == "structure" and group != "kill" and not (first.place and _kinds(first.place)):
+        near = next(drawn, None)
+        return first if near is None else replace(first, place=near, guessed=True)
     if not first.other_number and not (first.place and _kinds(first.place)):
         threads = next((place for place in first.before if "work in threads" in _kinds(place)), None)
         return first if threads is None else replace(first, place=threads)
     return first
+
+
+def _asks(place: SourceLine) -> set[str]:
+    """Returns what a statement asks the system for."""
+    return _SOURCES.keys() & _kinds(place)
 
 
 def _kinds(place: SourceLine) -> list[str]:
@@ -161,7 +179,7 @@ def _kinds(place: SourceLine) -> list[str]:
         found["the order of a set"] = None
     if any(name in (".map", "submit", "start", "join") for name in names):
         found["work in threads"] = None
-    if any(is_draw(name) for name in names):
+    if "entropy of the system" not in found and any(is_draw(name) for name in names):
         found["a random draw"] = None
     if {*_READERS} & {*names}:
         found["the contents of a file"] = None
@@ -170,6 +188,8 @@ def _kinds(place: SourceLine) -> list[str]:
 
 def _name(call: ast.Call) -> str:
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if getattr(getattr(call.func, "value", None), "id", "") == "subprocess":
+        return "Popen"
     return ".map" if name == "map" and isinstance(call.func, ast.Attribute) else name
 
 
