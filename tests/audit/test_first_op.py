@@ -119,6 +119,23 @@ x = torch.stack([torch.load(f"files/{name}") for name in sorted(os.listdir("file
         "entropy of the system: what the statement reads besides had equal values; it is only the nearest one",
         None,
     ),
+    "a function of the user's that is called as one of Python's": (
+        """def time(): return 3.0
+x = torch.ones(2) * time() * RUN  # HERE
+""",
+        "run-again",
+        "not known: this statement gave another value",
+        None,
+    ),
+    "a draw beside a clock": (
+        """source = np.random.default_rng()  # HERE
+scale, now = source.normal(), time.perf_counter()
+x = torch.ones(2) * scale
+""",
+        "run-again",
+        "entropy of the system",
+        None,
+    ),
     "a branch": (
         """import random
 random.seed(RUN)

@@ -403,6 +403,10 @@ def test_two_recorded_runs_start_from_a_commit_before_the_step(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     moved = samebits(tmp_path / "elsewhere", "diff", "--find-op", "../a", "../b")
     assert moved.returncode == 2 and f"cd {tmp_path}" in moved.stderr
+    (tmp_path / "train.py").rename(tmp_path / "gone.py")
+    gone = samebits(tmp_path, "diff", "--find-op", "a", "b")
+    assert gone.returncode == 2 and "train.py is gone" in gone.stderr
+    (tmp_path / "gone.py").rename(tmp_path / "train.py")
     (tmp_path / "other.py").write_text(RECORDED.replace("0.01", "0.02").replace("runs/a", "runs/c"))
     assert samebits(tmp_path, "run", "--record", "c", "other.py").returncode == 0
     other = samebits(tmp_path, "diff", "--find-op", "a", "c")

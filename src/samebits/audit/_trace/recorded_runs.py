@@ -39,6 +39,10 @@ def find_op(first: Sequence[Record], second: Sequence[Record], difference: Diffe
     if Path.cwd() != Path(starts[0]["cwd"]):
         raise RecordError(f"--find-op: the runs were started in another folder. Type: cd {starts[0]['cwd']}")
     script, *args = commands[0]
+    if not Path(script).exists():
+        raise RecordError(
+            f"--find-op: {script} is gone: put the script that was recorded back, and try again."
+        )
     settings = starts[0]["environment"]["op_determinism"]
     request = Request(
         script=script,

@@ -59,6 +59,8 @@ class FoundOp:
         at = f"{Path(first.place.file).name}:{first.place.first}" if first.place else ""
         if first.kind == "none":
             return "no op and no value differed"
+        if first.unwritten and op is not None:
+            return f"{_of(op)}: {op['n']} read memory that nobody has written"
         if first.kind == "op" and op is not None:
             return f"{_of(op)}: {op['n']} gave other bits from equal inputs"
         if first.came_in:
@@ -216,7 +218,7 @@ class Search:
                 spec = replace(spec, step=parted if parted > self._first_step() else -1)
                 continue
             first, rank = _earliest(*map(_traces, outcomes))
-            if first.kind != "none":
+            if first.kind != "none" or (self.failures and not files):
                 break
         notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
         first = self._forgotten(nearest_source(first, self.check.group))
@@ -259,7 +261,7 @@ class Search:
         assert outcome is not None
         if failed := outcome.failure():
             self.failures[f"in the search {failed}"] = None
-        if side is self.sides[0] and self.check.group not in ("run-again", "busy"):
+        if side is self.sides[0] and self.check.group not in ("run-again", "busy", "diff"):
             self._check_bits(outcome)
         return outcome
 
@@ -283,7 +285,9 @@ class Search:
             again, _ = _earliest(*map(_traces, filled))
             seen = again.kind == "none" or again.number > first.number
             text += "; filled with zeros it gives equal bits" if seen else ""
-            return Cause(text, "Write it first, or take torch.zeros; the switch fills it", seen)
+            return Cause(
+                text, "Write it first, or take torch.zeros; samebits.enable_op_determinism() fills it", seen
+            )
         repeats = REPEATS if is_custom(mine["n"]) else 0
         self.say(f"calling {mine['n']} alone, {REPEATS} times under each of several conditions")
         both = await self._both(replace(spec, capture=first.number, repeats=repeats, stop=None))

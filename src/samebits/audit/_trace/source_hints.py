@@ -120,7 +120,7 @@ _CURES = {
     "the order of a set": "Put sorted(...) around the set, or take a list",
     "a random draw": _SEED,
     "the names in a folder": "Give the files fixed names, and sort by the name alone, not by the path",
-    "work in threads": "Take the results in the order in which they were asked for",
+    "work in threads": "Wait for a thread before you read its result; take results in the order of the requests",
     "the contents of a file": "Give each run the same file; what the script writes belongs into run.state",
 }
 
@@ -174,6 +174,12 @@ def _kinds(place: SourceLine) -> list[str]:
         return ["the names in a folder"]
     given = [one.value for node, _ in calls for one in node.keywords]  # `key=hash`
     names += [getattr(one, "attr", getattr(one, "id", "")) for one in given]
+    own = (
+        {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if tree is not None
+        else set()
+    )
+    names = [name for name in names if name not in own]  # a `time` or a `get` of the user's
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
         found["the order of a set"] = None
