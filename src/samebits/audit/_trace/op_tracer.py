@@ -132,10 +132,20 @@ class OpTracer(TorchDispatchMode):
         if self._before(number, func, args, kwargs):
             line["varies"] = True
         result = func(*args, **kwargs)
+        try:
+            line["o"] = self._results(number, func, args, kwargs, result)
+        except Exception as error:  # a tensor that cannot be read: the program goes on
+            line |= {"o": [], "failed": repr(error)}
+        self._lines.add(**line)
+        return result
+
+    def _results(
+        self, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> list[Any]:
+        """Returns what an op gave and what it changed, and notes who wrote it."""
         name = func.name().partition("::")[2].partition(".")[0]
-        for one in (
-            tree_leaves(result) if name not in RECEIVING | {"send"} else ()
-        ):  # gloo waits for these once
+        works = tree_leaves(result) if name not in RECEIVING | {"send"} else []  # gloo waits for these once
+        for one in works:
             if not isinstance(one, torch.Tensor) and hasattr(one, "wait"):
                 one.wait()  # a collective's: its output is there afterwards
         given = {_address(one) for one in _tensors((args, kwargs))}
@@ -144,14 +154,11 @@ class OpTracer(TorchDispatchMode):
         made = [one for one in _tensors(result) if _address(one) not in given]
         if is_unwritten(func):
             self._take_memory(number, [*made, *mutated])
-            line["o"] = [None] * len([*made, *mutated])
-        else:
-            self._note_writes(number, made, mutated)
-            seen = [None if self._blank_part(one) is not None else _described(one) for one in views]
-            changed = [None if name in RECEIVING else _described(one) for one in mutated]
-            line["o"] = [*seen, *map(_described, made), *changed]
-        self._lines.add(**line)
-        return result
+            return [None] * len([*made, *mutated])
+        self._note_writes(number, made, mutated)
+        seen = [None if self._blank_part(one) is not None else _described(one) for one in views]
+        changed = [None if name in RECEIVING else _described(one) for one in mutated]
+        return [*seen, *map(_described, made), *changed]
 
     def _take_memory(self, number: int, tensors: list[torch.Tensor]) -> None:
         """Notes memory that nobody has written yet."""
@@ -178,7 +185,7 @@ class OpTracer(TorchDispatchMode):
             return None
         try:
             return blank.written.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        except RuntimeError:  # the storage was made larger
+        except Exception:  # the storage was made larger; another mode of the program's
             return None
 
     def _blank_part(self, tensor: torch.Tensor) -> int | None:
@@ -300,15 +307,15 @@ def _described(tensor: torch.Tensor) -> list[Any]:
     """Returns [type, shape, hash]."""
     kind = str(tensor.dtype).removeprefix("torch.")
     try:
-        return [kind, list(tensor.shape), leaf(tensor).hex()]
-    except (RuntimeError, NotImplementedError, TypeError):  # no bytes that can be read: fake, nested, ...
+        return [kind, [int(size) for size in tensor.shape], leaf(tensor).hex()]
+    except Exception:  # no bytes that can be read: fake, nested, of a class of its own, ...
         return [kind, [], ""]
 
 
 def _address(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
+    except Exception:
         return None
 
 

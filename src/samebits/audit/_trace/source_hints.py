@@ -120,7 +120,7 @@ _CURES = {
     "the order of a set": "Put sorted(...) around the set, or take a list",
     "a random draw": _SEED,
     "the names in a folder": "Give the files fixed names, and sort by the name alone, not by the path",
-    "work in threads": "Wait for a thread before you read its result; take results in the order of the requests",
+    "work in threads": "Wait for each thread before its result is read; take results in the order asked for",
     "the contents of a file": "Give each run the same file; what the script writes belongs into run.state",
 }
 
@@ -144,7 +144,9 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
     if first.place and _kinds(first.place) == ["the names in a folder"]:
         named = next((place for place in first.before if {*_SOURCES} & {*_kinds(place)}), None)
         return first if named is None else replace(first, place=named, guessed=True)
-    drawn = (place for place in first.before if "a random draw" in _kinds(place) or _asks(place))
+    ops = [one["at"].rpartition(":") for one in first.ops if one is not None]
+    own = [SourceLine(file, int(line), int(line)) for file, _, line in ops]
+    drawn = (place for place in (*own, *first.before) if "a random draw" in _kinds(place) or _asks(place))
     if first.kind == "structure" and group != "kill" and not (first.place and _kinds(first.place)):
         near = next(drawn, None)
         return first if near is None else replace(first, place=near, guessed=True)
