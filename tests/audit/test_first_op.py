@@ -191,6 +191,14 @@ weight = torch.ones(2, requires_grad=True)
 weight.register_hook(lambda gradient: gradient + 4)
 (weight * 2).sum().backward()
 """
+KINDS = """def f(v): return (v * v).sin().sum()
+def step():
+    y = torch.func.vmap(torch.func.grad(f))(torch.ones(3))
+    _, tangent = torch.func.jvp(f, (y,), (y,))
+    rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged) * 2
+    return rows.values().sum() + tangent
+x = step() + 5
+"""
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +210,8 @@ def traced(tmp_path_factory):
         (folder / f"{name}.py").write_text(HEAD + text)
     (folder / "backward.py").write_text(HEAD + BACKWARD)
     (folder / "memory.py").write_text(HEAD + MEMORY)
-    command = [sys.executable, "driver.py", *CASES, "backward", "memory"]
+    (folder / "kinds.py").write_text(HEAD + KINDS)
+    command = [sys.executable, "driver.py", *CASES, "backward", "memory", "kinds"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
@@ -245,3 +254,10 @@ def test_an_op_of_a_hook_has_the_line_of_the_hook(traced):
     place = trace.place(op)
     assert op["p"] == "backward" and "fw" not in op and place is not None
     assert "register_hook" in (HEAD + MEMORY).splitlines()[place.first - 1]
+
+
+def test_a_trace_ends_no_program_whatever_its_tensors_are(traced):
+    """Transforms of torch.func and a nested tensor: the trace has the statement after them, and its end."""
+    trace = read_trace(traced / "kinds.0")
+    last = [op for op in trace.ops if (op["n"], op["s"]) == ("aten::add.Tensor", ["5"])]
+    assert trace.whole and len(last) == 1
