@@ -244,9 +244,11 @@ samebits.set_random_seed(1)
 model = nn.Linear(4, 1)
 x = torch.randn(16, 4)
 def loss_of(step):
-    if time.time_ns() % 2:  # HERE
-        return model(x.flip(0)).square().mean()
-    return model(x).abs().mean()
+    y = x
+    for _ in range(8):
+        if time.time_ns() % 2:  # HERE
+            y = y.sin()
+    return model(y).square().mean()
 """
 
 
@@ -336,14 +338,17 @@ def test_without_a_cause_nothing_is_searched(tmp_path):
 
 
 SCRIPTS = {path.stem: path for path in sorted((Path(__file__).parent.parent / "planted").glob("*.py"))}
-SELDOM = {"indexed_gradient", "compiled_index_add", "receive_from_any_rank", "threads_set_late"}
-"""They need threads that run at once, or a minute for each search."""
+OFTEN = {
+    *("negative_sampler", "draw_in_compiled_code", "hook_with_a_generator", "transform_in_workers"),
+    *("clock_in_a_pipeline", "average_of_a_module", "seed_from_a_hash", "memory_written_whole"),
+}
+"""They differ in every two runs; the others need threads that run at once, or other memory, or another order."""
 UNSEEN = {"negative_sampler", "drawing_thread", "batches_as_completed"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=pytest.mark.soak) if one in SELDOM else one for one in SCRIPTS]
+    "name", [one if one in OFTEN else pytest.param(one, marks=pytest.mark.soak) for one in SCRIPTS]
 )
 def test_a_script_of_somebody_else_ends_at_its_line_with_its_cause(tmp_path, name):
     """The line that a person would mend is named, or is one that assigns the lost value; the cause is the planted one."""
