@@ -55,8 +55,8 @@ def loss_of(step):
     global junk
     junk = [torch.full((16,), time.time() * (i + 1) % 1) for i in range(50)]
     del junk[::2]
-    noise = torch.empty(16)
-    out = model(x).squeeze(1) + noise.clamp(-1, 1).nan_to_num()  # HERE
+    noise = torch.empty(16)  # HERE
+    out = model(x).squeeze(1) + noise.clamp(-1, 1).nan_to_num()
     return out.square().mean()
 """,
     ),
