@@ -199,6 +199,13 @@ def step():
     return rows.values().sum() + tangent
 x = step() + 5
 """
+FAKE = """from torch._subclasses.fake_tensor import FakeTensorMode
+def step():
+    with FakeTensorMode():
+        return torch.ones(3) * 2
+step()
+x = torch.ones(2) + 6
+"""
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +218,8 @@ def traced(tmp_path_factory):
     (folder / "backward.py").write_text(HEAD + BACKWARD)
     (folder / "memory.py").write_text(HEAD + MEMORY)
     (folder / "kinds.py").write_text(HEAD + KINDS)
-    command = [sys.executable, "driver.py", *CASES, "backward", "memory", "kinds"]
+    (folder / "fake.py").write_text(HEAD + FAKE)
+    command = [sys.executable, "driver.py", *CASES, "backward", "memory", "kinds", "fake"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
@@ -261,3 +269,12 @@ def test_a_trace_ends_no_program_whatever_its_tensors_are(traced):
     trace = read_trace(traced / "kinds.0")
     last = [op for op in trace.ops if (op["n"], op["s"]) == ("aten::add.Tensor", ["5"])]
     assert trace.whole and len(last) == 1
+
+
+def test_statements_that_could_not_be_traced_are_told(traced):
+    """A mode that takes no other tensors ends the trace of statements; ops go on; the finding has the error."""
+    trace = read_trace(traced / "fake.0")
+    assert "FakeTensor" in trace.failed and trace.whole
+    assert [op["n"] for op in trace.ops if op["s"] == ["6"]] == ["aten::add.Tensor"]
+    assert first_op(trace, read_trace(traced / "fake.1")).failed == trace.failed
+    assert read_trace(traced / "kinds.0").failed == ""

@@ -52,6 +52,8 @@ class Trace:
     """The calls by the number of their frame."""
     generators: dict[str, str] = field(default_factory=dict)
     whole: bool = False
+    failed: str = ""
+    """The error with which the trace of the statements ended."""
 
     def place(self, event: dict[str, Any]) -> SourceLine | None:
         """Returns the statement in which an event happened."""
@@ -110,8 +112,10 @@ def read_trace(path: str | Path) -> Trace:
         elif kind == "start":
             found.held, found.generators = event["v"], event["g"]
             states = found.generators
-        elif kind in ("end", "failed"):
-            found.whole = kind == "end"
+        elif kind == "failed":
+            found.failed = event["why"]
+        elif kind == "end":
+            found.whole = True
         else:
             place = found.place(event)
             key = kind, place and Path(place.file).name, place and place.first, event["fn"]
@@ -155,6 +159,8 @@ class FirstOp:
     """Where no statement is known that wrote it: those that ran before the op, the last one first."""
     whole: bool = False
     """Both traces go to the end of the step."""
+    failed: str = ""
+    """The error with which a trace of the statements ended before."""
     files: tuple[str, ...] = ()
     """The files of the program, as far as the traced step ran them."""
     element: int | str | None = None
@@ -206,6 +212,7 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
         compiled=any("compiled" in one for one in here),
         incoming=tuple(sorted(map(_plain, differing.came_in))),
         whole=a.whole and b.whole,
+        failed=a.failed or b.failed,
         files=tuple(files.values()),
         sets=tuple(sorted(sets)),
         before=unknown,

@@ -221,6 +221,8 @@ class Search:
             if first.kind != "none" or (self.failures and not files):
                 break
         notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
+        if first.failed:
+            notes += (f"the statements are traced up to an error of the trace: {first.failed}",)
         first = self._forgotten(nearest_source(first, self.check.group))
         cause = await self._cause(first, spec)
         if first.kind == "none" and self.failures:

@@ -163,12 +163,8 @@ def _asks(place: SourceLine) -> set[str]:
 
 def _kinds(place: SourceLine) -> list[str]:
     """Returns the sources of other values that a statement calls, or iterates over."""
-    tree = syntax_tree(place.file)
-    nodes = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if place.first <= getattr(node, "lineno", 0) <= place.last
-    ]
+    tree = syntax_tree(place.file) or ast.Module([], [])
+    nodes = [node for node in ast.walk(tree) if place.first <= getattr(node, "lineno", 0) <= place.last]
     calls = [(node, _name(node)) for node in nodes if isinstance(node, ast.Call)]
     names = [name for node, name in calls if not (node.args and name in _WITHOUT_ARGUMENTS)]
     ordered = {id(one) for node, name in calls if name == "sorted" for one in ast.walk(node)}
@@ -176,11 +172,7 @@ def _kinds(place: SourceLine) -> list[str]:
         return ["the names in a folder"]
     given = [one.value for node, _ in calls for one in node.keywords]  # `key=hash`
     names += [getattr(one, "attr", getattr(one, "id", "")) for one in given]
-    own = (
-        {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        if tree is not None
-        else set()
-    )
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     names = [name for name in names if name not in own]  # a `time` or a `get` of the user's
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:
