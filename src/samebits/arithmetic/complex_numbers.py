@@ -142,10 +142,7 @@ COMPLEX = {
         ComplexFunction("addcdiv", 4, _addcdiv),
         ComplexFunction("lerp", 3, _lerp),
         ComplexFunction(
-            "exp",
-            1,
-            _exp((exp_wide, cos_wide, sin_wide)),
-            _exp((exp_double, cos_double, sin_double)),
+            "exp", 1, _exp((exp_wide, cos_wide, sin_wide)), _exp((exp_double, cos_double, sin_double))
         ),
     )
 }

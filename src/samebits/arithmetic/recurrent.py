@@ -98,13 +98,7 @@ def gru_cell_backward(
     """
     of_h = grad_h + grad_output
     of_n = of_h * (1.0 - z) * fma(-n, n, 1.0)
-    return [
-        of_n * r,
-        of_n * fed_back * (r * (1.0 - r)),
-        of_h * (h - n) * (z * (1.0 - z)),
-        of_n,
-        of_h * z,
-    ]
+    return [of_n * r, of_n * fed_back * (r * (1.0 - r)), of_h * (h - n) * (z * (1.0 - z)), of_n, of_h * z]
 
 
 def _kept(x: Any) -> Any:

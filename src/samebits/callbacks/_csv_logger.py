@@ -87,7 +87,7 @@ class CSVLogger(AttributeState, Callback):
         if size < self._base:
             user_code.warn(
                 f"{self._call}: the commit has {self._base} bytes, the file has {size}. Somebody "
-                "has shortened it; the log continues after the rest.",
+                "has shortened it; the log continues after the rest."
             )
             self._base = size
         self._file.truncate(self._base)

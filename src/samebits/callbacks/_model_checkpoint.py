@@ -105,7 +105,7 @@ class ModelCheckpoint(Monitored):
                     f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training continues "
                     "to the same weights; the file counts as written, and comes again only in its turn. Stop "
                     "and put a copy of it back if you need it, or write the weights of a commit: samebits "
-                    "commits RUN_DIR --export newest FILE.",
+                    "commits RUN_DIR --export newest FILE."
                 )
         shutil.rmtree(self._superseded, ignore_errors=True)
 

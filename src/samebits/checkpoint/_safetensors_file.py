@@ -53,10 +53,7 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
     """Returns the manifest's entry for `tensor`, without the digest."""
-    info: dict[str, Any] = {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-    }
+    info: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     if tensor.stride() != contiguous_strides(tensor.shape):
         # Kernels choose their order of summation by strides: channels_last and gaps must come back.
         stride = torch.empty_like(tensor, device="meta").stride()

@@ -190,11 +190,7 @@ class CommitStore:
 
     def _start_writer(self) -> WriterClient:
         folder = self.folder
-        options = {
-            "commits": str(folder.commits),
-            "retention": folder.retention,
-            "identity": folder.identity,
-        }
+        options = {"commits": str(folder.commits), "retention": folder.retention, "identity": folder.identity}
         return WriterClient(self.run_dir, options)
 
     def write_error(self, error: OSError, step: int, nbytes: int) -> CommitError:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import uninitialized_memory
-from samebits.determinism._kernels import (
-    convolution,
-    grid_sample,
-    indexed_writes,
-    polynomials,
-    upsample,
-)
+from samebits.determinism._kernels import convolution, grid_sample, indexed_writes, polynomials, upsample
 from samebits.determinism._replacement import Replacement
 
 REPLACEMENTS: tuple[Replacement, ...] = (

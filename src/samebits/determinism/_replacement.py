@@ -34,11 +34,7 @@ class Replacement:
 
 
 def replacements(
-    names: Iterable[str],
-    make: Callable[[Kernel], Kernel],
-    reason: str,
-    device: str = "CPU",
-    **more: Any,
+    names: Iterable[str], make: Callable[[Kernel], Kernel], reason: str, device: str = "CPU", **more: Any
 ) -> tuple[Replacement, ...]:
     """Returns the same replacement for several overloads, names without `aten::`; `more`: of its fields."""
     return tuple(Replacement(f"aten::{name}", make, reason, device, **more) for name in names)

@@ -163,10 +163,7 @@ class OpDeterminism:
 
 @explain_wrong_calls(_explain)
 def enable_op_determinism(
-    enabled: bool = True,
-    *,
-    across: Across = "runs",
-    on_unimplemented: OnUnimplemented = "raise",
+    enabled: bool = True, *, across: Across = "runs", on_unimplemented: OnUnimplemented = "raise"
 ) -> OpDeterminism:
     """Makes torch's ops reproducible, or raises where they cannot be; `False` restores the state before.
 

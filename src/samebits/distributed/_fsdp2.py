@@ -21,12 +21,7 @@ from typing_extensions import override
 
 from samebits._inspect.patching import Patches
 from samebits.distributed._gloo_messages import GlooGroup
-from samebits.distributed._ordered_sum import (
-    GradientSum,
-    OrderedSum,
-    outside_error,
-    several_error,
-)
+from samebits.distributed._ordered_sum import GradientSum, OrderedSum, outside_error, several_error
 from samebits.distributed._slice_messages import DOING, SliceMessages, added_slices
 from samebits.errors import InvalidArgumentError, UnimplementedError
 

@@ -23,12 +23,7 @@ from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.distributed._buffers import Buffers
 from samebits.distributed._fsdp2 import Fsdp2Sum, fsdp_modules, refuse_sums_and_draws, reshard
 from samebits.distributed._gloo_messages import GlooGroup
-from samebits.distributed._ordered_sum import (
-    GradientSum,
-    OneProcessSum,
-    OrderedSum,
-    changed_error,
-)
+from samebits.distributed._ordered_sum import GradientSum, OneProcessSum, OrderedSum, changed_error
 from samebits.distributed._refusals import named_parameters, parameters_of_optimizer
 from samebits.errors import InvalidArgumentError, RanksError
 

@@ -91,7 +91,7 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
     if kept:
         user_code.warn(
             f"own_randomness left alone: {', '.join(kept)}. Their own forward may draw by any means: derive "
-            "them from samebits.nn, and draw from self.next_key(device).",
+            "them from samebits.nn, and draw from self.next_key(device)."
         )
     if root is not None:
         set_key(module, root)

@@ -168,10 +168,7 @@ _draw(
 )
 _draw(f"randint({_OF_SIZE}, SymInt low, SymInt last, ScalarType dtype)", _randint)
 _define(
-    f"bernoulli_each({_OF_SIZE}, Tensor p, ScalarType dtype) -> Tensor",
-    _bernoulli,
-    _empty_result,
-    of_tensor,
+    f"bernoulli_each({_OF_SIZE}, Tensor p, ScalarType dtype) -> Tensor", _bernoulli, _empty_result, of_tensor
 )
 _define(
     f"categorical({_OF_SIZE}, Tensor logits) -> Tensor",
@@ -179,12 +176,7 @@ _define(
     _indices,
     lambda op: of_tensor(op, trailing=1),
 )
-_define(
-    f"choice({_OF_SIZE}, SymInt n, bool replace) -> Tensor",
-    choices.choose,
-    _indices,
-    of_size,
-)
+_define(f"choice({_OF_SIZE}, SymInt n, bool replace) -> Tensor", choices.choose, _indices, of_size)
 _define(
     f"choice_weighted({_OF_SIZE}, Tensor weights, bool replace) -> Tensor",
     choices.choose_by_weight,

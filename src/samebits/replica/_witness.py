@@ -68,12 +68,7 @@ class Witness(Observer):
     """
 
     def __init__(
-        self,
-        run: Any,
-        every: int = 1,
-        *,
-        report: Report | None = None,
-        ignore: Sequence[str] = (),
+        self, run: Any, every: int = 1, *, report: Report | None = None, ignore: Sequence[str] = ()
     ) -> None:
         if not isinstance(every, int) or every < 1:
             wrong = every if isinstance(every, int) else describe(every)

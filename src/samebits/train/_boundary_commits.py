@@ -82,7 +82,7 @@ class BestCommits:
         """Warns at the end of the run that the name was never logged."""
         user_code.warn(
             f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for "
-            f"it. There were {', '.join(sorted(self.names))}.",
+            f"it. There were {', '.join(sorted(self.names))}."
         )
 
     def pop(self) -> float | None:

@@ -153,7 +153,7 @@ class Environment:
             user_code.warn(
                 f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the "
                 "run is another program's, and will not end with the bits of either. The commits record it. "
-                "Run(allow_changes=['script']) is silent about it.",
+                "Run(allow_changes=['script']) is silent about it."
             )
 
 

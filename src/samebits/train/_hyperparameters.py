@@ -65,7 +65,7 @@ class Hyperparameters:
             user_code.warn(
                 f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the "
                 "commit are used. To change them, set them in the loop, by step.number, or begin another "
-                "run from these weights.",
+                "run from these weights."
             )
 
     def check_added(self, name: str, obj: Any, where: str, allowed: Collection[str]) -> None:

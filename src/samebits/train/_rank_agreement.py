@@ -368,5 +368,5 @@ def _warn_of_equal_batches(loader: Any) -> None:
         user_code.warn(
             "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the "
             "ranks compute the same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a "
-            "samebits.data.Pipeline, which shares each batch out.",
+            "samebits.data.Pipeline, which shares each batch out."
         )

@@ -246,7 +246,7 @@ class ResumeState:
                     else "It was not loaded again, and the run continues with the changed state: change it "
                     "before run.restore(), or only `if not run.resumed`. If load_state_dict keeps the "
                     "state to apply it later, let state_dict return that state until then."
-                ),
+                )
             )
 
     def _restore_changed(

@@ -31,18 +31,8 @@ from samebits.arithmetic.functions.coefficients import (
     NORMAL_TAIL_NARROW,
     NORMAL_TAIL_SHORT,
 )
-from samebits.arithmetic.functions.exponential import (
-    exp_pair_narrow,
-    power_of_two_narrow,
-    reduced_narrow,
-)
-from samebits.arithmetic.functions.pairs import (
-    Pair,
-    exact_product,
-    exact_sum,
-    ordered_sum,
-    rounded,
-)
+from samebits.arithmetic.functions.exponential import exp_pair_narrow, power_of_two_narrow, reduced_narrow
+from samebits.arithmetic.functions.pairs import Pair, exact_product, exact_sum, ordered_sum, rounded
 
 _DENSITY = 0.3989422804014327
 _SHIFT = 40

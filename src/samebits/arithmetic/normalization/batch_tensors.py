@@ -16,10 +16,7 @@ from samebits.arithmetic.normalization.batches import (
     training_channels,
 )
 from samebits.arithmetic.normalization.layers import as_read, parameter
-from samebits.arithmetic.normalization.whole_batches import (
-    whole_batch_norm,
-    whole_batch_norm_gradients,
-)
+from samebits.arithmetic.normalization.whole_batches import whole_batch_norm, whole_batch_norm_gradients
 from samebits.arithmetic.reductions.kernels import QUOTIENT
 from samebits.arithmetic.reductions.tensors import MEMORY, bits_of, lanes_type, reduce
 

@@ -191,11 +191,7 @@ def few(number: Number, dtype: torch.dtype, rows: int, order: int) -> OnTeam:
     size, chunk, wide = number.size, register_tile(number).chunk, 2 * number.lanes
     depth = DEPTH if rows <= 2 else DEPTH // 2
     add_rows, add_row = add_rows_kernel(number, rows, depth), add_rows_kernel(number, rows, 1)
-    columns, add_sums, make_row = (
-        columns_kernel(number, rows),
-        add_sums_kernel(number),
-        row_maker(dtype),
-    )
+    columns, add_sums, make_row = (columns_kernel(number, rows), add_sums_kernel(number), row_maker(dtype))
     read = fields_at(*RECORDS)
 
     @inlined

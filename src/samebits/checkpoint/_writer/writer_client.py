@@ -121,13 +121,7 @@ class WriterClient:
         slot.write(layout.size + static, texts)
         self._number += 1
         record = SnapshotMessage(
-            self._number,
-            free[0],
-            template.step,
-            layout.number,
-            layout.size,
-            static,
-            *map(len, texts),
+            self._number, free[0], template.step, layout.number, layout.size, static, *map(len, texts)
         )
         waiting = len(self._pending) > 1
         self._send(record)

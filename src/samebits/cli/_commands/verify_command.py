@@ -70,8 +70,7 @@ def verify(
         ),
     ] = None,
     checks: Annotated[
-        str | None,
-        typer.Option(metavar="CHECK,...", help="Only these checks, listed below. [default: all]"),
+        str | None, typer.Option(metavar="CHECK,...", help="Only these checks, listed below. [default: all]")
     ] = None,
     require: Annotated[
         str | None,

@@ -20,12 +20,7 @@ import torch
 from samebits._inspect import user_code
 from samebits.data._calls import process_generators
 from samebits.data._stages.stage import Blocks
-from samebits.data._workers.launch_workers import (
-    ForkLauncher,
-    ServerLauncher,
-    StartedWorker,
-    launcher,
-)
+from samebits.data._workers.launch_workers import ForkLauncher, ServerLauncher, StartedWorker, launcher
 from samebits.data._workers.program_changes import ReachedValues
 from samebits.data._workers.results import ResultMemory, decode
 from samebits.data._workers.worker_process import (

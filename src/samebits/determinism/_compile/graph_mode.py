@@ -77,8 +77,7 @@ def enter(across: Across) -> None:
     _patches.force(config, "cache_key_tag", f"{config.cache_key_tag}{mode}")
     _patches.when_imported("torch._dynamo.config", lambda module: inductor.pin_shapes(module, _patches))
     _patches.when_imported(
-        "torch._inductor.compile_fx",
-        lambda module: inductor.patch(module, _patches, mode, across),
+        "torch._inductor.compile_fx", lambda module: inductor.patch(module, _patches, mode, across)
     )
     _patches.when_imported(
         "triton.runtime.autotuner", lambda module: inductor.pin_first_configuration(module, _patches)

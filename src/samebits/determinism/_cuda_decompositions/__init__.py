@@ -17,14 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from samebits.determinism._cuda_decompositions import (
-    counts,
-    grids,
-    losses,
-    pools,
-    resize,
-    scans,
-)
+from samebits.determinism._cuda_decompositions import counts, grids, losses, pools, resize, scans
 from samebits.determinism._cuda_decompositions.forms import in_place_form, where
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.indexed_writes import max_unpool2d, max_unpool3d, put_

@@ -83,12 +83,7 @@ def _corners(taps: Sequence[Taps], sizes: Sequence[int]) -> tuple[Tensor, Tensor
     inside = [(tap[0] >= 0) & (tap[0] < n) for tap, n in zip(wide, sizes, strict=True)]
     weights = [tap[1] for tap in wide]
     slopes = [_joined(torch.mul, [*weights[:d], wide[d][2], *weights[d + 1 :]]) for d in range(dims)]
-    return (
-        _joined(torch.add, rows),
-        _joined(torch.logical_and, inside),
-        _joined(torch.mul, weights),
-        slopes,
-    )
+    return (_joined(torch.add, rows), _joined(torch.logical_and, inside), _joined(torch.mul, weights), slopes)
 
 
 def _joined(function: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:

@@ -78,11 +78,7 @@ def _gather(grad: Tensor, dim: int, table: AdjointTable) -> Tensor:
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept for later calls, which may be outside of it
 def _table(
-    function: Callable[..., Pairs],
-    args: tuple[Any, ...],
-    size: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    function: Callable[..., Pairs], args: tuple[Any, ...], size: int, device: torch.device, dtype: torch.dtype
 ) -> AdjointTable:
     outputs, weights, counts = _rows(function(*args), size)
     unused = np.flatnonzero(counts == 0)

@@ -176,10 +176,7 @@ def _sgd_of(
 ) -> _FusedStep:
     moving = momentum != 0
     function = _sgd(
-        decay=weight_decay != 0,
-        momentum=moving,
-        first=is_first_step and moving,
-        nesterov=nesterov and moving,
+        decay=weight_decay != 0, momentum=moving, first=is_first_step and moving, nesterov=nesterov and moving
     )
     numbers = (sign, weight_decay, momentum, 1 - dampening, -lr)
     return _FusedStep(function, (buffers,) if moving else (), lambda _: numbers)

@@ -8,12 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samebits.arithmetic.normalization import (
-    as_read,
-    input_gradient,
-    normalized_rows,
-    weight_gradients,
-)
+from samebits.arithmetic.normalization import as_read, input_gradient, normalized_rows, weight_gradients
 from samebits.arithmetic.reductions import lanes_type
 from samebits.determinism._ops.operands import takes
 from samebits.determinism._replacement import or_torchs, replacements

@@ -90,13 +90,7 @@ def _outer(
 
 
 def _activated(
-    self: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    use_gelu: bool = False,
-    out: Tensor | None = None,
-    **kwargs: Any,
+    self: Tensor, a: Tensor, b: Tensor, *, use_gelu: bool = False, out: Tensor | None = None, **kwargs: Any
 ) -> Tensor:
     """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
     result = torch.addmm(self, a, b, **kwargs)

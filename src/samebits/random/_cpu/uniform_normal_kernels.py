@@ -14,14 +14,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.float_bits import (
-    bits_32,
-    bits_64,
-    from_bits_32,
-    from_bits_64,
-    to_bfloat16,
-    to_float16,
-)
+from samebits._native.float_bits import bits_32, bits_64, from_bits_32, from_bits_64, to_bfloat16, to_float16
 from samebits._native.kernel_threads import (
     OnTeam,
     as_argument,

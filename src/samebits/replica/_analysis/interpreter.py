@@ -297,10 +297,7 @@ class Interpreter:
         where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
             made = tuple(itertools.chain(*(one for _, one in read)))
-            self.skew[node] = (
-                where,
-                self.events.add(node, where, made, "reads other bytes on other ranks"),
-            )
+            self.skew[node] = (where, self.events.add(node, where, made, "reads other bytes on other ranks"))
         self._inherit_skew(node)
         seen = self.read(node)[0]  # and not all of the list, or of the buffer, that it is a part of
         self.consumed[node] = {

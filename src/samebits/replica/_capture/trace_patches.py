@@ -40,9 +40,7 @@ def trace_writes_to_constants() -> Iterator[None]:
     """Has `counter.add_(1)` of a closed-over tensor traced; fake tensors would run it on the tensor."""
     original = fake_tensor.should_allow_numbers_as_tensors
     with replaced(
-        fake_tensor,
-        "should_allow_numbers_as_tensors",
-        lambda op: original(op) and not op._schema.is_mutable,
+        fake_tensor, "should_allow_numbers_as_tensors", lambda op: original(op) and not op._schema.is_mutable
     ):
         yield
 

@@ -30,12 +30,7 @@ from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits._objects import budget, structure
 from samebits._program import LoopFrames, OutputFlow, Program
-from samebits.errors import (
-    IncompleteStateError,
-    IncompleteStateWarning,
-    InvalidArgumentError,
-    SamebitsError,
-)
+from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError, SamebitsError
 from samebits.train._committed_state import CommittedState, gather
 from samebits.train._completeness import reachable_state
 from samebits.train._completeness.incomplete_state_message import (
@@ -178,7 +173,7 @@ class Completeness:
             except Exception as error:  # an object that cannot be read must not end a run
                 self.enabled = False
                 user_code.warn(
-                    f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
+                    f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}"
                 )
                 return
             took = time.perf_counter() - started
@@ -239,7 +234,7 @@ class Completeness:
         if unseen and self._looks > 1:
             user_code.warn(
                 f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. "
-                "Remove the call, or correct the path.",
+                "Remove the call, or correct the path."
             )
 
     def _is_due(self, position: Position, now: float) -> bool:

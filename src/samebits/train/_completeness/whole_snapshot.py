@@ -20,12 +20,7 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
-from samebits._inspect.user_code import (
-    is_output_package,
-    keeps_attributes,
-    owner_of_file,
-    owner_of_module,
-)
+from samebits._inspect.user_code import is_output_package, keeps_attributes, owner_of_file, owner_of_module
 from samebits._objects.hashes import PLAIN, leaf, plain
 from samebits._objects.parts import closure_of
 from samebits._objects.rng_states import RESTORABLE

@@ -116,7 +116,7 @@ class BatchSource:
         if batch_index and type(self._loader) not in _SEQUENCES:
             user_code.warn(
                 f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
-                "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
+                "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers"
             )
 
     def continue_after(self, state: Any) -> None:
@@ -326,7 +326,7 @@ def _custom_state(loader: Any) -> Any:
     except Exception as error:
         user_code.warn(
             f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not "
-            "saved: a resume replays the epoch.",
+            "saved: a resume replays the epoch."
         )
         return None
 

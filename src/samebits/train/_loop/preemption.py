@@ -71,7 +71,7 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             user_code.warn(
                 "Run: entered outside of the main thread, where Python delivers no signals: SIGTERM, SIGUSR1 "
-                "and Ctrl-C do not commit. Earlier commits are unaffected. Enter the run in the main thread.",
+                "and Ctrl-C do not commit. Earlier commits are unaffected. Enter the run in the main thread."
             )
             return
         self._idle = True

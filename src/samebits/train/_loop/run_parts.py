@@ -186,7 +186,7 @@ class RunParts:
             user_code.warn(
                 f"Run.steps(name={loop.name!r}, epochs={epochs}): the run in {self.run_dir} is in epoch "
                 f"{epoch} already (batch {batch_index}), and stays there: these are not the weights of "
-                f"{epochs} epochs. Use another run directory for them.",
+                f"{epochs} epochs. Use another run directory for them."
             )
 
     def finish_outermost(self, loop: Loop, position: Position, look: Look) -> None:
