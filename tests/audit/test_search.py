@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from samebits.audit._first_difference import Difference
+from samebits.audit._trace.search import _earliest_part
+from samebits.audit._trace.source_hints import hint_of, nearest_source
+
 HEAD = """
 import os, random, time
 import numpy as np
@@ -222,6 +226,23 @@ batches = iter(torch.utils.data.DataLoader(Rows(), batch_size=8, num_workers=2, 
 def loss_of(step):
     return model(next(batches)).square().mean()
 """
+PICKED = """
+samebits.set_random_seed(1)
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+for name in "abc":
+    Path(f"{name}.txt").write_text(str(ord(name)))
+class Rows(Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, number):
+        name = random.SystemRandom().choice("abc") if number == 17 else "a"  # HERE
+        return torch.full((4,), float(Path(f"{name}.txt").read_text()) + number)
+model = nn.Linear(4, 1)
+batches = iter(DataLoader(Rows(), batch_size=8))
+def loss_of(step):
+    return model(next(batches)).square().mean()
+"""
 RANKS = """
 samebits.set_random_seed(1)
 import torch.distributed as dist
@@ -265,6 +286,15 @@ def test_the_element_of_the_data_and_its_transform_are_named_though_workers_read
     found, line = verify_lines(tmp_path, HEAD + READ + LOOP)
     assert line in lines_here(HEAD + READ) and found["element"] % 7 == 3, found
     assert found["cause"]["seen"] and any("without workers" in note for note in found["notes"]), found
+
+
+@pytest.mark.slow
+def test_the_files_of_an_element_are_named(tmp_path):
+    """The element that differs is said with the files that both runs opened for it."""
+    found, line = verify_lines(tmp_path, HEAD + PICKED + LOOP)
+    assert line in lines_here(HEAD + PICKED) and found["element"] == 17, found
+    one, other = found["files"]
+    assert f"element 17 of the data ({one} against {other}), " in found["sentence"], found
 
 
 @pytest.mark.slow
@@ -416,3 +446,128 @@ def test_two_recorded_runs_start_from_a_commit_before_the_step(tmp_path):
     assert samebits(tmp_path, "run", "--record", "c", "other.py").returncode == 0
     other = samebits(tmp_path, "diff", "--find-op", "a", "c")
     assert other.returncode == 2 and "two programs: train.py, and other.py" in other.stderr
+
+
+LOGGED = """
+samebits.set_random_seed(1)
+model = nn.Linear(4, 1)
+def loss_of(step):
+    logged = torch.tensor(time.time())
+    factor = float(open("factor").read()) if step == 3 else 1.0
+    return model(torch.ones(2, 4)).sum() * factor + 0 * logged
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_other_data_or_of_another_version_are_said_to_be_so(tmp_path):
+    """Another file is named at once; what differs in the new runs but makes no other step is no cause."""
+    (tmp_path / "train.py").write_text(HEAD + LOGGED + LOOP)
+    for run, factor in (("a", "1.0"), ("b", "2.0")):
+        (tmp_path / "factor").write_text(factor)
+        assert samebits(tmp_path, "run", "--record", run, "train.py").returncode == 0
+    done = samebits(tmp_path, "diff", "--json", "d.json", "a", "b")
+    assert json.loads((tmp_path / "d.json").read_text())["files"] == ["factor"]
+    assert done.returncode == 1 and "; other contents: factor" in done.stdout
+    (tmp_path / "train.py").write_text(HEAD + LOGGED + LOOP + "print('end')")
+    samebits(tmp_path, "diff", "--find-op", "--json", "d.json", "a", "b")
+    found = json.loads((tmp_path / "d.json").read_text())["first_op"]
+    assert (found["kind"], found["tries"], found["cause"]["seen"]) == ("none", 4, False), found
+    assert found["cause"]["text"].startswith("not known") and "differ in factor" in found["cause"]["text"], (
+        found
+    )
+    assert "changed since the second run was recorded: train.py" in found["notes"], found
+    assert samebits(tmp_path, "run", "--record", "c", "train.py").returncode == 0
+    (tmp_path / "factor").write_text("3.0")
+    assert samebits(tmp_path, "run", "--record", "d", "train.py").returncode == 0
+    other = samebits(tmp_path, "diff", "--find-op", "b", "d")
+    assert other.returncode == 2 and "two versions of train.py" in other.stderr, other.stderr
+    typed = other.stderr.partition("Type: samebits ")[2].split()
+    assert samebits(tmp_path, *typed).returncode == 0 and (tmp_path / "d-again").exists()
+
+
+JOBS = """
+import builtins, sys
+from pathlib import Path
+import torch
+from samebits._context import Position, process
+from samebits.audit._child.launch_spec import TraceSpec
+from samebits.audit._record.torch_hooks import torch_hooks
+from samebits.audit._trace.tracer import Tracer
+
+def part(*key, **inside):
+    process.position, process.rank_key = Position("train", 0, 0, 3, **inside), key
+
+for builtins.WORLD, builtins.RANK in ((1, 0), (2, 0), (2, 1)):
+    for name in sys.argv[1:]:
+        tracer = Tracer(TraceSpec(f"{name}.{WORLD}{RANK}"))
+        process.position = None
+        torch.manual_seed(0)
+        tracer.before_step("", -1)
+        with torch_hooks(tracer):
+            exec(compile(Path(name).read_text(), name, "exec"), {"__name__": "__main__", "part": part})
+        tracer.close()
+"""
+STEP = """
+import torch
+rank = RANK
+scale = 1 + 0.1 * rank  # SCALE
+net = torch.nn.Linear(2, 1)
+x = torch.ones(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+losses, seen = [], 0
+part()
+factor = 2.0 / WORLD  # BEFORE
+for shard in range(RANK, 4, WORLD):
+    part("shard", shard)
+    seen += 1  # COUNT
+    loss = net(x * (1 + shard)).mean()
+    if shard == RANK:  # BRANCH
+        penalty = net.weight.square().sum()
+    loss.backward()
+    losses.append(loss.detach())
+part("after", 0)
+print(torch.stack(losses).mean())
+part("after", 0, phase="validate", name="all", phase_batch=RANK)
+if RANK == 0:
+    print(net(x * WORLD))
+part("after", 0)
+for parameter in net.parameters():
+    parameter.grad = torch.ones_like(parameter)
+optimizer.step()
+mean = sum(losses) / len(losses)  # MEAN
+kept = mean + 1
+"""
+OF_SHARDS = {
+    "nothing: logs, a validation, a loop's own values": (("", ""), None),
+    "a number of the rank": (("loss.backward", "(loss * scale).backward"), "SCALE"),
+    "a value from before the shards": (("loss.backward", "(loss * factor).backward"), "BEFORE"),
+    "a count of own shards": (("loss.backward", "(loss * seen).backward"), "COUNT"),
+    "a branch by the loop's own number": (("penalty = net", "loss = loss + net"), "BRANCH"),
+    "a rate of the world": (
+        ("optimizer.step", "optimizer.param_groups[0]['lr'] = WORLD  # RATE\noptimizer.step"),
+        "RATE",
+    ),
+}
+
+
+def test_jobs_of_other_sizes_are_compared_shard_by_shard(tmp_path):
+    """One process against two: the line that follows the rank is named; what ranks may have of their own is not."""
+    for number, ((old, new), _) in enumerate(OF_SHARDS.values()):
+        assert old in STEP
+        (tmp_path / f"{number}.py").write_text(STEP.replace(old, new) if old else STEP)
+    names = [str(tmp_path / f"{number}.py") for number in range(len(OF_SHARDS))]
+    done = subprocess.run([sys.executable, "-c", JOBS, *names], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, (case, (_, mark)) in zip(names, OF_SHARDS.items(), strict=True):
+        one, *two = (Path(f"{name}.{ranks}") for ranks in ("10", "20", "21"))
+        first, _ = _earliest_part([one], two, Difference(3, "model", ("weight",)))
+        first = nearest_source(first, "world-sizes")
+        cause = hint_of(first, "world-sizes")
+        if mark is None:
+            assert first.kind == "none" and not cause.seen, (case, first)
+            continue
+        assert first.place is not None, (case, first)
+        line = Path(name).read_text().splitlines()[first.place.first - 1]
+        assert line.endswith(f"# {mark}") and cause.seen, (case, line, first.chain, cause)
+        kept, _ = _earliest_part([one], two, Difference(3, "state", ("run.state.kept",)))
+        assert Path(name).read_text().splitlines()[kept.place.first - 1].endswith("# MEAN"), kept

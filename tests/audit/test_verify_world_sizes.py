@@ -43,21 +43,36 @@ SHARDED = SHARDS.replace(
 """The same script with FSDP2."""
 BROKEN = {
     "a draw keyed by rank": (
+        "loss = net(x",
         ("loss = net(x)", "loss = net(x * torch.rand(5, generator=torch.Generator().manual_seed(rank)))"),
         "step 0",
         "model",
     ),
     "a local mean in run.state": (
+        None,
         ("shards.sum(losses)", "float(sum(losses))"),
         "run_state.loss",
         "shards.sum",
     ),
     "a collective of its own": (
+        "all_reduce",
         ("# HERE", "[dist.is_initialized() and dist.all_reduce(p.grad) for p in net.parameters()]"),
         "step 0",
         "model",
     ),
+    "a number of the rank": (
+        "scale = ",
+        ("net = torch", "scale = 1 + 0.1 * rank\nnet = torch"),
+        ("loss.backward", "loss = loss * scale; loss.backward"),
+        "step 0",
+    ),
+    "a learning rate by the number of ranks": (
+        "['lr'] =",
+        ("# HERE", "optimizer.param_groups[0]['lr'] = 0.01 * (1 + ('RANK' in os.environ))"),
+        "step 0",
+    ),
 }
+"""The line that the search names (None: not known), the texts that break the script, texts of the output."""
 
 
 def verify(folder, source, *options):
@@ -98,12 +113,20 @@ def test_fsdp2_is_equal_at_each_number_of_ranks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_follows_the_rank_is_blamed(name, tmp_path):
-    """The first step and component, or the error that names the value; exit 1."""
-    (old, new), *named = BROKEN[name]
-    assert old in SHARDS
-    status, output, _ = verify(tmp_path, SHARDS.replace(old, new), "--world-sizes", "1,2")
+    """The first step and component, or the error that names the value; exit 1. The line is found shard by shard."""
+    line, *rest = BROKEN[name]
+    text = SHARDS
+    for old, new in (one for one in rest if isinstance(one, tuple)):
+        assert old in text
+        text = text.replace(old, new)
+    status, output, report = verify(tmp_path, text, "--world-sizes", "1,2")
     assert status == 1, output
-    assert all(text in " ".join(output.split()) for text in named), output
+    assert all(one in " ".join(output.split()) for one in rest if isinstance(one, str)), output
+    found = report["first_op"]
+    if line is None:  # a rank may raise before the step is recorded
+        return
+    assert found["cause"]["text"].startswith("the number of processes"), found
+    assert line in text.splitlines()[int(found["line"].rpartition(":")[2]) - 1], found
 
 
 @pytest.mark.parametrize("sizes", ["1", "1,1", "0,2", "two,3"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from samebits.audit._first_difference import (
     AFTER_A_BODY,
@@ -14,8 +15,10 @@ from samebits.audit._first_difference import (
     differing_paths,
     first_difference,
     matched_lines,
+    shortened,
     steps_compared,
 )
+from samebits.audit._record.opened_files import NOT_COMPUTED
 from samebits.audit._record.record_file import Record, RecordLine
 from samebits.errors import RecordError
 
@@ -35,6 +38,8 @@ class Comparison:
     """The level at which both were recorded: "loss" or "state"."""
     recorded: tuple[int, int] = (0, 0)
     """The number of steps of each."""
+    files: tuple[str, ...] = ()
+    """The files that both read, the script among them, and that had other contents."""
 
     @property
     def exit(self) -> int:
@@ -46,7 +51,8 @@ class Comparison:
     def sentence(self) -> str:
         """The result in one line."""
         if self.difference is not None:
-            return f"{self.difference.sentence()} [{self._compared()}]"
+            files = f"; other contents: {shortened(self.files, 3)}" if self.files else ""
+            return f"{self.difference.sentence()} [{self._compared()}]{files}"
         ended = "; ".join(self.unfinished)
         if not self.steps:
             return (
@@ -116,7 +122,30 @@ def compare(a: Record, b: Record) -> Comparison:
         difference = None  # for example a run that had finished before: only the code after its loop ran
     level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
     unfinished, recorded = tuple(filter(None, ends)), (len(a.steps), len(b.steps))
-    return Comparison(steps_compared(a, b), difference, unfinished, level, recorded)
+    return Comparison(steps_compared(a, b), difference, unfinished, level, recorded, other_files(a, b))
+
+
+def other_files(a: Record, b: Record) -> tuple[str, ...]:
+    """Returns the files that both runs read, and that had other contents."""
+    mine, theirs = ((record.end or {}).get("files", {}) for record in (a, b))
+    known = [path for path in mine if path in theirs and NOT_COMPUTED not in mine[path] + theirs[path]]
+    return tuple(path for path in known if mine[path] != theirs[path])
+
+
+def environments(a: Record, b: Record) -> list[tuple[str, str, str]]:
+    """Returns (name, values) of the settings of both: at their ends, or at their starts if one was killed."""
+    ends = [(run.end or {}).get("environment", {}) for run in (a, b)]
+    starts = [run.start.get("environment", {}) for run in (a, b)]
+    one, other = (dict(_flat(values)) for values in (ends if all(ends) else starts))
+    return [(name, one.get(name, "-"), other.get(name, "-")) for name in one | other]
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)
 
 
 def _end(record: Record) -> str:

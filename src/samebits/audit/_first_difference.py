@@ -106,6 +106,8 @@ _AT_EXIT = "locals_at_exit"
 _LOCALS = ("scalars", "locals", _AT_EXIT)
 _MEMORY = "memory"
 """All values that could be read of the program (`take_memory`): causes, no differences by themselves."""
+LOCALS = frozenset({"data", *_LOCALS})
+"""Components that messages call "locals"."""
 _EFFECTS = frozenset({"inputs", "loss", "model", "output"})
 """Components that only show that something before them differs."""
 SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
@@ -379,7 +381,7 @@ def difference_between(
 
 
 def public_name(component: str) -> str:
-    return "locals" if component in {"data", *_LOCALS} else component
+    return "locals" if component in LOCALS else component
 
 
 def _numbers(mine: RecordLine, theirs: RecordLine, component: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from samebits._context import VERSION
-from samebits.audit._comparison import ComparedRuns, Comparison
+from samebits.audit._comparison import ComparedRuns, Comparison, environments
 from samebits.audit._first_difference import AFTER_A_BODY, public_name, readable_number, step_differences
 from samebits.audit._record.record_file import Record, RecordLine
 from samebits.audit._trace.search import FoundOp
@@ -65,7 +65,7 @@ def _page(
         kinds=_KINDS,
         listed=LISTED,
         strip=runs and _strip(runs),
-        environments=runs and _environments(*runs.records),
+        environments=runs and environments(*runs.records),
         facts={**facts, **made},
         tensors_of=_tensors,
         **content,
@@ -157,7 +157,7 @@ def _path(
             command = "L"
 
 
-# The first op, and the environments.
+# The first op.
 
 
 def _tensors(ops: Sequence[Mapping[str, Any] | None]) -> list[tuple[str, str, str, str]]:
@@ -176,19 +176,3 @@ def _tensors(ops: Sequence[Mapping[str, Any] | None]) -> list[tuple[str, str, st
     return [
         (name, " | ".join(dict.fromkeys((one[0], other[0]))), one[1], other[1]) for name, one, other in rows
     ]
-
-
-def _environments(a: Record, b: Record) -> list[tuple[str, ...]]:
-    """Returns (name, values) of the settings of both: at their ends, or at their starts if one was killed."""
-    ends = [(run.end or {}).get("environment", {}) for run in (a, b)]
-    starts = [run.start.get("environment", {}) for run in (a, b)]
-    sides = [dict(_flat(one)) for one in (ends if all(ends) else starts)]
-    return [(name, *(side.get(name, "-") for side in sides)) for name in sides[0] | sides[1]]
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", str(value)

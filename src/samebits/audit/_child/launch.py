@@ -106,10 +106,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     root = spec.overrides.run_root
     folders = None if root is None else _moved_folders(str(root))
     context.process.overrides = replace(
-        spec.overrides,
-        raise_incomplete=root is None,
-        any_environment=spec.trace is not None,
-        folders=folders,
+        spec.overrides, raise_incomplete=root is None, any_environment=spec.trace is not None, folders=folders
     )
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import sysconfig
@@ -23,6 +24,8 @@ OUTSIDE = "writes outside its run directory: "
 
 _watched: list[tuple[dict[str, None], dict[str, None] | None]] = []
 """The files that each `record_opened_files` has seen: written, and read (None: these do not count)."""
+NOT_COMPUTED = "not computed: "
+"""The beginning of the reason why a file has no digest."""
 MOST_BYTES = 4 << 30
 """Bytes of all files together that are digested at most; the files beyond have no digest."""
 _hooked: list[bool] = []
@@ -66,25 +69,37 @@ def record_opened_files(written: dict[str, None], read: dict[str, None] | None =
 
 
 def digests(
-    files: Iterable[str], left_out: Iterable[str | os.PathLike[str] | None], start: str
+    files: Iterable[str],
+    left_out: Iterable[str | os.PathLike[str] | None],
+    start: str,
+    began: float = math.inf,
 ) -> dict[str, str]:
     """Returns the SHA-256 of each file of the user's, by its path, relative if it is below `start`.
+
+    A file that has changed since `began`, in seconds since 1970, has none.
 
     Files of Python, of installed packages and of the system, and those below `left_out`, are not the user's.
     """
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     system = ("/sys", "/etc", "/usr", "/lib")
-    others = (*left_out, *installed, *_SCRATCH, *_compiled(), Path(__file__).parents[2], *system)
-    roots = tuple(os.path.realpath(root) + os.sep for root in others if root)
+    others = (*left_out, *installed, *_compiled(), Path(__file__).parents[2], *system)
+    roots, scratch = (
+        tuple(os.path.realpath(root) + os.sep for root in one if root) for one in (others, _SCRATCH)
+    )
+    own = os.path.realpath(start) + os.sep  # which may be in the scratch itself
     found, size = {}, 0
     for path in dict.fromkeys(map(os.path.realpath, files)):
-        if path.startswith(roots) or any(cache in path for cache in _CACHES) or not os.path.isfile(path):
+        left = path.startswith(roots) or (path.startswith(scratch) and not path.startswith(own))
+        if left or any(cache in path for cache in _CACHES) or not os.path.isfile(path):
             continue
         relative = os.path.relpath(path, start)
         size += os.path.getsize(path)
         name = path if relative.startswith("..") else relative
-        too_large = f"not computed: more than {MOST_BYTES >> 30} GiB are read"
-        found[name] = _sha256(path) if size <= MOST_BYTES else too_large
+        if os.path.getmtime(path) > began:
+            found[name] = f"{NOT_COMPUTED}it has changed since the run began"
+        else:
+            too_large = f"{NOT_COMPUTED}more than {MOST_BYTES >> 30} GiB are read"
+            found[name] = _sha256(path) if size <= MOST_BYTES else too_large
     return found
 
 
@@ -93,7 +108,7 @@ def _sha256(path: str) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        return f"not computed: {error.strerror}"
+        return f"{NOT_COMPUTED}{error.strerror}"
 
 
 def lines_outside(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,9 @@ class Recorder(Observer, TorchListener):
         """Files that the script opened for writing."""
         self.read: dict[str, None] | None = {} if digest_files else None
         """Files that it opened for reading; None: they are not recorded."""
-        self._start = os.getcwd()
+        self._start, self._began = os.getcwd(), time.time()
+        self._sharded = False
+        """True if a backward ran in a shard (`run.steps(shards=...)`)."""
         self.loaders = LoaderWorkers([], [])
         self._reads_torchs = False
         """True if a loader was read that draws as torch's does."""
@@ -190,6 +193,7 @@ class Recorder(Observer, TorchListener):
     @_note_exceptions
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
         self._trains = True
+        self._sharded |= "shard" in process.rank_key
         if not self._runs:
             self._open_plain_step()
             self._expect_update()
@@ -341,6 +345,7 @@ class Recorder(Observer, TorchListener):
             "planned": None if None in self._loops.values() else sum(filter(None, self._loops.values())),
             "threads": self._threads,
             "layout": layout,
+            "sharded": self._sharded,
             "across": min(self._across, key=(None, *ACROSS).index, default=None),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
@@ -363,7 +368,7 @@ class Recorder(Observer, TorchListener):
     def _digests(self, paths: Iterable[str]) -> dict[str, str]:
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         read = [path for path in paths if os.path.realpath(path) not in self.files]
-        return digests([*filter(None, modules), *read], self.folders, self._start)
+        return digests([*filter(None, modules), *read], self.folders, self._start, self._began)
 
     @_note_exceptions
     def _end_plain_steps(self) -> None:

@@ -8,8 +8,8 @@ what its statement reads, to the earliest statement that wrote another value (a 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -55,6 +55,44 @@ class Trace:
     failed: str = ""
     """The error with which the trace of the statements ended."""
 
+    def parts(self) -> dict[tuple[Any, ...], Trace]:
+        """Returns the parts of its steps: before the shards, each shard, and after them.
+
+        A part has its statements, a shard also those before it, and the ops from which its gradients follow,
+        or the optimizer's update: what is only logged may differ by the rank.
+        """
+        ops, lines = defaultdict[Any, list[int]](list), defaultdict[Any, list[Any]](list)
+        for at, op in enumerate(self.ops):
+            ops[tuple(op.get("part", ()))].append(at)
+        for key, line in self.lines.items():
+            lines[tuple(line.get("part", ()))].append((key[:-1], line))
+        found = {}
+        for key in ops.keys() | lines.keys():
+            if len(key) == 1 or key[1:2] in (("shard",), ("after",)):  # not in a validation
+                before = [*lines[()], *(lines[key[:1]] if len(key) > 1 else ())]
+                found[key] = self._part(ops[key], [*before, *lines[key]], is_shard="shard" in key)
+        return found
+
+    def _part(self, ops: list[int], lines: list[Any], *, is_shard: bool) -> Trace:
+        sums = [at for at in ops if "sums" in self.ops[at]]
+        added = [one[3] for at in sums for one in self.ops[at]["i"]]
+        wanted = added if is_shard else [at for at in ops if self.ops[at]["p"] == "optimizer"]
+        inside, needed = {*ops}.difference(sums), set[int]()
+        while wanted:
+            at = wanted.pop()
+            if at in inside and at not in needed:
+                needed.add(at)
+                wanted += [one[3] for one in self.ops[at]["i"]]
+        numbers: dict[int | None, int] = {before: at for at, before in enumerate(sorted(needed))}
+        found, seen = replace(self, ops=[], lines={}), Counter[Any]()
+        for op in map(self.ops.__getitem__, sorted(needed)):
+            inputs = [[*one[:3], numbers.get(one[3]), numbers.get(one[4])] for one in op["i"]]
+            found.ops.append({**op, "i": inputs})
+        for place, line in lines:
+            found.lines[*place, seen[place]] = line
+            seen[place] += 1
+        return found
+
     def place(self, event: dict[str, Any]) -> SourceLine | None:
         """Returns the statement in which an event happened."""
         return self.statements[event["st"][0]][0] if event.get("st") else None
@@ -66,14 +104,30 @@ class Trace:
         placed = ((self.place(one), one) for one in own if one.get("st") and one["st"][1] == frame)
         return [(place, one) for place, one in placed if place is not None]
 
-    def element(self, event: dict[str, Any]) -> int | str | None:
-        """Returns the index of the `__getitem__` in which an event happened."""
+    def element(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the call of a dataset's `__getitem__` in which an event happened."""
         statement = event.get("st")
         while statement is not None and (call := self.calls.get(statement[1])) is not None:
             if "element" in call:
-                return call["element"]
+                return call
             statement = call["st"]
         return None
+
+    def files_of(self, element: int | str | None) -> tuple[str, ...]:
+        """Returns the names of the files that were opened for an element, but for modules."""
+        call = next((one for one in self.calls.values() if one.get("element") == element), None)
+        opened = [
+            one
+            for line in self.lines.values()
+            if "files" in line
+            for one in line["files"]
+            if self.element(line) is call
+        ]
+        return tuple(
+            dict.fromkeys(
+                Path(one).name for one in opened if call and Path(one).suffix not in (".py", ".pyc")
+            )
+        )
 
     def unwritten(self, op: dict[str, Any]) -> set[int]:
         """Returns the inputs of an op of which a part was never written: by their place among its tensors."""
@@ -129,6 +183,24 @@ def read_trace(path: str | Path) -> Trace:
     return found
 
 
+def by_part(traces: Iterable[Trace]) -> dict[tuple[Any, ...], Trace]:
+    """Returns the parts of the steps in the traces of a job's ranks, in their order: each shard by itself.
+
+    What is outside of the shards runs on all ranks: here it is the first one's.
+    """
+    found: dict[tuple[Any, ...], Trace] = {}
+    for trace in traces:
+        found = trace.parts() | found
+    return dict(sorted(found.items(), key=lambda item: _place_of_part(*item[0])))
+
+
+def _place_of_part(
+    step: int, kind: str = "", number: int = -1, _: str = "", again: int = 0
+) -> tuple[int, ...]:
+    """Returns the step, the pass, and there the place: before the shards, each of them, after them."""
+    return (step, number, 1, 0) if kind == "after" else (step, again, 0, number)
+
+
 @dataclass(frozen=True)
 class FirstOp:
     """The first difference of two traces."""
@@ -165,12 +237,19 @@ class FirstOp:
     """The files of the program, as far as the traced step ran them."""
     element: int | str | None = None
     """The index of the dataset's element in whose `__getitem__` it ran."""
+    read: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """The files that were opened for that element, in both runs."""
     opaque: tuple[SourceLine, ...] = ()
     """The statements that wrote what it reads and whose values nobody knows, the last one first."""
     compiled: bool = False
     """The statement called compiled kernels."""
     incoming: tuple[str, ...] = ()
     """All variables that had another value where the trace began."""
+
+    @property
+    def varies(self) -> bool:
+        """True if the op gave several results when it was called several times."""
+        return any(one is not None and "varies" in one for one in self.ops)
 
     @property
     def other_number(self) -> bool:
@@ -185,6 +264,7 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     found = _first_op(a, b, differing)
     wrote = [*(one for one, _ in differing.found), *(one for one in found.ops[:1] if one is not None)]
     element = next((a.element(one) for one in wrote if a.place(one) == found.place), None)
+    index = None if element is None else element["element"]
     files = {Path(place.file).name: place.file for place, _ in a.statements.values()}
     if found.place is not None:  # a check may have moved the second run's
         name = Path(found.place.file).name
@@ -207,7 +287,8 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
     unknown = tuple(place for place in before if place is not None)
     return replace(
         found,
-        element=element,
+        element=index,
+        read=(a.files_of(index), b.files_of(index)),
         opaque=tuple(dict.fromkeys(place for place in map(a.place, opaque) if place is not None)),
         compiled=any("compiled" in one for one in here),
         incoming=tuple(sorted(map(_plain, differing.came_in))),
@@ -217,6 +298,18 @@ def first_op(a: Trace, b: Trace) -> FirstOp:
         sets=tuple(sorted(sets)),
         before=unknown,
     )
+
+
+def first_value(a: Trace, b: Trace, names: set[str]) -> FirstOp:
+    """Returns the statement of a part that gave one of these variables another value."""
+    differing = _Differing(a, b)
+    for event, keys in differing.found:
+        place, given = a.place(event), names & set(map(_plain, keys))
+        if "part" in event and given and place is not None:
+            before, wrote, *_ = differing._back(a.reads(event), event["at#"])
+            chain, written = (place, *before), wrote or tuple(sorted(given))
+            return FirstOp("value", place=chain[-1], names=written, chain=chain, whole=a.whole and b.whole)
+    return FirstOp("none", whole=a.whole and b.whole)
 
 
 def _first_op(a: Trace, b: Trace, differing: _Differing) -> FirstOp:
@@ -331,11 +424,7 @@ class _Differing:
                 self.theirs[mine["at#"]] = theirs
 
     def back_from(
-        self,
-        kind: Kind,
-        mine: dict[str, Any] | None,
-        theirs: dict[str, Any] | None,
-        number: int,
+        self, kind: Kind, mine: dict[str, Any] | None, theirs: dict[str, Any] | None, number: int
     ) -> FirstOp:
         """Returns the difference at two ops, with the statement that it comes from."""
         trace, event = (self.a, mine) if mine is not None else (self.b, theirs)
@@ -352,7 +441,10 @@ class _Differing:
             begun = parted[moved[0]]
             place = self.a.place(last if begun is None else begun)
             return FirstOp("generator", (mine, theirs), number, place, names, begun is None, tuple(chain))
-        place = chain[-1] if chain else self.a.place(split) if split else trace.place(event)
+        chosen = None if split is None else self.a.place(split)
+        if chain and chosen is not None and chosen not in chain:
+            chain = [chosen, *chain]
+        place = chain[-1] if chain else chosen or trace.place(event)
         if kind == "between" and not chain and not came_in and mine is not None and theirs is not None:
             before = [one for one in self.found if one[0]["at#"] < mine["at#"]]
             if before and (mine["s"] == theirs["s"] or mine["p"] == "optimizer"):  # the nearest that wrote

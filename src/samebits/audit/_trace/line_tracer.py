@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from samebits._inspect.user_code import is_user_type, outwards, owner_of_frame
 from samebits._objects.hashes import CONSTANTS, PLAIN, leaf, plain
 from samebits._objects.rng_states import GENERATORS, generators, of_generator
+from samebits.audit._record.opened_files import record_opened_files
 from samebits.audit._trace.op_tracer import Lines, flags
 from samebits.audit._trace.statements import ATTRIBUTE, Statement, scoped, statements_of, value_of
 
@@ -55,6 +57,9 @@ class LineTracer:
         self._flags: dict[str, Any] = {}
         self._count = 0
         self._on = False
+        self._read: dict[str, None] = {}
+        """Files opened since the last statement."""
+        self._watch = ExitStack()
         self._compiled = False
         """True if compiled kernels ran since the last statement."""
 
@@ -75,11 +80,13 @@ class LineTracer:
         self._flags = flags()
         self._lines.add(k="start", v=held, g=begun)
         self._on = True
+        self._watch.enter_context(record_opened_files({}, self._read))
         sys.settrace(self._called)
 
     def stop(self) -> None:
         """Ends the trace; what runs goes on without it."""
         self._on = False
+        self._watch.close()
         if sys.gettrace() == self._called:
             sys.settrace(None)
         for frame in self._calls:
@@ -205,6 +212,9 @@ class LineTracer:
         line: dict[str, Any] = {"k": kind, "st": statement, "w": written, "fn": frame.f_code.co_name, **more}
         if self._compiled:
             line["compiled"], self._compiled = True, False
+        if self._read:
+            line["files"] = [*self._read]
+            self._read.clear()
         now = generators().by_name()
         if now != self._generators:
             line["g"] = {name: state.hex() for name, state in now.items()}

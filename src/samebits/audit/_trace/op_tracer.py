@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from samebits._context import process
 from samebits._inspect.user_code import calling_frame, line_of_frame, outwards, owner_of_frame
 from samebits._objects.hashes import leaf
 from samebits._objects.rng_states import of_generator
@@ -58,7 +59,10 @@ class Lines:
         self._file = file
 
     def add(self, **values: Any) -> None:
-        """Writes one line."""
+        """Writes one line; in a step of a `samebits.Run` with its number, and the part of it: a shard's."""
+        if process.position is not None:
+            validates = ("validation",) if process.position.inside else ()
+            values["part"] = [process.position.step, *(validates or process.rank_key)]
         self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
 
 
@@ -123,12 +127,16 @@ class OpTracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        frame = None if func.namespace == "profiler" else _caller()
-        if frame is None:
+        caller = None if func.namespace == "profiler" else _caller()
+        if caller is None:
             return func(*args, **kwargs)
+        frame, sums = caller
+        node = torch._C._current_autograd_node()
         number, self._ops = self._ops, self._ops + 1
         self._note_flags()
         line = self._line(frame, func, args, kwargs)
+        if sums or (node is not None and node.name() == "torch::autograd::AccumulateGrad"):
+            line["sums"] = True  # of gradients
         if self._before(number, func, args, kwargs):
             line["varies"] = True
         result = func(*args, **kwargs)
@@ -244,17 +252,19 @@ def is_unwritten(func: Any) -> bool:
     return func.name().partition("::")[2].partition(".")[0] in UNWRITTEN
 
 
-def _caller() -> FrameType | None:
-    """Returns the user's frame of an op; None for one of this package's readers of state."""
+def _caller() -> tuple[FrameType, bool] | None:
+    """Returns the user's frame of an op, and True for the ordered sum; None for this package's readers."""
+    sums = False
     for one in outwards(sys._getframe(2)):
         owner, module = owner_of_frame(one), str(one.f_globals.get("__name__"))
         if owner == "samebits" and module != _HOOKS:
             if module.startswith(_READERS):
                 return None
+            sums = module.startswith("samebits.distributed")
             break
         if owner in ("user", "installed"):
             break
-    return calling_frame()
+    return calling_frame(), sums
 
 
 def _waits_for_engine(frame: FrameType) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from samebits._context import is_url
 from samebits._progress import Progress
-from samebits.audit._first_difference import Difference
+from samebits.audit._comparison import environments, other_files
+from samebits.audit._first_difference import Difference, harmless, shortened
+from samebits.audit._record.opened_files import NOT_COMPUTED, digests
 from samebits.audit._record.record_file import Record
 from samebits.audit._trace.search import FoundOp, Search, Side
 from samebits.audit._verify.check_plan import Check, ProcessVariation
@@ -43,6 +46,12 @@ def find_op(first: Sequence[Record], second: Sequence[Record], difference: Diffe
         raise RecordError(
             f"--find-op: {script} is gone: put the script that was recorded back, and try again."
         )
+    other = other_files(first[0], second[0])
+    if versions := [path for path in other if path.endswith(".py")]:
+        raise RecordError(
+            f"--find-op: the records are of two versions of {shortened(versions)}; a search runs the one "
+            f"that is here. Record two runs of it, and compare these. Type: {_command_again(second)}"
+        )
     settings = starts[0]["environment"]["op_determinism"]
     request = Request(
         script=script,
@@ -62,8 +71,42 @@ def find_op(first: Sequence[Record], second: Sequence[Record], difference: Diffe
         working_folder(user, scratch, frozenset(), progress.say) as view,
     ):
         runner = Runner(request, scratch, view)
-        search = Search(runner, check, difference, first, (sides[0], sides[1]), None, progress.say)
-        return run_until_signalled(search.find())
+        ignore = tuple(map(harmless, first))
+        search = Search(runner, check, difference, first, (sides[0], sides[1]), None, progress.say, ignore)
+        found = run_until_signalled(search.find())
+    recorded = (second[0].end or {}).get("files", {})
+    now = {
+        path: digest
+        for path, digest in digests(recorded, (), str(user)).items()
+        if NOT_COMPUTED not in digest
+    }
+    changed = [
+        path
+        for path, digest in recorded.items()
+        if now.get(path, digest) != digest and NOT_COMPUTED not in digest
+    ]
+    if changed:
+        note = f"changed since the second run was recorded: {shortened(changed, 3)}"
+        found = replace(found, notes=(*found.notes, note))
+    differ = [f"{path} (contents)" for path in other]
+    differ += [f"seed ({starts[0].get('seed')} -> {starts[1].get('seed')})"] * (
+        starts[0].get("seed") != starts[1].get("seed")
+    )
+    differ += [f"{name} ({a} -> {b})" for name, a, b in environments(first[0], second[0]) if a != b]
+    if found.first.kind == "none" and differ:
+        text = f"{found.cause.text}; the records differ in {shortened(differ, 4)}"
+        found = replace(found, cause=replace(found.cause, text=text))
+    return found
+
+
+def _command_again(records: Sequence[Record]) -> str:
+    """Returns what records the run of these records' command again."""
+    start, known = records[0].start, records[0].start["environment"]["op_determinism"]
+    job = ["torchrun", f"--nproc-per-node={len(records)}", "-m"] if len(records) > 1 else []
+    seed = [] if start.get("seed") is None else ["--seed", str(start["seed"])]
+    across = ["--across", known["across"]] if known.get("across", "runs") != "runs" else []
+    folder = f"{records[0].path.parents[bool(job)]}-again"
+    return shlex.join([*job, "samebits", "run", *seed, *across, "--record", folder, *_command(start)])
 
 
 def _command(start: dict[str, Any]) -> list[str]:

@@ -8,17 +8,25 @@ not differ this time is run again, a few times.
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from samebits.audit._child.launch_spec import TraceSpec
-from samebits.audit._first_difference import Difference, first_difference, shortened
+from samebits.audit._first_difference import (
+    LOCALS,
+    Difference,
+    first_difference,
+    shortened,
+    step_differences,
+)
 from samebits.audit._record.record_file import Record
 from samebits.audit._trace.causes import REPEATS, Cause, cause_of_op, is_custom
-from samebits.audit._trace.first_op import FirstOp, SourceLine, first_op, read_trace
+from samebits.audit._trace.first_op import FirstOp, SourceLine, by_part, first_op, first_value, read_trace
 from samebits.audit._trace.source_hints import hint_of, lines_that_assign, nearest_source
 from samebits.audit._verify.check_plan import Check, ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Runner
@@ -41,6 +49,7 @@ class FoundOp:
     cause: Cause
     step: int
     rank: int | None = None
+    shard: int | None = None
     tries: int = 1
     assigned: tuple[str, ...] = ()
     """The lines that assign the values that came into the step."""
@@ -50,7 +59,10 @@ class FoundOp:
         """The finding in one line: the step, the line, the op, what it did."""
         where = "" if self.rank is None else f"rank {self.rank}, "
         where += "before the first step" if self.step < 0 else f"step {self.step}"
-        element = "" if self.first.element is None else f"element {self.first.element!r} of the data, "
+        where += "" if self.shard is None else f", shard {self.shard}"
+        files = " against ".join(dict.fromkeys(", ".join(read) for read in self.first.read if read))
+        element = f"element {self.first.element!r} of the data{files and f' ({files})'}, "
+        element = "" if self.first.element is None else element
         return f"{where}: {element}{self._found()}"
 
     def _found(self) -> str:
@@ -108,12 +120,14 @@ class FoundOp:
             "kind": self.first.kind,
             "step": self.step,
             "rank": self.rank,
+            "shard": self.shard,
             "op": op and op["n"],
             "phase": op and op["p"],
             "module": op and op["m"],
             "line": place and f"{place.file}:{place.first}",
             "names": list(self.first.names),
             "element": self.first.element,
+            "files": [*dict.fromkeys(name for read in self.first.read for name in read)],
             "assigned": list(self.assigned),
             "cause": self.cause.to_dict(),
             "tries": self.tries,
@@ -159,6 +173,8 @@ class Search:
     sides: tuple[Side, Side]
     patience: float | None
     say: Callable[[str], None]
+    ignore: Sequence[frozenset[str]]
+    """The paths of locals of each rank that are no difference."""
     unsaved: tuple[str, ...] = ()
     """Paths of values that no commit has, as the run's own check found."""
     count: int = 0
@@ -179,7 +195,12 @@ class Search:
         if found.first.kind == "none" and self.difference.place == "end":  # each time it ends elsewhere
             return await self._compare(replace(spec, step=-1, stop=self._first_step() + 1), step)
         earlier = found.first.came_in or (found.first.guessed and found.first.incoming)
-        if earlier and self.check.group != "kill" and 0 <= step < _WHOLE and spec.step >= 0:
+        if (
+            earlier
+            and self.check.group not in ("kill", "world-sizes")
+            and 0 <= step < _WHOLE
+            and spec.step >= 0
+        ):
             whole = await self._compare(replace(spec, step=-1), step)
             found = whole if whole.first.kind != "none" else found
         return found
@@ -213,25 +234,49 @@ class Search:
             outcomes = await self._both(replace(spec, repeats=again))
             files = [one for outcome in outcomes for one in _traces(outcome) if one.exists()]
             self.say(f"try {number}: {sum(one.stat().st_size for one in files) / 1e6:.1f} MB of traces")
-            parted = _parted(*outcomes) if self.check.group in ("run-again", "busy") else None
-            if parted is not None and 0 <= parted < spec.step:  # this pair did so before the traced step
-                spec = replace(spec, step=parted if parted > self._first_step() else -1)
+            parted = self._parted(outcomes, step)
+            if parted is not None and 0 <= parted < spec.step and number < TRIES:  # before the traced step
+                step = int(parted)
+                spec = replace(spec, step=step if step > self._first_step() else -1)
                 continue
-            first, rank = _earliest(*map(_traces, outcomes))
+            if self.check.group == "world-sizes":
+                first, rank = _earliest_part(_traces(outcomes[0]), _traces(outcomes[1]), self.difference)
+            else:
+                first, rank = _earliest(*map(_traces, outcomes))
+            if parted == inf and not first.varies:  # what differs here made no other step
+                first = FirstOp("none", before=first.before, files=first.files, whole=first.whole)
             if first.kind != "none" or (self.failures and not files):
                 break
         notes = () if first.whole else ("a trace is cut short: the script did not come to the step's end",)
         if first.failed:
             notes += (f"the statements are traced up to an error of the trace: {first.failed}",)
         first = self._forgotten(nearest_source(first, self.check.group))
-        cause = await self._cause(first, spec)
+        cause = await self._cause(first, spec, step)
         if first.kind == "none" and self.failures:
             cause = Cause(
                 "not known: the processes of the search did not run as those of the check", seen=False
             )
         notes += tuple(self.failures)
-        ranked = rank if len(self.baseline) > 1 else None
-        return FoundOp(self.check.name, first, cause, step, ranked, number, lines_that_assign(first), notes)
+        ranked = rank if len(self.baseline) > 1 and self.check.group != "world-sizes" else None
+        shard = rank if self.check.group == "world-sizes" else None
+        lines = lines_that_assign(first)
+        return FoundOp(self.check.name, first, cause, step, ranked, shard, number, lines, notes)
+
+    def _parted(self, outcomes: tuple[ProcessOutcome, ProcessOutcome], step: int) -> float | None:
+        """Returns the step in which two further runs differ first; infinity: in none; None: not known.
+
+        Values that a script may only print, such as a clock's, count if the difference was one of them.
+        """
+        differ = {self.difference.component, *(name for name, _ in self.difference.others)}
+        printed = {"generators", "inputs", *(() if differ <= {"locals", "generators", "inputs"} else LOCALS)}
+        found, whole = [], self.difference.place == "step"
+        for rank, (one, other) in enumerate(zip(*(outcome.records for outcome in outcomes), strict=False)):
+            if self.check.group in ("kill", "world-sizes") or one is None or other is None:
+                return None
+            differing = step_differences(one, other, self.ignore[rank])
+            found += [line.step for line, _, parts in differing if parts.keys() - printed][:1]
+            whole &= step in {key[1] for key in one.steps.keys() & other.steps}
+        return min(found, default=inf if whole else None)
 
     def _forgotten(self, first: FirstOp) -> FirstOp:
         """Returns the difference; where no statement shows it, of the values that the run's check misses."""
@@ -274,8 +319,10 @@ class Search:
             if found is not None and found.place != "end":
                 self.failures[f"with a trace the first run has other bits: {found.sentence()}"] = None
 
-    async def _cause(self, first: FirstOp, spec: TraceSpec) -> Cause:
+    async def _cause(self, first: FirstOp, spec: TraceSpec, step: int) -> Cause:
         mine, theirs = first.ops
+        if self.check.group == "world-sizes" and first.kind == "op":
+            return Cause("not known: in a job of another size the op is not called by itself", seen=False)
         if first.kind != "op" or mine is None or theirs is None:
             return hint_of(first, self.check.group)
         if mine["n"].startswith("c10d::recv_any_source"):
@@ -285,7 +332,8 @@ class Search:
             text = "unwritten memory: a part of an input is as torch.empty took it, and nobody has written it"
             filled = await self._both(replace(spec, fill=True))
             again, _ = _earliest(*map(_traces, filled))
-            seen = again.kind == "none" or again.number > first.number
+            equal = self._parted(filled, step) == inf
+            seen = equal or again.kind == "none" or again.number > first.number
             text += "; filled with zeros it gives equal bits" if seen else ""
             return Cause(
                 text, "Write it first, or take torch.zeros; samebits.enable_op_determinism() fills it", seen
@@ -304,13 +352,6 @@ def _traces(outcome: ProcessOutcome) -> list[Path]:
     if len(outcome.records) == 1:
         return [outcome.trace]
     return [outcome.trace.with_name(f"{outcome.trace.name}{n}") for n in range(len(outcome.records))]
-
-
-def _parted(one: ProcessOutcome, other: ProcessOutcome) -> int | None:
-    """Returns the step in which the weights of two traced runs differ first; None if it is not known."""
-    a, b = one.records[0], other.records[0]
-    found = None if a is None or b is None else first_difference(a, b)
-    return found.step if found is not None and found.component in ("batch", "loss", "model") else None
 
 
 def _is_saved(file: Path) -> bool:
@@ -349,3 +390,23 @@ def _earliest(ones: Sequence[Path], others: Sequence[Path]) -> tuple[FirstOp, in
         return FirstOp("none"), None
     *_, rank, first = min(found, key=lambda one: one[:4])
     return first, rank if first.kind != "none" else None
+
+
+def _earliest_part(
+    ones: Sequence[Path], others: Sequence[Path], difference: Difference
+) -> tuple[FirstOp, int | None]:
+    """Returns the first difference of two jobs of other sizes, shard by shard, and its shard.
+
+    Of values of Python's only those that differ at the step's end count: a list of own losses may differ.
+    """
+    a, b = (by_part(read_trace(path) for path in paths if path.exists()) for paths in (ones, others))
+    roots = (re.split(r"[\[(]", path.removeprefix("len(").removesuffix(")"))[0] for path in difference.paths)
+    names = {root.removesuffix(".keys").rpartition(".")[2] for root in roots}
+    plain = difference.component in ("state", "locals")
+    for key in a:
+        if key not in b or key[0] < difference.step:
+            continue
+        first = first_value(a[key], b[key], names) if plain else first_op(a[key], b[key])
+        if first.kind != "none" and (plain or first.ops != (None, None)):
+            return first, key[2] if "shard" in key else None
+    return FirstOp("none", whole=all(one.whole for one in (*a.values(), *b.values()))), None

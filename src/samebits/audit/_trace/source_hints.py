@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 
 from samebits._program import is_draw, syntax_tree
@@ -56,6 +57,13 @@ def _hint_of(first: FirstOp, group: str) -> Cause:
     if first.kind == "none":
         told = f"; in this step {first.place} asks for {kinds[0]}" if kinds else ""
         return Cause(f"not known: no run of the search differed again{told}", seen=False)
+    if group == "world-sizes":
+        draws = "a generator that is drawn from by the rank's shards" if first.kind == "generator" else ""
+        held = "a value that differs by the rank or the number of processes" if first.came_in else ""
+        what = draws or held or "a statement that differs by the rank or the number of processes"
+        seen = bool(first.chain) or first.kind in ("generator", "value") or first.other_number
+        guess = "" if seen else "; which statement chose so is not seen"
+        return Cause(f"the number of processes: {what}{guess}", _CURE_OF_RANKS, seen)
     if first.kind == "generator" and first.came_in and group != "kill":
         return Cause("a random draw without a seed: the generator began in another state", _SEED)
     if first.came_in and group == "kill":
@@ -87,8 +95,11 @@ def _hint_of(first: FirstOp, group: str) -> Cause:
     cure = _SOURCES[kind][1] if kind in _SOURCES else _CURES[kind]
     if kind == "work in threads":
         return Cause(f"{kind}, as far as one can see: this thread wrote no other value", cure, seen=False)
-    what = " or ".join(kinds)  # which of several counts is not seen
-    return Cause(f"{what}: what the statement reads besides had equal values", cure, seen=len(kinds) == 1)
+    what = " or ".join(kinds)  # which of several counts is not seen; nor which statement of a line
+    at = first.place.first
+    alone = sum(isinstance(one, ast.stmt) and one.lineno == at for one in _nodes(first.place)) == 1
+    seen = len(kinds) == 1 and alone
+    return Cause(f"{what}: what the statement reads besides had equal values", cure, seen=seen)
 
 
 def _cure_of_state(first: FirstOp) -> str:
@@ -116,6 +127,10 @@ def _is_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
+_CURE_OF_RANKS = (
+    "Compute it from the shard and the step, not from the rank; draw from torch's global generator, or give "
+    "the generator to samebits.Run"
+)
 _CURES = {
     "the order of a set": "Put sorted(...) around the set, or take a list",
     "a random draw": _SEED,
@@ -130,6 +145,8 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
 
     A chain that ends at the stopwatch's start goes through the line that reads it.
     """
+    if group == "world-sizes" and first.ops != (None, None):
+        return _using_the_rank(first)
     chain = () if group == "kill" or first.kind == "op" else first.chain
     near = first.before if first.kind == "none" else (*chain, *first.opaque)
     asking = [place for place in near if _asks(place)]
@@ -156,6 +173,32 @@ def nearest_source(first: FirstOp, group: str) -> FirstOp:
     return first
 
 
+def _using_the_rank(first: FirstOp) -> FirstOp:
+    """Returns the difference, from the line that reads the rank, or what a loop gave to it.
+
+    To ask for the rank, and to loop over its shards, is no fault by itself.
+    """
+    ops = sorted((one for one in first.ops if one is not None), key=lambda one: "c10d" not in one["n"])
+    file, _, line = ops[0]["at"].rpartition(":")
+    own = SourceLine(file, int(line), int(line))
+    if first.guessed or (
+        first.kind == "structure" and "c10d" in ops[0]["n"]
+    ):  # a collective of one of the two
+        return replace(first, place=own, chain=(), names=())
+    is_given = first.place is not None and any(isinstance(node, ast.For) for node in _nodes(first.place))
+    is_rank = all(re.search("rank|world", name, re.IGNORECASE) for name in first.names)
+    if not first.chain or not (is_given or is_rank):
+        return first
+    place = [own, *first.chain][-2]
+    written = statements_of(place.file).get(place.first)
+    return replace(first, place=place, names=tuple(path[-1] for path in written.writes) if written else ())
+
+
+def _nodes(place: SourceLine) -> list[ast.AST]:
+    tree = syntax_tree(place.file) or ast.Module([], [])
+    return [node for node in ast.walk(tree) if place.first <= getattr(node, "lineno", 0) <= place.last]
+
+
 def _asks(place: SourceLine) -> set[str]:
     """Returns what a statement asks the system for."""
     return _SOURCES.keys() & _kinds(place)
@@ -163,8 +206,7 @@ def _asks(place: SourceLine) -> set[str]:
 
 def _kinds(place: SourceLine) -> list[str]:
     """Returns the sources of other values that a statement calls, or iterates over."""
-    tree = syntax_tree(place.file) or ast.Module([], [])
-    nodes = [node for node in ast.walk(tree) if place.first <= getattr(node, "lineno", 0) <= place.last]
+    nodes = _nodes(place)
     calls = [(node, _name(node)) for node in nodes if isinstance(node, ast.Call)]
     names = [name for node, name in calls if not (node.args and name in _WITHOUT_ARGUMENTS)]
     ordered = {id(one) for node, name in calls if name == "sorted" for one in ast.walk(node)}
@@ -172,7 +214,11 @@ def _kinds(place: SourceLine) -> list[str]:
         return ["the names in a folder"]
     given = [one.value for node, _ in calls for one in node.keywords]  # `key=hash`
     names += [getattr(one, "attr", getattr(one, "id", "")) for one in given]
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own = {
+        node.name
+        for node in ast.walk(syntax_tree(place.file) or ast.Module([], []))
+        if isinstance(node, ast.FunctionDef)
+    }
     names = [name for name in names if name not in own]  # a `time` or a `get` of the user's
     found = dict.fromkeys(_BY_NAME[name] for name in names if name in _BY_NAME)
     if any(isinstance(node, ast.SetComp) for node in nodes) or {"set", "frozenset"} & {*names}:

@@ -19,7 +19,7 @@ _HEADERS = ("test", "iter", "target", "items", "subject", "decorator_list", "typ
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, or the header of a compound one; lines count from 1."""
+    """A statement, all of a line, or the header of a compound one; lines count from 1."""
 
     first: int
     last: int
@@ -37,7 +37,15 @@ def statements_of(file: str) -> dict[int, Statement]:
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.stmt | ast.excepthandler):
             one = _statement(node)
-            found.update(dict.fromkeys(range(one.first, one.last + 1), one))
+            lines = range(one.first, one.last + 1)
+            if (other := found.get(one.first)) is not None:  # `x = 1; y = 2`: they share a line, and are one
+                lines = range(min(one.first, other.first), max(one.last, other.last) + 1)
+                reads, writes = (
+                    dict.fromkeys(other.reads + one.reads),
+                    dict.fromkeys(other.writes + one.writes),
+                )
+                one = Statement(lines[0], lines[-1], tuple(reads), tuple(writes))
+            found.update(dict.fromkeys(lines, one))
     return found
 
 
@@ -108,7 +116,10 @@ def value_of(path: tuple[str, ...], variables: dict[str, Any], around: dict[str,
     value = variables[root] if root in variables else around[root]
     for name in path[1:]:
         held = getattr(value, "__dict__", None)
-        if not isinstance(held, dict) or name not in held:
+        if isinstance(held, dict) and name in held:
+            value = held[name]
+        elif type(value).__module__.startswith("samebits.") and hasattr(value, name):  # `run.state.best`
+            value = getattr(value, name)
+        else:
             return False, None
-        value = held[name]
     return True, value

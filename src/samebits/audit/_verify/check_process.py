@@ -210,14 +210,18 @@ class Runner:
                 await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
             self.folder.check()
-        records = self._records(process, home / "record")
+        records = self._records(process, home / "record", is_traced=trace is not None)
         return ProcessOutcome(process, surroundings.variant, ended, records, home / "trace")
 
-    def _records(self, process: ProcessVariation, folder: Path) -> tuple[Record | None, ...]:
+    def _records(
+        self, process: ProcessVariation, folder: Path, *, is_traced: bool
+    ) -> tuple[Record | None, ...]:
         number = self.request.ranks_of(process)
         if number == 1:
             return (_record_of(folder),)
         folders = [folder_of_rank(folder, rank) for rank in range(number)]
+        if is_traced:  # it ended itself behind its last step
+            return tuple(map(_record_of, folders))
         replayed_from = min(process.commit_steps or (0,))
         return tuple(_without_interrupted_step(_record_of(one), replayed_from) for one in folders)
 

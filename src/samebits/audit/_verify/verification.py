@@ -153,8 +153,10 @@ class _Verification:
             return None
         outcomes = self.outcomes.get(row.check.name, [])
         difference = row.difference or _at_resume(outcomes)
-        if difference is None or not outcomes or row.check.group in ("replicas", "world-sizes"):
-            return None  # ops of ranks with other data do not go together
+        if difference is None or not outcomes or row.check.group == "replicas":
+            return None
+        if row.check.group == "world-sizes" and not _goes_by_shards(baselines[0], outcomes, difference):
+            return None  # ranks with other data, or other parts of the parameters, have other ops
         self.progress.say(
             f"finding the op: two runs, one step traced in each, and the op by itself; about "
             f"{math.ceil(4 * seconds + 30)} s (--no-find-op leaves it out)"
@@ -170,7 +172,10 @@ class _Verification:
         patience = 3 * (self.request.timeout or PATIENCE_S + PATIENCE * seconds)
         sides = Side(run_dirs=runs), varied
         say, unsaved = self.progress.say, tuple(self._unsaved())
-        search = Search(self.runner, row.check, difference, baselines, sides, patience, say, unsaved)
+        assert self.judge is not None
+        search = Search(
+            self.runner, row.check, difference, baselines, sides, patience, say, self.judge.ignore, unsaved
+        )
         return await search.find()
 
     def _circumstances(self, baseline: Record, facts: check_plan.BaselineFacts) -> Circumstances:
@@ -327,6 +332,18 @@ class _Verification:
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"
+
+
+def _goes_by_shards(baseline: Record, outcomes: Sequence[ProcessOutcome], difference: Difference) -> bool:
+    """Returns True if a job of another size has the same ops in each shard, and its step differs."""
+    end = baseline.end or {}
+    killed = any(outcome.process.kill is not None for outcome in outcomes)
+    return (
+        end.get("sharded", False)
+        and end.get("layout") != "FSDP2"
+        and difference.place == "step"
+        and not killed
+    )
 
 
 def _at_resume(outcomes: Sequence[ProcessOutcome]) -> Difference | None:

@@ -78,4 +78,5 @@ def _content(found: Comparison) -> dict[str, Any]:
         "level": found.level,
         "difference": found.difference and found.difference.to_dict(),
         "unfinished": list(found.unfinished),
+        "files": list(found.files),
     }

@@ -89,6 +89,7 @@ def run(
         by_rank=True,
         level=record_level,
         every=record_every,
+        digest_files=record is not None,
         switch=True,
         across=across,
         seed=seed,
