@@ -13,6 +13,7 @@ import builtins, json, os, sys
 from pathlib import Path
 import torch, samebits
 from samebits.audit._child.launch_spec import TraceSpec
+from samebits.audit._record.torch_hooks import torch_hooks
 from samebits.audit._trace.tracer import Tracer
 
 def both(path, name):
@@ -22,7 +23,8 @@ def both(path, name):
         samebits.set_random_seed(0)
         if "resumed()" not in (text := Path(path).read_text()):
             tracer.before_step("", -1)
-        exec(compile(text, path, "exec"), {"__name__": "__main__"})
+        with torch_hooks(tracer):
+            exec(compile(text, path, "exec"), {"__name__": "__main__"})
         tracer.close()
 
 for name in sys.argv[1:]:
@@ -84,6 +86,19 @@ optimizer.step()
     ),
     "a seed before the draw": (
         "def shift():\n    return float(np.random.normal())\nnp.random.seed(RUN)  # HERE\nx = torch.ones(2) + shift()\n",
+        "run-again",
+        "not known: this statement gave another value",
+        None,
+    ),
+    "a gradient through a square view, with equal losses": (
+        """net = torch.nn.Linear(3, 3, bias=False)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+x = torch.eye(3) + 1
+weight = torch.arange(3.0) + RUN  # HERE
+loss = (net(x) - net(x).detach()).mul(weight).sum()
+loss.backward()
+optimizer.step()
+""",
         "run-again",
         "not known: this statement gave another value",
         None,
@@ -238,6 +253,7 @@ def test_the_line_or_the_lost_value_is_named_with_its_cause(traced, name):
         assert assigned and all(lost[0] in lines[number - 1] for number in assigned)
     else:
         assert found.place is not None and "HERE" in lines[found.place.first - 1]
+        assert found.guessed is (name == "names of files")
 
 
 def test_an_op_of_the_backward_pass_has_the_line_of_its_forward(traced):

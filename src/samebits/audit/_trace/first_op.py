@@ -354,6 +354,7 @@ def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
     backwards = [n for n in differ if a.ops[n]["p"] == "backward"]
     pending = updates[:1] or backwards[:1] or differ
     seen, roots = set[int](), []
+    made = {str(one[:3]) for op in a.ops for one in op["o"] if one is not None}
     while pending:
         number = pending.pop()
         if number in seen:
@@ -362,7 +363,7 @@ def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
         inputs = zip(a.ops[number]["i"], b.ops[number]["i"], strict=True)
         changed = [one for one, other in inputs if one[2] != other[2] and one[3] is not None]
         written = {one[3]: one for one in changed if kinds[one[3]] is not None or _receives(a.ops[one[3]])}
-        writers = {number for number, one in written.items() if _wrote(a.ops[number], one)}
+        writers = {number for number, one in written.items() if _wrote(a.ops[number], one, made)}
         pending += writers
         if not writers or kinds[number] != "between":
             roots.append(number)
@@ -374,10 +375,10 @@ def _receives(op: dict[str, Any]) -> bool:
     return op["n"].startswith("c10d::recv")
 
 
-def _wrote(op: dict[str, Any], tensor: list[Any]) -> bool:
-    """Returns False if a tensor only lies where an op wrote, and has other bits than that wrote."""
+def _wrote(op: dict[str, Any], tensor: list[Any], made: set[str]) -> bool:
+    """Returns False if a tensor only lies where an op wrote, and has bits that no op has given."""
     outputs = [one for one in op["o"] if one is not None and one[:2] == tensor[:2]]
-    return not outputs or any(one[2] == tensor[2] for one in outputs)
+    return not outputs or str(tensor[:3]) in made  # a view of them, such as a square matrix turned
 
 
 def _shape(op: dict[str, Any]) -> Any:
