@@ -374,6 +374,8 @@ OFTEN = {
 }
 """They differ in every two runs; the others need threads that run at once, or other memory, or another order."""
 UNSEEN = {"negative_sampler", "drawing_thread", "batches_as_completed"}
+ROUNDED = {"clock_in_a_pipeline"}
+"""Its clock changes the last bit of some numbers: in two runs that follow closely there may be none."""
 
 
 @pytest.mark.slow
@@ -390,7 +392,7 @@ def test_a_script_of_somebody_else_ends_at_its_line_with_its_cause(tmp_path, nam
     named = [found["line"] or ":0", *found["assigned"]]
     assert {int(one.rpartition(":")[2]) for one in named} & {*lines_here(text)}, found
     assert said["cause"] in found["cause"]["text"], found
-    assert found["cause"]["seen"] is (name not in UNSEEN), found
+    assert found["cause"]["seen"] is (name not in UNSEEN) or name in ROUNDED, found
 
 
 RECORDED = """
