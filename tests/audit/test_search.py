@@ -536,8 +536,10 @@ part("after", 0)
 for parameter in net.parameters():
     parameter.grad = torch.ones_like(parameter)
 optimizer.step()
-mean = sum(losses) / len(losses)  # MEAN
-kept = mean + 1
+def mean_of(own):
+    mean = sum(own) / len(own)  # MEAN
+    return mean
+kept = mean_of(losses) + 1
 """
 OF_SHARDS = {
     "nothing: logs, a validation, a loop's own values": (("", ""), None),

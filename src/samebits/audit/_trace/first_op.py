@@ -306,8 +306,10 @@ def first_value(a: Trace, b: Trace, names: set[str]) -> FirstOp:
     for event, keys in differing.found:
         place, given = a.place(event), names & set(map(_plain, keys))
         if "part" in event and given and place is not None:
-            before, wrote, *_ = differing._back(a.reads(event), event["at#"])
+            before, wrote, _, last = differing._back(a.reads(event), event["at#"])
             chain, written = (place, *before), wrote or tuple(sorted(given))
+            if last is not None and last["k"] == "call":  # it only hands over what a rank may have of its own
+                chain, written = chain[:-1], ()
             return FirstOp("value", place=chain[-1], names=written, chain=chain, whole=a.whole and b.whole)
     return FirstOp("none", whole=a.whole and b.whole)
 
