@@ -51,6 +51,8 @@ class Trace:
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The calls by the number of their frame."""
     generators: dict[str, str] = field(default_factory=dict)
+    ends: frozenset[int] | None = None
+    """The ops of a part from which the weights follow: those of a shard's gradients, or the optimizer's."""
     whole: bool = False
     failed: str = ""
     """The error with which the trace of the statements ended."""
@@ -76,15 +78,16 @@ class Trace:
     def _part(self, ops: list[int], lines: list[Any], *, is_shard: bool) -> Trace:
         sums = [at for at in ops if "sums" in self.ops[at]]
         added = [one[3] for at in sums for one in self.ops[at]["i"]]
-        wanted = added if is_shard else [at for at in ops if self.ops[at]["p"] == "optimizer"]
-        inside, needed = {*ops}.difference(sums), set[int]()
+        ends = added if is_shard else [at for at in ops if self.ops[at]["p"] == "optimizer"]
+        inside, needed, wanted = {*ops}.difference(sums), set[int](), [*ends]
         while wanted:
             at = wanted.pop()
             if at in inside and at not in needed:
                 needed.add(at)
                 wanted += [one[3] for one in self.ops[at]["i"]]
         numbers: dict[int | None, int] = {before: at for at, before in enumerate(sorted(needed))}
-        found, seen = replace(self, ops=[], lines={}), Counter[Any]()
+        last = frozenset(numbers[at] for at in ends if at in numbers)
+        found, seen = replace(self, ops=[], lines={}, ends=last), Counter[Any]()
         for op in map(self.ops.__getitem__, sorted(needed)):
             inputs = [[*one[:3], numbers.get(one[3]), numbers.get(one[4])] for one in op["i"]]
             found.ops.append({**op, "i": inputs})
@@ -355,6 +358,8 @@ def _root(a: Trace, b: Trace, kinds: list[Kind | None]) -> int | None:
     updates = [n for n in differ if a.ops[n]["p"] == "optimizer"]
     backwards = [n for n in differ if a.ops[n]["p"] == "backward"]
     pending = updates[:1] or backwards[:1] or differ
+    if a.ends is not None:
+        pending = [n for n in differ if n in a.ends]
     seen, roots = set[int](), []
     made = {str(one[:3]) for op in a.ops for one in op["o"] if one is not None}
     while pending:
