@@ -20,7 +20,7 @@ KEPT = {
 """Fragments that stay files, and why."""
 OVERRIDING = 2
 """Classes that override a concrete method of a class of ours, at most: the number only falls."""
-BUDGET = 90763
+BUDGET = 90754
 """Lines of the package, at most. The number falls with what is deleted, and rises by what an issue grants alone."""
 ROOM = 300
 """Lines of the budget that may be unused: who deletes more lowers it."""

@@ -117,20 +117,13 @@ class Trace:
         return None
 
     def files_of(self, element: int | str | None) -> tuple[str, ...]:
-        """Returns the names of the files that were opened for an element, but for modules."""
+        """Returns the names of the files, but for modules, that were opened for an element, if it is one."""
         call = next((one for one in self.calls.values() if one.get("element") == element), None)
-        opened = [
-            one
-            for line in self.lines.values()
-            if "files" in line
-            for one in line["files"]
-            if self.element(line) is call
-        ]
-        return tuple(
-            dict.fromkeys(
-                Path(one).name for one in opened if call and Path(one).suffix not in (".py", ".pyc")
-            )
-        )
+        if element is None or call is None:
+            return ()
+        lines = [line for line in self.lines.values() if "files" in line and self.element(line) is call]
+        opened = (Path(one) for line in lines for one in line["files"])
+        return tuple(dict.fromkeys(one.name for one in opened if one.suffix not in (".py", ".pyc")))
 
     def unwritten(self, op: dict[str, Any]) -> set[int]:
         """Returns the inputs of an op of which a part was never written: by their place among its tensors."""

@@ -89,10 +89,9 @@ def find_op(first: Sequence[Record], second: Sequence[Record], difference: Diffe
         note = f"changed since the second run was recorded: {shortened(changed, 3)}"
         found = replace(found, notes=(*found.notes, note))
     differ = [f"{path} (contents)" for path in other]
-    differ += [f"seed ({starts[0].get('seed')} -> {starts[1].get('seed')})"] * (
-        starts[0].get("seed") != starts[1].get("seed")
-    )
-    differ += [f"{name} ({a} -> {b})" for name, a, b in environments(first[0], second[0]) if a != b]
+    seeds = "seed", *(start.get("seed") for start in starts)
+    settings_of_both = [seeds, *environments(first[0], second[0])]
+    differ += [f"{name} ({a} -> {b})" for name, a, b in settings_of_both if a != b]
     if found.first.kind == "none" and differ:
         text = f"{found.cause.text}; the records differ in {shortened(differ, 4)}"
         found = replace(found, cause=replace(found.cause, text=text))

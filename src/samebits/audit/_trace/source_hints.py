@@ -181,9 +181,8 @@ def _using_the_rank(first: FirstOp) -> FirstOp:
     ops = sorted((one for one in first.ops if one is not None), key=lambda one: "c10d" not in one["n"])
     file, _, line = ops[0]["at"].rpartition(":")
     own = SourceLine(file, int(line), int(line))
-    if first.guessed or (
-        first.kind == "structure" and "c10d" in ops[0]["n"]
-    ):  # a collective of one of the two
+    collective = first.kind == "structure" and "c10d" in ops[0]["n"]  # one of the two jobs has it
+    if first.guessed or collective:
         return replace(first, place=own, chain=(), names=())
     is_given = first.place is not None and any(isinstance(node, ast.For) for node in _nodes(first.place))
     is_rank = all(re.search("rank|world", name, re.IGNORECASE) for name in first.names)
